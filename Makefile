@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
+.PHONY: help run serve replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -25,6 +25,10 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## a small model answers questions out of too little KV memory; every answer is judged
 	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv demo
+
+serve: $(STAMP) ## the demonstration's model behind OpenAI's protocol, at http://127.0.0.1:8000/v1
+	@echo "The first run compiles its loops, which takes a minute or two."
+	$(BIN)/pagedkv serve
 
 RECORDED := $(TRACES)/mooncake_conversation.jsonl.gz
 

@@ -21,9 +21,9 @@ from pagedkv import (
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import EVICTION_POLICIES
 from pagedkv.memory.pool.eviction.registry import POLICIES
-from pagedkv.memory.scheduling import SchedulingConfig
+from pagedkv.memory.scheduling import Breakpoint, CacheIntent, SchedulingConfig
 from pagedkv.planner.simulation import ServingConfig
-from pagedkv.serving.engine import EngineConfig, PromptLookup, SamplingParams
+from pagedkv.serving.engine import EngineConfig, Intent, PromptLookup, SamplingParams
 from tests.odd_arguments import calls_of, outcome, parameters_of
 
 SPACE: Final[dict[str, object]] = {
@@ -75,6 +75,8 @@ ENGINE: Final[dict[str, object]] = {
     "capture_steps": True,
     "compile_model": False,
     "speculation": None,
+    "leases": False,
+    "tenants": None,
     "seed": 0,
 }
 SCHEDULING: Final[dict[str, object]] = {
@@ -103,6 +105,14 @@ SERVING: Final[dict[str, object]] = {
     "load": 1.0,
     "seed": 0,
     "max_length": None,
+    "tenants": None,
+}
+INTENT: Final[dict[str, object]] = {
+    "tenant": None,
+    "keep_for_s": None,
+    "breakpoints": (),
+    "retention": 0,
+    "publish": "all",
 }
 SAMPLING: Final[dict[str, object]] = {
     name: parameter.default if isinstance(parameter.default, int | float | bool | tuple | None) else {}
@@ -125,6 +135,9 @@ GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
         {"parent_digest": bytes(32), "token_ids": [1, 2], "extra_keys": b""},
     ),
     "EngineConfig": (EngineConfig, ENGINE),
+    "Breakpoint": (Breakpoint, {"num_tokens": 8, "keep_for_s": 1.5}),
+    "CacheIntent": (CacheIntent, INTENT),
+    "Intent": (Intent, {**INTENT, "salt": b"a", "priority": 0, "replaces": None}),
     "PromptLookup": (PromptLookup, {"num_tokens": 4, "max_ngram": 3, "min_ngram": 1}),
     "SamplingParams": (SamplingParams, SAMPLING),
     "SchedulingConfig": (SchedulingConfig, SCHEDULING),

@@ -3,6 +3,8 @@
 from pagedkv.memory.scheduling import (
     Admission,
     Batch,
+    Breakpoint,
+    CacheIntent,
     Chunk,
     Decoding,
     Drafts,
@@ -17,6 +19,8 @@ from pagedkv.memory.scheduling import (
 __all__ = [
     "Admission",
     "Batch",
+    "Breakpoint",
+    "CacheIntent",
     "Chunk",
     "Decoding",
     "Drafts",

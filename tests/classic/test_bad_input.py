@@ -13,7 +13,7 @@ from pagedkv.memory.contract.errors import (
     TooManySequencesError,
     UnknownSequenceError,
 )
-from tests.space.spaces import allocate, new_space, run_step, unchanged
+from tests.space.spaces import new_space, run_step, unchanged
 
 Action = Callable[[BlockSpaceManager], object]
 
@@ -160,12 +160,3 @@ def test_a_child_must_begin_with_its_parents_tokens() -> None:
     manager, parent, _ = new_manager()
     child = Sequence(1, [9, 1, 2, 3, 4, 5])
     refused(lambda manager: manager.fork(parent, child), SequenceError, "does not begin with the 6 tokens", manager)
-
-
-def test_a_stale_view_of_a_block_table_is_refused() -> None:
-    space = new_space()
-    table = BlockTable.allocate(space, [1, 2])
-    space.free(table.row)
-    allocate(space, [3, 4])
-    with unchanged(space), pytest.raises(FreedSequenceError):
-        table.free()

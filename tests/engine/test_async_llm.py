@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, RequestOutput, SamplingParams
 from pagedkv.serving.engine.engine_thread import Close
+from pagedkv.serving.engine.outputs import FinishReason
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS as ALL_PROMPTS, reference
 
@@ -113,7 +114,7 @@ def require_nothing_left(llm: LLM) -> None:
     assert llm.core.space.num_live_blocks() == 0
 
 
-async def listen(stream: AnswerStream) -> tuple[list[int], list[str | None]]:
+async def listen(stream: AnswerStream) -> tuple[list[int], list[FinishReason | None]]:
     """Gather what a stream of one answer tells."""
     tokens: list[int] = []
     ends = []

@@ -23,9 +23,9 @@ def test_weights_blocks_and_the_largest_step_are_told() -> None:
     assert core.memory.weights_nbytes == sum(tensors.values())
     assert core.memory.kv_nbytes == core.executor.storage.device_nbytes == 28 * 4 * 3 * 2 * 2 * 8 * 4
     if DEVICE == "cuda":
-        assert core.memory.activations_nbytes > 0
+        assert (core.memory.activations_nbytes or 0) > 0
         assert core.memory.graphs_nbytes > 0
-        assert core.memory.free_nbytes > 0
+        assert (core.memory.free_nbytes or 0) > 0
     else:
         assert core.memory[2:] == (None, 0, None)
 

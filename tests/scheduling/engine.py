@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.scheduling import Batch, Progress, Request, Scheduler, SchedulingConfig
+from pagedkv.memory.scheduling import NO_INTENT, Batch, CacheIntent, Progress, Request, Scheduler, SchedulingConfig
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["Engine", "Served"]
@@ -45,7 +45,7 @@ class Engine:
         self.num_drafted = 0
         self.guesses_right = False  # as many tokens as it may, and all of them
 
-    def add(
+    def add(  # noqa: PLR0913 - a request, by keywords
         self,
         prompt: list[int],
         max_new_tokens: int,
@@ -53,6 +53,8 @@ class Engine:
         num_sequences: int = 1,
         priority: int = 0,
         is_guessed: bool = False,
+        intent: CacheIntent = NO_INTENT,
+        replaces: Request | None = None,
     ) -> Request:
         """Let a request arrive."""
         request = Request(
@@ -63,6 +65,9 @@ class Engine:
             num_sequences=num_sequences,
             priority=priority,
             propose=self._propose if is_guessed else None,
+            intent=intent,
+            replaces=replaces,
+            sequences=lambda: [np.array(prompt + tokens, np.int32) for tokens in served.generated or [[]]],
         )
         served = Served(request, prompt)
         self.served.append(served)

@@ -13,7 +13,7 @@ from pagedkv import (
     TenantLimits,
 )
 
-__all__ = ["MIXES", "Mix"]
+__all__ = ["MIXES", "Mix", "limits_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ class Mix:
             ghosts_per_block=8 if size < len(EVICTION) // 2 else 1,
             eviction=EVICTION[size],
             leases=self.caching and size % 2 == 0,
-            tenants={name: _limits(tenths, num_blocks) for name, tenths in self.tenants.items()} or None,
+            tenants={name: limits_of(tenths, num_blocks) for name, tenths in self.tenants.items()} or None,
             weights_epoch=0 if size in EPOCH_LAGS else "",
             max_epoch_lag=EPOCH_LAGS.get(size, 0),
         )
 
 
-def _limits(tenths: tuple[int, int], num_blocks: dict[str, int]) -> TenantLimits:
+def limits_of(tenths: tuple[int, int], num_blocks: dict[str, int]) -> TenantLimits:
     """Cap and floor of a tenant in pools of so many blocks."""
     cap, floor = tenths
     return TenantLimits(
@@ -137,7 +137,7 @@ ALWAYS = frozenset({"shortage", "copy on write", "fork", "abort", "lost", "sever
 CACHED = ALWAYS | {"hit", "eviction"}
 SWAPPING = frozenset({"swap out", "swap in"})
 KEEPING = frozenset({"chunk to a checkpoint", "kept state hit"})
-SHARING = frozenset({"recharged", "at its cap", "tenant's shortage"})
+SHARING = frozenset({"recharged", "at its cap", "tenant's shortage", "new limits", "new tenant", "tenant removed"})
 INSIDE = frozenset({"partial hit"})  # with states none: in these mixes they are kept where blocks end
 
 MIXES = (

@@ -29,7 +29,7 @@ from pagedkv.memory.contract.keys import NO_KEYS
 from tests.space.description import describe
 from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad
-from tests.space.mixes import Mix
+from tests.space.mixes import Mix, limits_of
 from tests.space.replay_model import MOST_REPLAYED, check_replay, evict_windows
 from tests.space.sequence_model import ModelSequence
 from tests.space.space_model import SpaceModel
@@ -360,6 +360,47 @@ class SpaceOperations(RuleBasedStateMachine):
         if start < whole and not self.has_wrong_names:
             hit = self.space.match([*tokens[:whole], 0], keys=prompt[1]).num_tokens
             assert hit < whole, f"{hit} tokens of a forgotten prompt can be found"
+
+    # Tenants
+
+    def payer(self, number: int) -> Tenant:
+        """One of the mix's tenants that is there now, or nobody."""
+        name = self.mix.tenant(number)
+        return name if name in self.model.tenants.names else None
+
+    def set_tenant(self, name: str, tenths: tuple[int, int]) -> None:
+        """Let a tenant come, or change its limits; what the pools cannot keep is refused."""
+        limits = limits_of(tenths, {pool: count + 1 for pool, count in self.model.tenants.num_usable.items()})
+        self._note(f"set tenant {name}: {limits}")
+        if not self.model.tenants.may_have(name, limits):
+            self._answered("refused")
+            with pytest.raises(ConfigurationError):
+                self.space.set_tenant(name, limits)
+            self.model.require_unchanged()
+            return
+        self.space.set_tenant(name, limits)
+        self.model.tenants.enter(name, limits)
+        assert self.space.most_blocks(name) == {
+            pool: min(
+                self.model.tenants.cap[pool, name],
+                count
+                - sum(self.model.tenants.floor[pool, other] for other in self.model.tenants.names if other != name),
+            )
+            for pool, count in self.model.tenants.num_usable.items()
+        }
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant; one with sequences is refused."""
+        self._note(f"remove tenant {name}")
+        is_there = name in self.model.tenants.names
+        if not is_there or any(sequence.tenant == name for sequence in self.model.sequences.values()):
+            self._answered("refused")
+            with pytest.raises(ConfigurationError, match="has .* sequences" if is_there else "no tenant"):
+                self.space.remove_tenant(name)
+            self.model.require_unchanged()
+            return
+        self.space.remove_tenant(name)
+        self.model.tenants.leave(name)
 
     # Swapping
 

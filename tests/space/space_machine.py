@@ -101,15 +101,27 @@ class SpaceMachine(SpaceOperations):
     ) -> MultipleResults[Prompt]:
         """Admit a prompt: the beginning of one seen before, and new tokens."""
         prompt = self._prompt(origin, cut, tokens, keys)
-        self.allocate_prompt(prompt, num_lookahead, tenant=self.mix.tenant(tenant))
+        self.allocate_prompt(prompt, num_lookahead, tenant=self.payer(tenant))
         return self._as_origins(prompt)
 
     @rule(target=prompts, origin=prompts, tokens=st.lists(TOKEN, max_size=2), tenant=TENANT)
     def allocate_again(self, origin: Prompt, tokens: list[int], tenant: int) -> MultipleResults[Prompt]:
         """Admit a prompt seen before, perhaps with a turn more: in the same step, while it runs, or long after."""
         prompt = self._prompt(origin, len(origin[0]), tokens, None)
-        self.allocate_prompt(prompt, tenant=self.mix.tenant(tenant))
+        self.allocate_prompt(prompt, tenant=self.payer(tenant))
         return self._as_origins(prompt)
+
+    @precondition(lambda self: self.mix.tenants)
+    @rule(number=st.integers(1, 2), cap=st.integers(1, 10), floor=st.integers(0, 4))
+    def change_limits(self, number: int, cap: int, floor: int) -> None:
+        """Let a tenant come, or give one other limits."""
+        self.set_tenant(list(self.mix.tenants)[number - 1], (cap, floor))
+
+    @precondition(lambda self: self.mix.tenants)
+    @rule(number=st.integers(1, 2))
+    def drop_tenant(self, number: int) -> None:
+        """Remove a tenant, if it has no sequences."""
+        self.remove_tenant(list(self.mix.tenants)[number - 1])
 
     @precondition(lambda self: self.mix.keeps_states)
     @rule(
@@ -126,7 +138,7 @@ class SpaceMachine(SpaceOperations):
     ) -> MultipleResults[Prompt]:
         """Admit a prompt up to where its states are to be kept."""
         prompt = self._prompt(origin, cut, tokens, keys)
-        self.allocate_prompt(prompt, num_lookahead, in_chunks=True, tenant=self.mix.tenant(tenant))
+        self.allocate_prompt(prompt, num_lookahead, in_chunks=True, tenant=self.payer(tenant))
         return self._as_origins(prompt)
 
     @precondition(lambda self: self.mix.takes_digests)
@@ -240,7 +252,7 @@ class SpaceMachine(SpaceOperations):
         self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int, lag: int, tenant: int
     ) -> None:
         """Reserve blocks for a prefix that somebody brings, perhaps of older weights."""
-        self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag, self.mix.tenant(tenant))
+        self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag, self.payer(tenant))
 
     @precondition(lambda self: self.model.loads)
     @rule(place=PLACE, num_tokens=LENGTH)

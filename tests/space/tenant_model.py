@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from pagedkv import SpaceConfig, SpaceStatistics
+from pagedkv import SpaceConfig, SpaceStatistics, TenantLimits
 from tests.space.memory_model import Place
 
 __all__ = ["Needs", "Tenant", "TenantModel", "added"]
@@ -33,6 +33,7 @@ class TenantModel:
     """The charges of one space.
 
     Attributes:
+        numbers: the tenants in the order in which they are told; "" where one was removed, until another comes.
         charged_to: the last to take each block of a device pool.
         taken: blocks that are in use or wait, by pool and tenant; charged: those that the last operation took.
     """
@@ -40,8 +41,9 @@ class TenantModel:
     def __init__(self, config: SpaceConfig, seen: Counter[str]) -> None:
         """Expect an empty space."""
         self.seen = seen
+        self.are_distinguished = config.tenants is not None
         self.num_usable = {pool: count - 1 for pool, count in config.blocks_by_pool().items()}
-        self.names: list[Tenant] = [None, *(config.tenants or {})]
+        self.numbers: list[Tenant] = [None, *(config.tenants or {})]
         self.cap: dict[tuple[str, Tenant], int] = {}
         self.floor: dict[tuple[str, Tenant], int] = {}
         for pool, count in self.num_usable.items():
@@ -53,6 +55,42 @@ class TenantModel:
         self.charged_to: dict[Place, Tenant] = {}
         self.taken: Counter[tuple[str, Tenant]] = Counter()
         self.charged: Counter[tuple[str, Tenant]] = Counter()
+
+    @property
+    def names(self) -> list[Tenant]:
+        """The tenants that there are, in the order in which they are told."""
+        return [name for name in self.numbers if name != ""]
+
+    def may_have(self, name: str, limits: TenantLimits) -> bool:
+        """Whether a tenant may get these limits: what it uses is within its cap, and all floors fit."""
+        assert isinstance(limits.cap, dict)
+        assert isinstance(limits.floor, dict)
+        others = [other for other in self.names if other != name]
+        return all(
+            self.taken[pool, name] <= limits.cap[pool]
+            and limits.floor[pool] + sum(self.floor[pool, other] for other in others) <= count
+            and limits.floor[pool] <= limits.cap[pool]
+            for pool, count in self.num_usable.items()
+        )
+
+    def enter(self, name: str, limits: TenantLimits) -> None:
+        """A tenant comes, or gets other limits."""
+        assert isinstance(limits.cap, dict)
+        assert isinstance(limits.floor, dict)
+        self.seen["new limits" if name in self.numbers else "new tenant"] += 1
+        if name not in self.numbers:
+            if "" in self.numbers:
+                self.numbers[self.numbers.index("")] = name
+            else:
+                self.numbers.append(name)
+        for pool in self.num_usable:
+            self.cap[pool, name], self.floor[pool, name] = limits.cap[pool], limits.floor[pool]
+
+    def leave(self, name: str) -> None:
+        """A tenant goes; what it is charged for is nobody's from now on."""
+        self.seen["tenant removed"] += 1
+        self.numbers[self.numbers.index(name)] = ""
+        self.charged_to = {place: None if owner == name else owner for place, owner in self.charged_to.items()}
 
     def charge(self, place: Place, tenant: Tenant) -> None:
         """A tenant takes a block that was free."""
@@ -71,7 +109,7 @@ class TenantModel:
 
     def check(self, statistics: SpaceStatistics) -> None:
         """Compare what each tenant is said to have; nobody is above a cap, and all that is cached is somebody's."""
-        if len(self.names) == 1:
+        if not self.are_distinguished:
             assert statistics.tenants == ()
             return
         assert [(share.pool, share.tenant) for share in statistics.tenants] == [

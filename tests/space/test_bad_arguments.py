@@ -109,6 +109,7 @@ def test_other_kinds_of_arrays_are_taken_for_what_they_hold() -> None:
 # Digests
 
 FLAT = np.frombuffer(b"".join(hash_request_tokens(range(8), 4)), np.uint8)
+EXPECTED = r"digests must be uint8 \[2, 32\], one for each full block, got"
 MIS_SHAPED = {
     "flat": (FLAT, r"got uint8 \[64\]"),
     "transposed": (FLAT.reshape(2, 32).T, r"got uint8 \[32, 2\]"),
@@ -117,6 +118,10 @@ MIS_SHAPED = {
     "ragged": ([[1, 2], [3]], "digests are no array of integers"),
     "masked": (np.ma.array(FLAT.reshape(2, 32)), "digests must be a plain array, got a masked one"),
     "a number": (7, r"digests must be uint8 \[2, 32\], .* got int64 \[\]"),
+    "too few": (FLAT.reshape(2, 32)[:1], EXPECTED),
+    "of another type": (FLAT.reshape(2, 32).astype(np.int32), EXPECTED),
+    "too short": (FLAT.reshape(2, 32)[:, :31], EXPECTED),
+    "too many": (np.zeros((3, 32), np.uint8), EXPECTED),
 }
 
 

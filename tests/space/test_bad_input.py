@@ -95,11 +95,6 @@ def test_a_prompt_that_is_no_row_of_int32_is_refused(token_ids: TokenIds, messag
     refused(lambda space: space.match(token_ids), TokenError, message)
 
 
-@bad_tokens
-def test_appended_tokens_that_are_no_row_of_int32_are_refused(token_ids: TokenIds, message: str) -> None:
-    refused(lambda space: space.append([RUNNING], token_ids, [2]), TokenError, message)
-
-
 @pytest.mark.parametrize("empty", [[], np.zeros(0, np.int32), np.zeros(0), bytearray()])
 def test_an_empty_prompt_is_refused(empty: TokenIds) -> None:
     message = "an empty prompt cannot be allocated"
@@ -181,11 +176,6 @@ BAD_COUNTS: dict[str, tuple[npt.ArrayLike, str]] = {
 @pytest.mark.parametrize(("counts", "message"), BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
 def test_counts_that_do_not_add_up_are_refused(counts: npt.ArrayLike, message: str) -> None:
     refused(lambda space: space.append([RUNNING, FORKED], tokens(3), counts), TokenError, message)
-
-
-def test_ragged_counts_are_refused() -> None:
-    ragged = [[1], [1, 2]]
-    refused(lambda space: space.append([RUNNING, FORKED], tokens(3), ragged), TokenError, "counts")
 
 
 def test_drafts_of_a_recurrent_state_are_refused() -> None:
@@ -279,10 +269,6 @@ def test_a_row_whose_content_was_lost_is_refused(on_rows: OnRows) -> None:
 @pytest.mark.parametrize("rows", [[0.0], ["0"], [[0, 1]], [True], None], ids=str)
 def test_rows_that_are_no_row_of_integers_are_refused(rows: list[int]) -> None:
     refused(lambda space: space.free(rows), UnknownSequenceError, "rows must be a flat array of integers")
-
-
-def test_ragged_rows_are_refused() -> None:
-    refused(lambda space: space.free([[1], [1, 2]]), UnknownSequenceError, "rows")  # type: ignore[list-item]
 
 
 def test_more_sequences_than_rows_are_refused() -> None:
@@ -421,16 +407,6 @@ def test_a_step_acknowledged_out_of_order_or_twice_is_refused() -> None:
 # Keys, digests and names
 
 DIGESTS = np.frombuffer(b"".join(hash_request_tokens(range(8), 4)), np.uint8).reshape(2, 32)
-
-
-@pytest.mark.parametrize(
-    "digests",
-    [DIGESTS[:1], DIGESTS.astype(np.int32), DIGESTS[:, :31], np.zeros((3, 32), np.uint8)],
-    ids=["too few", "of another type", "too short", "too many"],
-)
-def test_digests_of_the_wrong_shape_are_refused(digests: npt.NDArray[np.integer]) -> None:
-    message = r"digests must be uint8 \[2, 32\], one for each full block, got"
-    refused(lambda space: space.allocate(tokens(9), digests=digests), ConfigurationError, message)
 
 
 def test_digests_are_refused_where_a_hit_may_rest_on_them_alone() -> None:

@@ -126,6 +126,8 @@ TENANT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "swap in": lambda space: space.swap_in([1]),
     "load": lambda space: space.load(tokens(13), 12, tenant="b"),
     "fork at a prefix": lambda space: space.fork(2, at=7),
+    "a tenant comes": lambda space: space.set_tenant("c", TenantLimits(cap=9)),
+    "a lower cap": lambda space: space.set_tenant("a", TenantLimits(cap=9)),
 }
 
 

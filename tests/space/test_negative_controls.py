@@ -13,7 +13,7 @@ from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
 from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.space import aborting, epochs, growing
+from pagedkv.memory.space import aborting, epochs, growing, tenant_changes
 from pagedkv.memory.space.tenants import TenantFeature
 from pagedkv.memory.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.plan_packing import Parts, parts_of, repacked
@@ -212,6 +212,16 @@ def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pyt
 
 def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing, "find_shortage", lambda *_: None)
+    require_noticed("full, tenants")
+
+
+def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_changes, "hand_charges_over", lambda *_: None)
+    require_noticed("full, tenants")
+
+
+def test_a_lower_cap_that_evicts_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_changes, "_keep_within", lambda *_: None)
     require_noticed("full, tenants")
 
 

@@ -3,25 +3,25 @@
 In the order in which data flows::
 
     app            the application
-    commands       the commands, a file each: options, help, and what drives them
-    options        the options that several have; option_groups: those that come together, as one parameter
-    sizes          numbers and names as they are typed
-    source_options  how to read a file that does not tell everything
-    trace_options  which requests of a trace, in which order
-    result_warnings  what must be known before figures are believed
-    prompts        prompts as they are typed, and files of them
-    engine_options  what an engine is told; generating: what serves prompts with one
-    interrupting   Ctrl-C and SIGTERM: raised, noticed between steps, or the end at once
-    serving        runs a trace on the virtual clock, for all commands that do
-    engine_script  a trace as an engine serves it: what its model can be asked, and answers that are the trace's
+    commands       the commands, one file each: options, help, and the call
+    options        the options that several commands have; option_groups: groups of options as one parameter
+    sizes          numbers and names as typed
+    source_options  how to read a file that does not state everything
+    trace_options  selection and order of a trace's requests
+    result_warnings  what a reader must know before trusting figures
+    prompts        typed prompts, and files of prompts
+    engine_options  options of an engine; generating: serves prompts with one
+    interrupting   Ctrl-C and SIGTERM: raised, handled between steps, or ending at once
+    serving        runs a trace on the virtual clock, for several commands
+    engine_script  a trace as an engine serves it: requests that fit its model, and the trace's answers
     engine_replay  runs a trace on the virtual clock and by the engine, step by step the same
-    planning       what a plan tries, keeps and concludes
-    progress       bars and status while that takes its time; live_view: what an engine is doing
-    tables         what a human reads; serving_tables, curve_tables and recording_tables for results
-    json_file      what a program reads; atomic_file writes it whole or not at all, compressing traces
-    command_line   what was typed, for the record
-    user_errors    one line for mistakes; typed_names: options, for what the library names
-    exit_codes     1 for wrong answers, 2 for mistakes, 130 for Ctrl-C, 143 when terminated
+    planning       the settings, results and conclusions of a plan
+    progress       bars and status during long work; live_view: the state of an engine
+    tables         results for humans; serving_tables, curve_tables and recording_tables of each kind
+    json_file      results for programs; atomic_file writes files whole or not at all, compressing traces
+    command_line   the command as typed, for the record
+    user_errors    one line for mistakes; typed_names: options in place of the library's names
+    exit_codes     1 for wrong answers, 2 for mistakes, 130 for Ctrl-C, 143 for SIGTERM
 
 Only :func:`main` may be imported without the ``cli`` extra (typer, rich, msgspec).
 """

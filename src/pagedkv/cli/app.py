@@ -1,6 +1,6 @@
-"""The application: its commands, by name. The module of a command is imported when the command is asked for.
+"""The application: its commands, by name. The module of a command is imported when it runs.
 
-So help and completion of names wait for no command's imports, which take seconds with torch.
+So help and completion of names are fast, although the imports of some commands take seconds with torch.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,8 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it "
         "answers itself.",
+        "serve": "Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached "
+        "prefixes.",
         "replay": "Serve a request trace on a virtual clock, with continuous batching, through the block space that "
         "serves.",
         "curve": "Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache "
@@ -41,15 +43,16 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
     }
 )
-"""The commands and what each does in a line: the first of its docstring, said again so that help need not import it."""
+"""The commands with one line of help each. It repeats the first line of the docstring, so that help need not import the
+command."""
 
 
 class LateCommands(TyperGroup):
-    """Commands that stand-ins are listed for, until one of them is run, or asked for its own help or completion."""
+    """Commands listed by stand-ins, until one of them runs, or shows its own help or completion."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
         """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
-        is_run = not ctx.resilient_parsing  # and not completed
+        is_run = not ctx.resilient_parsing  # not a completion
         if is_run:
             with reported():
                 refuse_old_command(args)

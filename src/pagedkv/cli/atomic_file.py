@@ -1,8 +1,8 @@
-"""Output files that are there whole or not at all.
+"""Output files that are written whole or not at all.
 
-The content goes to a temporary file in the same folder, which then takes the target's name in one step; whoever looks
-sees the old file or the new one, whatever happens in between. ``-`` is the standard output, which gets the content
-as it comes, as do devices and pipes.
+The content goes to a temporary file in the same folder, which then takes the target's name in one step; a reader sees
+the old file or the new one at any time. ``-`` is the standard output, which gets the content at once, as do devices and
+pipes.
 """
 
 import os
@@ -21,7 +21,7 @@ STANDARD_OUTPUT: Final = Path("-")
 
 
 def require_writable(path: Path, *sources: str) -> None:
-    """Refuse a target that cannot be written, before the work whose result it is to hold.
+    """Refuse a target that cannot be written, before the work begins.
 
     Raises:
         OutputError: the folder is missing or not writable, or the target is a folder, or one of the sources.
@@ -39,7 +39,7 @@ def require_writable(path: Path, *sources: str) -> None:
 
 
 def is_replaced_whole(path: Path) -> bool:
-    """Tell whether a target is an ordinary file, existing or not: neither the standard output, a device nor a pipe."""
+    """Return whether a target is an ordinary file, existing or not: no standard output, device or pipe."""
     return path != STANDARD_OUTPUT and (path.is_file() or not path.exists())
 
 
@@ -48,7 +48,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a target to write; it changes only when the block ends without an error.
 
     Raises:
-        OutputError: writing failed; the target is as it was, unless it is a device, a pipe or the standard output.
+        OutputError: writing failed; the target is unchanged, unless it is a device, a pipe or the standard output.
     """
     try:
         if path == STANDARD_OUTPUT:
@@ -62,7 +62,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as file:
                 yield file
     except BrokenPipeError:
-        raise  # who reads the output has had enough
+        raise  # the reader of the output closed it
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 

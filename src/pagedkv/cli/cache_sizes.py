@@ -17,7 +17,7 @@ from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
 __all__ = ["CacheSizes", "SizedModel", "parse_capacities", "parse_gib"]
 
 TYPICAL_TOKENS: Final = 2048
-"""Of a request, to find out before the trace is read whether memory can be split at all."""
+"""Tokens of a request, to check before the trace is read whether memory can be split at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SizedModel:
     """A model and sizes of its cache, not yet split among pools.
 
     Args:
-        model: what it keeps; block_size: tokens of a block.
+        model: its memory; block_size: tokens of a block.
         sizes_gib: the sizes, ascending.
     """
 
@@ -34,10 +34,10 @@ class SizedModel:
     sizes_gib: tuple[float, ...]
 
     def split(self, mean_tokens: float) -> CachedModel:
-        """Split each size among the model's pools, for requests of so many tokens in the mean.
+        """Split each size among the model's pools, for requests of ``mean_tokens``.
 
         Raises:
-            ConfigurationError: the block size is not positive, or a size too small.
+            ConfigurationError: the block size is not positive, or a size is too small.
         """
         groups, nbytes = groups_of(self.model, self.block_size), block_nbytes_of(self.model, self.block_size)
         points = [
@@ -79,7 +79,7 @@ class CacheSizes:
         """Read the model and the sizes, which are split among its pools as a replay does; None if no model is named.
 
         Raises:
-            ConfigurationError: options that contradict one another; sizes that are no numbers, not positive or too
+            ConfigurationError: options that contradict one another; sizes that are not numbers, not positive or too
                 small; an unknown model.
         """
         if self.model is None:
@@ -117,7 +117,7 @@ def parse_gib(text: str) -> list[float]:
     """Read sizes in GiB separated by commas; each once.
 
     Raises:
-        ConfigurationError: one is no number, not positive, or beyond a million.
+        ConfigurationError: one is not a number, not positive, or beyond a million.
 
     >>> parse_gib("8, 0.5, 8")
     [0.5, 8.0]

@@ -1,4 +1,4 @@
-"""The command as it was typed, for results that say how they were made."""
+"""The command as typed, for results that record how they were made."""
 
 import shlex
 import sys
@@ -7,5 +7,5 @@ __all__ = ["command_line"]
 
 
 def command_line() -> str:
-    """Write the command of this process as a shell would take it."""
+    """Write the command of this process with the quoting of a shell."""
     return shlex.join(["pagedkv", *sys.argv[1:]])

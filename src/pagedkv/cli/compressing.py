@@ -1,4 +1,4 @@
-"""Traces that are compressed as they are written, where their name asks for it."""
+"""Traces that are compressed while they are written, if their name ends in .gz."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A capacity curve for humans: what the trace holds, and tables with a row for each capacity."""
+"""A capacity curve for humans: the counts of the trace, and tables with a row for each capacity."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,11 +13,11 @@ __all__ = ["print_curve", "print_model_curve"]
 
 
 HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
-"""Of columns: the optimum is no policy that could run, for it knows the requests to come."""
+"""Headings of columns: the optimum is not a policy that could run, for it knows the future requests."""
 
 
 def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
-    """Print what was found out about a trace, and what it was taken for."""
+    """Print the curve of a trace, and the trace's format."""
     print_table(title, [("read as", read_as), *_facts(curve), *_left_out(curve)])
     _print_by_capacity("Hit ratio by block", curve, {name: partial(curve.hit_ratio, name) for name in curve.hits})
     _print_parts(curve)
@@ -49,7 +49,7 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
 
 
 def _print_parts(curve: CapacityCurve) -> None:
-    """Print what each tenant, and each window, hits in the cache of all, by the first policy."""
+    """Print the hits of each tenant and window in the common cache, by the first policy."""
     policy = next(iter(curve.hits))
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
@@ -70,7 +70,7 @@ def _print_parts(curve: CapacityCurve) -> None:
 
 
 def _print_model_parts(curve: ModelCurve) -> None:
-    """Print what each tenant, and each window, hits in the memory of all, by the first policy."""
+    """Print the hits of each tenant and window in the common memory, by the first policy."""
     policy = next(iter(curve.hits))
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
@@ -96,7 +96,7 @@ def _print_model_parts(curve: ModelCurve) -> None:
 
 
 def _print_gains(curve: CapacityCurve) -> None:
-    """Print what more memory brings each policy, where twice or four times a capacity was measured as well."""
+    """Print each policy's gain of more memory, if twice or four times a capacity was measured as well."""
     gains = curve.gains()
     if not gains:
         return
@@ -110,7 +110,7 @@ def _print_gains(curve: CapacityCurve) -> None:
 
 
 def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> None:
-    """Print shares of all references, a row for each capacity: each column with its heading and what it shows."""
+    """Print shares of all references, a row for each capacity: each column with its heading and its function."""
     rows = [
         (f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
         for capacity in curve.capacities
@@ -119,7 +119,7 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
 
 
 def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
-    """Print what the prompts of a trace hit in the memory of a model, and what the trace was taken for."""
+    """Print the hits of a trace's prompts in the memory of a model, and the trace's format."""
     ideal, num_tokens = curve.ideal_hit_tokens, curve.num_prompt_tokens
     facts = (
         ("read as", read_as),

@@ -1,4 +1,4 @@
-"""What an engine is told: the options of the commands that run one."""
+"""The options of the commands that run an engine."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final

@@ -1,12 +1,12 @@
-"""``pagedkv replay --engine``: a trace on the virtual clock, and by a model, step by step the same.
+"""``pagedkv replay --engine``: a trace on the virtual clock, and by a model in the same steps.
 
 The simulation runs first and notes before which step each request arrived. The engine then gets the same requests
-before the same steps, with the same pools, limits and rules, and its answers are the trace's: the model computes every
-token, and what it would have said is put aside. So what is hit, preempted and computed again must agree exactly, and
-what is measured is how long the steps take.
+before the same steps, with the same pools, limits and rules. Its answers are the trace's: the model computes every
+token, but its own choice is dropped. So hits, preemptions and recomputed tokens must agree exactly, and the measurement
+is the time of the steps.
 
 Tokens of a trace are taken modulo the model's vocabulary, for both. Seconds are predicted by ``--cost-model``, or else
-by a cost model that is measured here, on steps of its own, before::
+by a cost model that is measured here beforehand, on separate steps::
 
     one sequence decodes  ->  many do  ->  a prompt is computed      fixed_s, sequence_s, token_compute_s
 """
@@ -36,7 +36,7 @@ __all__ = ["Comparison", "replay_with_engine"]
 
 MEASURED: Final = "measured here"
 LONGEST: Final = 2**20
-"""Positions of the demonstration's model here: a trace's prompts are longer than it was trained for."""
+"""Positions of the demonstration's model here, since a trace's prompts are longer than those of its training."""
 DEMONSTRATION: Final = "the demonstration's model"
 NUM_TOGETHER: Final = 32
 NUM_PREFILLED: Final = 256
@@ -45,13 +45,13 @@ NUM_TRIES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was predicted, and what was measured.
+    """Predicted and measured figures.
 
     Args:
-        model: the model's name; cost_model: whose seconds are predicted, and what it is.
-        seconds: the same in short.
+        model: the model's name; cost_model: the source of predicted seconds, and its kind.
+        seconds: the cost model in short.
         predicted, measured: the same counts and seconds of both.
-        simulation: all that the simulation found out.
+        simulation: the result of the simulation.
     """
 
     model: str
@@ -63,12 +63,12 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        """Counts that do not agree; seconds need not."""
+        """Counts that differ between the two; seconds may differ."""
         return [name for name in COUNTS if self.predicted[name] != self.measured[name]]
 
     @property
     def warnings(self) -> list[str]:
-        """What must be known before the figures are believed."""
+        """What a reader must know before trusting the figures."""
         told = f"the engine went another way than the simulation: {', '.join(self.differing)} differ"
         return [told] if self.differing else []
 
@@ -121,11 +121,11 @@ def replay_with_engine(
 
     Args:
         name: of the trace, for the bar; told: its requests.
-        options: those of the simulation, with the pools' blocks, and nothing of other models.
+        options: those of the simulation, with the pools' blocks, and none about other models.
         model_path: folder of the model; None: the demonstration's.
 
     Raises:
-        ConfigurationError: an option is out of range; a request is too long for the model; not one fits the pools.
+        ConfigurationError: an option is out of range; a request is too long for the model; no request fits the pools.
         UnsupportedModelError: the engine refuses the model.
         InterruptedRunError: Ctrl-C.
     """
@@ -157,11 +157,11 @@ def replay_with_engine(
     )
 
 
-# Both get the same
+# Requests of both
 
 
 def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:
-    """Make requests such as a model can be asked. Raises ConfigurationError."""
+    """Make requests that the model can serve. Raises ConfigurationError."""
     vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
     requests = [within_vocabulary(tokenize(each, place), vocabulary, num_samples) for place, each in enumerate(told)]
     most = max((each.input_length + each.output_length for each in requests), default=0)
@@ -227,7 +227,7 @@ def _predicted(result: ServingResult) -> dict[str, float]:
 def _run(
     llm: LLM, script: Script, requests: Sequence[TokenizedRequest], steps: Sequence[int], name: str
 ) -> dict[str, float]:
-    """Serve by the engine, each request let in before the same step as in the simulation."""
+    """Serve by the engine, each request admitted before the same step as in the simulation."""
     served: list[EngineRequest] = []
     found = dict.fromkeys((*COUNTS, "busy_s", "num_prompt_tokens"), 0.0)
 
@@ -266,18 +266,18 @@ def _let_in(
 ) -> None:
     try:
         admitted = let_in(llm.core, script, request, len(served))
-    except RequestError:  # as in the simulation: it would not fit, even alone
+    except RequestError:  # as in the simulation: the request does not fit, even alone
         found["num_rejected"] += 1
         return
     found["num_prompt_tokens"] += request.input_length
     served.append(admitted)
 
 
-# What steps cost here
+# Measured cost of steps
 
 
 def _measure(model: compat.Model, config: EngineConfig) -> CostModel:
-    """Measure the steps of a model: best of several, of one sequence, of many, and of a prompt."""
+    """Measure the steps of a model: the best of several, for one sequence, for many, and for a prompt."""
     num_together = min(NUM_TOGETHER, config.max_sequences)
     num_prefilled = min(NUM_PREFILLED, config.max_batched_tokens, config.max_tokens or NUM_PREFILLED)
     num_tokens = 4 + NUM_TRIES

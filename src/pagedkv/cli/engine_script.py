@@ -1,7 +1,7 @@
-"""A trace as an engine serves it: requests that its model can be asked, and a sampler that answers as the trace does.
+"""A trace as an engine serves it: requests that fit its model, and a sampler that gives the trace's answers.
 
-The model computes every token, and what it would have said is put aside. So the engine's work is the trace's, step by
-step, whatever the weights are. Knows nothing of clocks: when a request comes is for others to say.
+The model computes every token, but its own choice is dropped. So the engine's work is that of the trace, step by step,
+for any weights. Knows nothing of clocks: the caller decides when a request arrives.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ __all__ = ["Script", "let_in", "within_vocabulary"]
 
 @final
 class Script:
-    """Answers as the trace does, whatever the model says. A sampler of the engine.
+    """A sampler of the engine that gives the trace's answers for any logits.
 
     Args:
-        vocabulary: tokens that the model knows.
+        vocabulary: size of the model's vocabulary.
 
     Attributes:
-        answers: the tokens of each request's samples, int32 ``[samples, tokens]``, by the seed that it came with.
+        answers: the tokens of each request's samples, int32 ``[samples, tokens]``, by the seed of the request.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -37,7 +37,7 @@ class Script:
         self.answers: dict[int, Int32Array] = {}
 
     def write(self, number: int, request: TokenizedRequest) -> None:
-        """Lay out what the samples of a request say, as the simulation does, in tokens that the model knows."""
+        """Lay out the tokens of a request's samples, as the simulation does, within the model's vocabulary."""
         tokens = request.output_token_ids
         if request.num_samples > 1:
             tokens = sequence_tokens(tokens, request.num_samples, number)
@@ -52,13 +52,13 @@ class Script:
         return SampledTokens(torch.from_numpy(np.array(tokens, np.int32)).to(logits.device))
 
     def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
-        """Answer nobody: no row waits for a script."""
+        """Resume no row, since no row waits for a script."""
         assert not waiting, "a row waits for a script"
         return SampledTokens(torch.zeros(0, dtype=torch.int32))
 
 
 def within_vocabulary(request: TokenizedRequest, vocabulary: int, num_samples: int | None = None) -> TokenizedRequest:
-    """Give a request tokens that the model knows, and at least one to generate; nobody goes before others."""
+    """Give a request tokens of the vocabulary, at least one to generate, and the default priority."""
     outputs = request.output_token_ids if request.output_length else np.zeros(1, np.int32)
     return replace(
         request,
@@ -70,7 +70,7 @@ def within_vocabulary(request: TokenizedRequest, vocabulary: int, num_samples: i
 
 
 def let_in(core: EngineCore, script: Script, request: TokenizedRequest, number: int) -> EngineRequest:
-    """Let a request wait, and the script know its answers by its number. Raises RequestError where it never fits."""
+    """Queue a request, and give its answers to the script by its number. Raises RequestError if it never fits."""
     params = SamplingParams(
         max_tokens=request.output_length, n=request.num_samples, temperature=1.0, ignore_eos=True, seed=number
     )

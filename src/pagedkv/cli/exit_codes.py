@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and what is said when it is over before it has begun. Needs no extra."""
+"""Exit codes of commands, and the message of a command that ends before it begins. Needs no extra."""
 
 from typing import Final
 

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM: either ends a command in one sentence, and differs from the other in the exit code alone.
 
-Where nothing else is said, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which whoever handles Ctrl-C
-handles too. Some work notices them between steps instead, so that what was done so far is whole, and some leaves at
-once.
+By default, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which every handler of Ctrl-C handles too. Some
+work handles them between steps instead, so that its results so far are whole, and some ends at once.
 """
 
 import os
@@ -18,7 +17,7 @@ __all__ = ["Terminated", "exit_code_of", "leaving_at_once", "noticing_interrupts
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -27,19 +26,19 @@ def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def exit_code_of(interruption: BaseException | None) -> int:
-    """Give the exit code of a command that this ended."""
+    """Give the exit code of a command that was ended by this interruption."""
     return EXIT_TERMINATED if isinstance(interruption, Terminated) else EXIT_INTERRUPTED
 
 
 RAISING: Final[Mapping[int, Callable[..., Any]]] = MappingProxyType(
     {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
 )
-"""What handles each signal where nothing else is said. Where it is ignored, or somebody else's, it stays so."""
+"""The default handler of each signal. A signal that is ignored, or handled by other code, stays so."""
 
 
 @contextmanager
 def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
-    """Give a function that tells which signal came, as what it would have raised; a second one is raised at once."""
+    """Give a function that returns the exception of a received signal; a second signal raises at once."""
     noticed: list[KeyboardInterrupt] = []
 
     def note(number: int) -> None:
@@ -54,7 +53,7 @@ def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Let the signals end the process on the spot: the compiler swallows what they raise, and no file is open yet."""
+    """Let the signals end the process at once: the compiler would swallow exceptions, and no file is open yet."""
     with _handled_by(_leave):
         yield
 
@@ -66,7 +65,7 @@ def _leave(number: int) -> NoReturn:
 
 @contextmanager
 def _handled_by(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call a function with the number of each signal that would raise, instead."""
+    """Call a function with the number of each signal, instead of raising."""
     raising = {number: handler for number, handler in RAISING.items() if signal.getsignal(number) is handler}
     for number in raising:
         signal.signal(number, lambda number, _frame: handle(number))

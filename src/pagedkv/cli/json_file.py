@@ -1,4 +1,4 @@
-"""Results for programs: a JSON file that is there whole or not at all. ``-`` is the standard output."""
+"""Results for programs: a JSON file that is written whole or not at all. ``-`` is the standard output."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
     """Write a document, its keys in their order.
 
     Raises:
-        OutputError: writing failed; the target is as it was.
+        OutputError: writing failed; the target is unchanged.
     """
     text = json.dumps(document, indent=2) + "\n"
     with atomic_file(path) as file:

@@ -1,4 +1,4 @@
-"""What an engine is doing, while it does it: a picture on a terminal's stderr, a line now and then elsewhere."""
+"""The state of a running engine: a picture on a terminal's stderr, otherwise a line now and then."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ BAR_WIDTH: Final = 30
 
 @contextmanager
 def live_view(num_requests: int) -> Iterator[Watch]:
-    """Give a function that is to be told each step, and how many requests are done then."""
+    """Give a function that is called after each step, with its record and the number of finished requests."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(num_requests).watch
@@ -36,14 +36,14 @@ def live_view(num_requests: int) -> Iterator[Watch]:
 
 @final
 class _Lines:
-    """Says how far it is after each tenth of the requests."""
+    """Prints progress after each tenth of the requests."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
         self._num_said = 0
 
     def watch(self, record: "StepRecord", num_done: int) -> None:
-        """Be told a step."""
+        """Take the record of a step."""
         num_tenths = NUM_LINES * num_done // self._num_requests
         if num_tenths > self._num_said:
             self._num_said = num_tenths
@@ -63,7 +63,7 @@ class _Picture:
         self._num_tokens = 0
 
     def watch(self, record: "StepRecord", num_done: int) -> None:
-        """Be told a step."""
+        """Take the record of a step."""
         self._num_tokens += record.num_tokens + record.num_hit_tokens
         now = monotonic()
         if now - self._shown > SECONDS_BETWEEN:

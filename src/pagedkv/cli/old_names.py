@@ -1,4 +1,4 @@
-"""Commands and options that have another name now: the old name is refused with the new one."""
+"""Renamed commands and options: an old name is refused with the new one."""
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -9,17 +9,17 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["NEW_COMMANDS", "NEW_OPTIONS", "refuse_old_command", "refuse_old_options"]
 
 NEW_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"demo-replay": "replay examples/conversations.jsonl.gz"})
-"""What does the same, by the old names of commands."""
+"""The replacements of commands, by their old names."""
 
 NEW_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"--policy": "--eviction", "--speed": "--load"})
 """The new names of options, by the old ones."""
 
 
 def refuse_old_command(typed: Sequence[str]) -> None:
-    """Refuse an old name of a command, given all that was typed.
+    """Refuse an old name of a command, given all typed words.
 
     Raises:
-        ConfigurationError: the first word is one.
+        ConfigurationError: the first word is an old name.
     """
     new = NEW_COMMANDS.get(next(iter(typed), ""))
     if new is not None:

@@ -1,11 +1,11 @@
 """Options that belong together, as one parameter: a dataclass whose fields are the options.
 
-A command that several others share options with takes a value of the class that declares them::
+A command takes shared options as a value of the class that declares them::
 
     @command
     def report(sources: ..., *, output: ..., serving: ServingOptions) -> None: ...
 
-and is shown to typer with the fields in the place of that parameter, those of classes within classes as well.
+typer sees the fields in place of that parameter, including those of nested classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function: its groups of options are taken apart, and mistakes of users reported.
+    """Make a command from a function: its groups of options become single options, and user errors are reported.
 
     Args:
         function: its parameters are arguments and options of typer, or dataclasses of them.
@@ -51,7 +51,7 @@ def _is_option(parameter: Parameter) -> bool:
 
 
 def _typed(parameter: Parameter) -> str:
-    """Tell how an option is typed: as its declaration says, else by its name."""
+    """Give the typed form of an option: from its declaration, else from its name."""
     declared = [
         name
         for told in getattr(parameter.annotation, "__metadata__", ())
@@ -61,7 +61,7 @@ def _typed(parameter: Parameter) -> str:
     return declared[0] if declared else f"--{parameter.name.replace('_', '-')}"
 
 
-def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; typeshed knows no type of dataclasses
+def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; typeshed has no type of dataclasses
     """Give the options of a group, and of the groups in it, in the order of its fields."""
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
@@ -77,7 +77,7 @@ def _default(field: "Field[Any]") -> object:
 
 
 def _gather(group: Any, values: dict[str, object]) -> object:  # noqa: ANN401 - as above
-    """Make a group of the values of its options, which are taken out."""
+    """Make a group from the values of its options, which are removed from ``values``."""
     hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
     return group(
         **{

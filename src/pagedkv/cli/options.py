@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 DEFAULT_NUM_TOKENS: Final = 2**22
-"""4.2 million tokens, in the range of what eight H200 hold for the model below."""
+"""4.2 million tokens, in the range that eight H200 hold for the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 MOST_GIB: Final = 2**20
 """A million GiB: more than any machine has, and few enough to count."""
@@ -64,7 +64,7 @@ TRACE: Final = "Trace"
 
 
 def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Make what a shell asks for the rest of a word: those of the names that begin so."""
+    """Make the completion of a shell: the names that begin with a typed word."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -203,9 +203,7 @@ MaxGap: TypeAlias = Annotated[
 ]
 TraceBlockSize: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        metavar="B", help="Tokens a block id of the trace stands for, if not as it tells.", rich_help_panel=TRACE
-    ),
+    typer.Option(metavar="B", help="Tokens a block id stands for, in place of the trace's own.", rich_help_panel=TRACE),
 ]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)
@@ -239,7 +237,7 @@ Jobs: TypeAlias = Annotated[
 
 
 def num_jobs(wanted: int | None) -> int:
-    """Choose how many points run at once: as many as are wanted, or one for each core. Raises ConfigurationError."""
+    """Choose how many points run at once: the wanted number, or one for each core. Raises ConfigurationError."""
     if wanted is not None and not 1 <= wanted <= MOST_JOBS:
         raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {wanted}")
     return wanted or os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""How the requests of a trace are divided, by what its options say and what it tells: by tenant, by window of time."""
+"""How the requests of a trace are divided, by its options and its content: by tenant, by window of time."""
 
 from collections.abc import Iterator
 
@@ -21,5 +21,5 @@ def partitions_of(references: BlockReferences, options: TraceOptions, origin_s: 
 
 
 def windows_of(arrivals_s: Float64Array, options: TraceOptions, origin_s: float) -> list[Window]:
-    """Give the windows that arrivals are in; none where none are asked for. Raises ConfigurationError."""
+    """Give the windows of arrivals; none if none are requested. Raises ConfigurationError."""
     return [] if options.windows is None else options.windows.divide(arrivals_s, origin_s)[0]

@@ -12,19 +12,19 @@ __all__ = ["prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
-    """Compile, or load, what a run needs, so that its bar shows the run alone."""
+    """Compile or load the loops of a run before it, so that its bar shows the run alone."""
     with working("Preparing the compiled loops, slow on the first run only"), leaving_at_once():
         compile_loops()
 
 
 def working(what: str) -> AbstractContextManager[object]:
-    """Show what is being done, for work whose end cannot be foretold."""
+    """Show the name of work whose end cannot be predicted."""
     return Console(stderr=True).status(what)
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Show bars whose tasks say in their field ``come_to`` how far they are; nothing off a terminal."""
+    """Show bars whose tasks describe their progress in the field ``come_to``; nothing off a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),

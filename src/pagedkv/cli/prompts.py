@@ -1,7 +1,7 @@
-"""Prompts as they come to ``pagedkv generate``: on the command line, or in a file of JSON lines.
+"""Prompts of ``pagedkv generate``: on the command line, or in a file of JSON lines.
 
-A line is a text, or an object with one of ``prompt`` (a text), ``token_ids`` and ``messages``, and whatever of
-SamplingParams is to be otherwise than the options say::
+A line is a text, or an object with one of ``prompt`` (a text), ``token_ids`` and ``messages``, and fields of
+SamplingParams that override the options::
 
     {"prompt": "The red kite is in", "max_tokens": 8}
     {"messages": [{"role": "user", "content": "Where is the red kite?"}], "n": 2}
@@ -30,12 +30,12 @@ REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One prompt, and what it asks for.
+    """One prompt, and its sampling parameters.
 
     Args:
-        where: what an error calls it.
+        where: its place, for errors.
         prompt: a text, token ids or messages.
-        params: what it asks for.
+        params: its sampling parameters.
     """
 
     where: str
@@ -44,16 +44,16 @@ class Wish:
 
 
 def typed_wishes(prompts: Sequence[str], params: "SamplingParams", *, is_chat: bool) -> Iterator[Wish]:
-    """Take prompts from the command line; with ``is_chat`` each is what a user says."""
+    """Take prompts from the command line; with ``is_chat`` each is a user's message."""
     for number, prompt in enumerate(prompts, 1):
         yield Wish(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
 
 
 class PromptFile:
-    """A file of prompts, read whole; what its lines mean is told later, when there are parameters to change.
+    """A file of prompts, read whole; its lines are interpreted later, when the default parameters are known.
 
     Raises:
-        TraceError: it cannot be read, or has no prompt: file, line, reason, remedy.
+        TraceError: the file cannot be read, or has no prompt: file, line, reason, remedy.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class PromptFile:
             raise TraceError(self._path, None, "has no prompt", REMEDY)
 
     def wishes(self, params: "SamplingParams") -> list[Wish]:
-        """Take each line for a prompt that asks for ``params``, but for what the line says. Raises TraceError."""
+        """Make a prompt of each line, with ``params`` as far as the line does not override them. Raises TraceError."""
         return [_wish(self._path, number, line, params) for number, line in self._lines]
 
 

@@ -1,4 +1,4 @@
-"""What a recording found out, for humans and for programs."""
+"""The results of a recording, for humans and for programs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -26,14 +26,14 @@ UNKNOWN: Final = "unknown"
 def recording_warnings(
     recorder: Recorder, ending: Ending | None, counts: JoinCounts | None, metrics: EngineMetrics | None
 ) -> list[str]:
-    """Tell what must be known before the figures are believed; ``ending`` is None for a failure, told elsewhere."""
+    """List what a reader must know before trusting the figures; ``ending`` is None after a failure."""
     return [*_of_events(recorder, ending), *_of_log(counts), *_of_metrics(metrics)]
 
 
 def recording_document(
     recorder: Recorder, ending: Ending | None, counts: JoinCounts | None, metrics: EngineMetrics | None
 ) -> dict[str, object]:
-    """Write everything that is known as a JSON document; what is unknown is null."""
+    """Lay out all figures as a JSON document; unknown ones are null."""
     residency, contents = recorder.residency, recorder.contents
     return {
         "began_s": recorder.began_s,
@@ -66,7 +66,7 @@ def recording_document(
 def print_recording(
     title: str, recorder: Recorder, ending: Ending | None, counts: JoinCounts | None, metrics: EngineMetrics | None
 ) -> None:
-    """Print what a recording found out."""
+    """Print the results of a recording."""
     print_warnings(recording_warnings(recorder, ending, counts, metrics))
     print_table(title, _figures(recorder, counts))
     if recorder.residency.media:
@@ -167,7 +167,7 @@ def _cells(medium: MediumRecord) -> tuple[str, ...]:
 
 
 def _until_gone(medium: MediumRecord, share: float) -> str:
-    """Name the edge below which so large a share of the lifetimes that ended lie."""
+    """Name the edge below which a share of the ended lifetimes lies."""
     if not medium.num_removed:
         return UNKNOWN
     below = 0

@@ -1,4 +1,4 @@
-"""What must be known before the figures of a replay are believed, each in a sentence: in tables, page and JSON."""
+"""What a reader must know before trusting the figures of a replay, one sentence each: in tables, page and JSON."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ __all__ = ["warnings_of"]
 
 
 def warnings_of(result: ServingResult, seconds: WhoseSeconds) -> list[str]:
-    """Warn of what a result rests on.
+    """List warnings about the assumptions of a result.
 
     Args:
-        result: what came out.
-        seconds: whose seconds it has.
+        result: the figures.
+        seconds: their source.
     """
     return [*_seconds(result, seconds), *_content(result), *_rejected(result), *_pools(result)]
 

@@ -1,7 +1,7 @@
 """Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
 
 The bar goes to stderr, and only when that is a terminal. It shows the share of the trace that has been read, in stored
-bytes, and how far the virtual clock is.
+bytes, and the virtual time.
 """
 
 import time
@@ -44,15 +44,15 @@ __all__ = [
 ]
 
 TYPICAL_TOKENS: Final = 2048
-"""Of a request, where memory is split among pools before one is known."""
+"""Tokens of a request, if memory is split among pools before any request is known."""
 NUM_SAMPLED: Final = 1000
 MOST_SAMPLED_TOKENS: Final = 2**24
-"""Requests that memory is split among pools by: the first so many, or fewer, for they wait in memory."""
+"""Tokens of the first requests, by which memory is split among pools; limited, for they wait in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """The options of the commands that serve a trace, as typed; ``pagedkv replay --help`` tells each."""
+    """The options of the commands that serve a trace, as typed; ``pagedkv replay --help`` explains each."""
 
     num_blocks: opt.NumBlocks = None
     block_size: opt.BlockSize = 16
@@ -78,11 +78,11 @@ class ServingOptions:
         """Read and check everything that the options name.
 
         Args:
-            mean_tokens: tokens of a request in the mean, by which memory is split among several pools.
-            longest: tokens of the longest prompt known: it is admitted as a whole.
+            mean_tokens: mean tokens of a request, by which memory is split among several pools.
+            longest: tokens of the longest known prompt, which is admitted as a whole.
 
         Raises:
-            ConfigurationError: an option is out of range, contradicts another one, or names nothing known.
+            ConfigurationError: an option is out of range, contradicts another one, or has an unknown name.
         """
         model = None if self.model is None else read_model(self.model, self.kv_dtype)
         if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
@@ -117,11 +117,11 @@ class ServingOptions:
 
     @property
     def is_cost_model_assumed(self) -> bool:
-        """Whether nothing that was typed says what steps cost."""
+        """Whether no typed option determines the cost of steps."""
         return self.cost_model is None and (self.model is None or self.gpu is None)
 
     def seconds_of(self, config: ServingConfig) -> WhoseSeconds:
-        """Tell whose seconds a run of these options has. Raises ConfigurationError."""
+        """Name the source of the seconds of a run with these options. Raises ConfigurationError."""
         name = str(config.cost_model_name)
         return WhoseSeconds(name, origin_of(self.cost_model), self.is_cost_model_assumed)
 
@@ -169,15 +169,15 @@ def default_num_blocks(block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
-    """What came out, and how long it took here.
+    """The result, and the seconds of this machine.
 
     Args:
         result: the figures.
-        seconds: whose seconds they have.
-        warnings: what must be known before they are believed, each in a sentence.
-        read_as: what the trace was taken for; empty for generated requests.
+        seconds: the source of their seconds.
+        warnings: what a reader must know before trusting them, one sentence each.
+        read_as: the recognised format; empty for generated requests.
         wall_s: seconds of this machine, reading the trace included.
-        parts: the same by tenant and by window of recorded time, where there are any.
+        parts: the same by tenant and by window of recorded time, if there are any.
     """
 
     result: ServingResult
@@ -188,24 +188,24 @@ class ServedTrace:
     parts: tuple[PartFigures, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON what is the same on every run."""
+        """Lay out for JSON all that is equal on every run."""
         told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
         return {**told, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
-    """Serve a trace, as far as ``options.trace`` says.
+    """Serve a trace, selected by ``options.trace``.
 
     Raises:
         ConfigurationError: an option is out of range.
-        ConfigurationError: not one request fits the pools.
+        ConfigurationError: no request fits the pools.
         TraceError: the trace cannot be read.
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
     with TraceSources([path], options.trace) as trace:
         requests = trace.requests()
-        first = next(requests)  # which is there already
+        first = next(requests)  # which was read already
         requests = chain([first], requests)
         is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
         prepare(lambda: compile_loops(config.eviction))
@@ -242,7 +242,7 @@ def sample_of(requests: Iterator[Request]) -> list[Request]:
 
 
 def mean_tokens(sample: Sequence[Request]) -> float:
-    """Give the tokens of a request in the mean, prompt and output."""
+    """Give the mean tokens of a request, prompt and output."""
     return sum(request.input_length + request.output_length for request in sample) / max(1, len(sample))
 
 
@@ -269,7 +269,7 @@ def _serve(
 
 
 def require_some_served(num_requests: int, num_rejected: int, num_blocks: int) -> None:
-    """Refuse a run that served nobody, whose figures would all be 0.
+    """Refuse a run that served no request, whose figures would all be 0.
 
     Raises:
         ConfigurationError: with the numbers.

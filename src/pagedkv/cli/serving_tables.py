@@ -1,4 +1,4 @@
-"""What a replay on the virtual clock found out, for humans: tables on the standard output."""
+"""The results of a replay on the virtual clock, for humans: tables on the standard output."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -20,7 +20,7 @@ LATENCIES: Final = {
 
 
 def print_served(title: str, served: ServedTrace) -> None:
-    """Print what was found out."""
+    """Print the results."""
     result = served.result
     print_warnings(served.warnings)
     print_table(

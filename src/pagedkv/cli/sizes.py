@@ -1,4 +1,4 @@
-"""Numbers and names as users type them: blocks by pool, GPUs; and whether this machine can keep the books on them."""
+"""Numbers and names as users type them: blocks by pool, GPUs; and whether their bookkeeping fits this machine."""
 
 import os
 from typing import Final
@@ -18,7 +18,7 @@ def parse_blocks(text: str) -> int | dict[str, int]:
     """Read a number of blocks, or one for each pool.
 
     Raises:
-        ConfigurationError: it is neither, or a pool is named twice.
+        ConfigurationError: the text is neither, or a pool is named twice.
 
     >>> parse_blocks("1000"), parse_blocks("full=1000,window_1024=200")
     (1000, {'full': 1000, 'window_1024': 200})
@@ -37,7 +37,7 @@ def parse_blocks(text: str) -> int | dict[str, int]:
 
 
 def parse_gpu(text: str) -> tuple[int, str]:
-    """Read a GPU and how many of them.
+    """Read a number and a kind of GPU.
 
     >>> parse_gpu("8xh100"), parse_gpu("l4")
     ((8, 'h100'), (1, 'l4'))
@@ -47,7 +47,7 @@ def parse_gpu(text: str) -> tuple[int, str]:
 
 
 def require_memory(config: SpaceConfig) -> None:
-    """Refuse a block space whose bookkeeping is more than all memory of this machine.
+    """Refuse a block space whose bookkeeping exceeds the memory of this machine.
 
     Raises:
         ConfigurationError: with the numbers.

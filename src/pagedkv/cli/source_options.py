@@ -1,4 +1,4 @@
-"""How to read a file that does not tell everything by itself: the options of all commands that read one."""
+"""How to read a file that does not state everything: the options of all commands that read one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,12 +24,14 @@ class SourceOptions:
     """The options, as typed.
 
     Raises:
-        ConfigurationError: a unit is none, columns name nothing known, or there is no such tokenizer.
+        ConfigurationError: a unit is unknown, columns have unknown roles, or there is no such tokenizer.
     """
 
     time_unit: Annotated[
         str | None,
-        typer.Option(metavar="UNIT", help="Of arrivals: s, ms, us, ns. Default: as told.", rich_help_panel=opt.TRACE),
+        typer.Option(
+            metavar="UNIT", help="Of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
+        ),
     ] = None
     columns: Annotated[
         str | None,
@@ -86,13 +88,13 @@ class SourceOptions:
         str | None,
         typer.Option(
             metavar="FIELD",
-            help="Column or field that says whose a request is: user, metadata.team. Results are told by tenant.",
+            help="Column or field of the tenant: user, metadata.team. Results are given by tenant.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used, whatever the file."""
+        """Refuse options that are invalid for any file."""
         require_time_unit(self.time_unit)
         if self.columns is not None and self.fields is not None:
             raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
@@ -119,7 +121,7 @@ class SourceOptions:
         )
 
     def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """Spread requests of one stamp, which are in order, if that was asked for. Raises ConfigurationError."""
+        """Spread requests of one stamp, which are in order, if requested. Raises ConfigurationError."""
         return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
 
     def _columns(self) -> Mapping[str, str] | None:

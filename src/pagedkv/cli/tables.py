@@ -1,4 +1,4 @@
-"""Results for humans: tables on the standard output, of whatever width.
+"""Results for humans: tables on the standard output, of any width.
 
 A number is never broken across lines: labels and texts wrap between words, and a table of numbers that is too wide is
 shown in parts, each with the first column.
@@ -30,13 +30,13 @@ _T = TypeVar("_T")
 UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
 NUMBER: Final = re.compile(r"[\d.,]+")
 MOST_ROWS: Final = 30
-"""Of a table by tenant or by window."""
-CELL_PADDING: Final = 3  # two blanks and what divides columns
-EDGES: Final = 1  # of a table, where nothing divides columns any more
+"""Most rows of a table by tenant or by window."""
+CELL_PADDING: Final = 3  # two blanks and the line between columns
+EDGES: Final = 1  # of a table, without a line between columns
 
 
 def print_summary(title: str, summary: ReplaySummary) -> None:
-    """Print what a replay found out."""
+    """Print the results of a replay."""
     counts = summary.counts
     print_table(
         title,
@@ -62,15 +62,15 @@ def print_summary(title: str, summary: ReplaySummary) -> None:
 
 
 def share(ratio: float | None, part: int, whole: int) -> str:
-    """Write a ratio of what hit with the numbers behind it."""
+    """Write a hit ratio with its numerator and denominator."""
     return UNKNOWN_CONTENT if ratio is None else f"{ratio:.2%} ({part:,} of {whole:,})"
 
 
 def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], str]:
-    """Choose which of many rows a terminal shows: the largest, in their order; and say so.
+    """Choose the rows that a terminal shows: the largest, in their order; with a sentence about it.
 
     Args:
-        parts: rows; sizes: what each is judged by.
+        parts: rows; sizes: by which they are chosen.
     """
     if len(parts) <= MOST_ROWS:
         return list(parts), ""
@@ -79,7 +79,7 @@ def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], 
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Print what must be known before figures are believed."""
+    """Print what a reader must know before trusting figures."""
     for warning in warnings:
         Console().print(f"Warning: {escape(warning)}", highlight=False)
 
@@ -96,11 +96,11 @@ def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, num_keys: int = 1) -> None:
-    """Print a table of numbers, its first column a label; in parts where the terminal is too narrow for it.
+    """Print a table of numbers, its first column a label; in parts if the terminal is too narrow.
 
     Args:
         title: above it; headings: of its columns; rows: as many cells each.
-        num_keys: leading columns that tell which row it is, which each part has.
+        num_keys: leading columns that identify a row, repeated in each part.
     """
     console = Console()
     known = list(rows)
@@ -116,7 +116,7 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
 
 
 def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
-    """Divide columns among tables that are no wider than so much, each with the first columns and one more at least."""
+    """Divide columns among tables of a width at most, each with the key columns and at least one more."""
     keys = list(range(num_keys))
     parts = [keys.copy()]
     for place in range(num_keys, len(widths)):
@@ -128,7 +128,7 @@ def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Give each column the room of its longest word, and what is left to those that have longer cells, in order.
+    """Give each column the width of its longest word, and the rest to columns with longer cells, in order.
 
     Rich's own division breaks words of the widest column before it wraps the others.
     """

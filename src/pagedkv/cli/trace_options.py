@@ -1,4 +1,4 @@
-"""Which requests of a trace, and in which order: the options of the commands that run or measure one."""
+"""The selection and order of a trace's requests: the options of the commands that run or measure one."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -38,19 +38,19 @@ class TraceOptions:
     """How to read a trace.
 
     Args:
-        session_interval_s: seconds between the starts of sessions, in a trace with a session a line, whose clocks start
-            anew with each; None: one session after the other, in file order.
+        session_interval_s: seconds between the starts of sessions, in a trace with one session in each line, each with
+            its own clock; None: one session after the other, in file order.
         max_gap_s: longest gap within a session; longer ones are cut to it.
-        trace_block_size: tokens a block id stands for, if not as the trace tells.
+        trace_block_size: tokens a block id stands for, if the trace is to be overridden.
         limit: requests to stop after.
-        window: windows of recorded time that figures are told by.
+        window: windows of recorded time by which figures are divided.
         utc_offset: hours that times of day are ahead of UTC.
         isolates: whether blocks of one tenant are hidden from all others.
-        sort: put the requests in order of arrival, instead of refusing them unsorted.
-        source: what the file does not tell by itself.
+        sort: sort the requests by arrival, instead of refusing unsorted ones.
+        source: facts that the file does not state.
 
     Raises:
-        ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is none.
+        ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is not valid.
     """
 
     session_interval_s: opt.SessionIntervalOrNone = None
@@ -64,7 +64,7 @@ class TraceOptions:
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used, whatever the trace."""
+        """Refuse options that are invalid for any trace."""
         require_limit(self.limit)
         if self.max_gap_s is not None and self.session_interval_s is None:
             raise ConfigurationError("--max-gap cuts the gaps within sessions: give --session-interval, too")
@@ -82,7 +82,7 @@ class TraceOptions:
 
     @property
     def names_tenants(self) -> bool:
-        """Whether something was typed that says whose a request is, or supposes it."""
+        """Whether a typed option names tenants, or requires them."""
         return self.source.tenant_by is not None or self.isolates
 
     def open(self, path: str) -> TraceReader:
@@ -95,7 +95,7 @@ class TraceOptions:
         The first is read at once, so that a file without any is refused before anything is compiled or loaded.
 
         Raises:
-            TraceError: at once or while iterating, what is wrong with the trace.
+            TraceError: at once or while iterating, a fault of the trace.
         """
         requests = islice(rebased(self.in_order(trace)), self.limit)
         return chain(list(islice(requests, 1)), requests)
@@ -115,7 +115,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class TimedTraceOptions(TraceOptions):
-    """How to read a trace for a replay, whose sessions overlap: one begins every minute, unless told otherwise."""
+    """How to read a trace for a replay, whose sessions overlap: one begins every minute by default."""
 
     session_interval_s: opt.SessionInterval = SESSION_INTERVAL_S
 
@@ -125,7 +125,7 @@ class MergingOptions:
     """How several traces become one.
 
     Args:
-        shared_ids: whether ids of blocks are of one numbering in all files.
+        shared_ids: whether all files share one numbering of blocks.
         start_together: whether all files begin at the same time.
     """
 

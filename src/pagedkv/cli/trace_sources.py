@@ -1,4 +1,4 @@
-"""One trace, or several as one: what the commands that run or measure traces read their requests from."""
+"""One trace, or several as one: the source of requests for the commands that run or measure traces."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,8 @@ class TraceSources:
         ConfigurationError, TraceError: as TraceReader does; too many files; sessions without times of their own.
 
     Attributes:
-        origin_s: what arrivals were moved by; with it they are recorded times. Known once a request is there.
+        origin_s: the seconds by which arrivals were moved; added, they give recorded times. Known after the first
+            request.
     """
 
     def __init__(self, paths: Sequence[str], options: TraceOptions, merging: MergingOptions = NO_MERGING) -> None:
@@ -66,7 +67,7 @@ class TraceSources:
 
     @property
     def num_bytes(self) -> int | None:
-        """Size of the files as stored, or None where one is a pipe."""
+        """Size of the files as stored, or None if one is a pipe."""
         sizes = [reader.num_bytes for reader in self._readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -77,7 +78,7 @@ class TraceSources:
 
     @property
     def recognised(self) -> str:
-        """Say what the files were taken for, and whether tenants are kept apart."""
+        """Say which formats were recognised, and whether tenants are isolated."""
         kinds = Counter(as_typed(reader.recognised) for reader in self._readers)
         several = len(self._paths) > 1
         told = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
@@ -85,7 +86,7 @@ class TraceSources:
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known before figures are believed, each in a sentence; complete when all has been read."""
+        """List what a reader must know before trusting figures, one sentence each; complete when all has been read."""
         if len(self._paths) == 1:
             told = self._readers[0].notes
         else:
@@ -96,7 +97,7 @@ class TraceSources:
 
     @property
     def origin_s(self) -> float:
-        """What arrivals were moved by: with it they are recorded times again."""
+        """The seconds by which arrivals were moved: added, they give recorded times."""
         return 0.0 if self._rebased is None else self._rebased.origin_s
 
     def requests(self) -> Iterator[Request]:
@@ -105,8 +106,8 @@ class TraceSources:
         The first is read at once, so that files without any are refused before anything is compiled or loaded.
 
         Raises:
-            TraceError: at once or while iterating, what is wrong with a file.
-            ConfigurationError: tenants are to be kept apart, and there are none.
+            TraceError: at once or while iterating, a fault of a file.
+            ConfigurationError: tenants are to be isolated, and there are none.
         """
         self._rebased = Rebased(self._in_order())
         requests = islice(self._with_salts(self._rebased), self._options.limit)
@@ -128,7 +129,7 @@ class TraceSources:
         return iter(self._merged)
 
     def _with_salts(self, requests: Rebased) -> Iterator[Request]:
-        """Give each request the salt of its tenant if they are kept apart; require tenants that were asked for."""
+        """Give each request the salt of its tenant if tenants are isolated; require tenants if they were requested."""
         options = self._options
         has_tenants = False
         for request in requests:
@@ -154,7 +155,7 @@ def name_of(paths: Sequence[str]) -> str:
 
 
 def require_several_can_be_one(paths: Sequence[str]) -> None:
-    """Refuse more files than are read at once, and one that is named twice. Raises ConfigurationError."""
+    """Refuse more files than are read at once, and a file that is named twice. Raises ConfigurationError."""
     if len(paths) > MOST_FILES:
         raise ConfigurationError(f"{len(paths)} traces are more than {MOST_FILES} at once")
     twice = [path for path, number in Counter(paths).items() if number > 1]
@@ -163,6 +164,6 @@ def require_several_can_be_one(paths: Sequence[str]) -> None:
 
 
 def _told_apart(paths: Sequence[str]) -> list[str]:
-    """Name tenants by their files, without folders where that tells them apart."""
+    """Name tenants by their files, without folders if the names stay distinct."""
     names = [PurePath(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)

@@ -1,8 +1,8 @@
-"""What users type for what the library names: its messages have parameters in backquotes, the command line has options.
+"""The options that users type in place of the library's names: its messages have parameters in backquotes.
 
-The library knows no options: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A message
-that refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got 0``.
-Whatever a command shows of the library's messages, errors and notes, goes through :func:`as_typed`.
+The library does not use option names: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A
+message that refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got
+0``. A command passes all messages of the library, errors and notes, through :func:`as_typed`.
 """
 
 import re
@@ -59,7 +59,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "window": "--window",
     }
 )
-"""What is typed for a parameter, or for a function without its arguments."""
+"""The typed form of a parameter, or of a function without its arguments."""
 
 CALLS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -67,7 +67,7 @@ CALLS: Final[Mapping[str, str]] = MappingProxyType(
         "with_block_ids": "pagedkv convert {} --block-size 16 -o with-ids.jsonl.gz",
     }
 )
-"""What is typed for a function of one argument."""
+"""The typed form of a function of one argument."""
 
 NAMED: Final = re.compile(r"`([A-Za-z_][\w.]*)(?:=([^`]*)|\(([^`]*)\))?`")
 

@@ -1,11 +1,11 @@
-"""How a command ends when it cannot go on: one clear line on stderr, and an exit code that says whose turn it is.
+"""How a command ends after an error: one clear line on stderr, and an exit code by the kind of error.
 
 ====================================================  =========
 what happened                                         exit code
 ====================================================  =========
-an answer of an engine is not what it must be         1
+an answer of an engine is wrong                       1
 a bad trace, size, option, engine or output file      2
-a model that cannot be run, a prompt that is refused  2
+a model or a prompt that is refused                   2
 an extra of pagedkv is not installed                  2
 Ctrl-C                                                130
 SIGTERM                                               143
@@ -46,7 +46,7 @@ class OutputError(Exception):
 
 
 class InterruptedRunError(Exception):
-    """Ctrl-C or SIGTERM, of which this was made, ended a run; the message says how far it came."""
+    """Ctrl-C or SIGTERM ended a run; the message has its progress."""
 
 
 USERS_TO_MEND: Final = (
@@ -66,12 +66,12 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     """Turn the errors above into a line on stderr and an exit code.
 
     Args:
-        options: the options of the command as they are typed, by the names of their parameters.
+        options: the options of the command as typed, by the names of their parameters.
     """
     try:
         yield
     except USERS_TO_MEND as error:
-        message = as_typed(_in_one_line(error))  # what is in no backquotes in that of a trace may be fields of the file
+        message = as_typed(_in_one_line(error))  # without backquotes, a trace's words may be fields of the file
         told = _by_option(message, options) if isinstance(error, ConfigurationError) else message
         typer.echo(f"pagedkv: {told}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
@@ -87,10 +87,10 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
 
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:
-    """Name options as they are typed: the library's messages name settings as Python does."""
+    """Name options as typed: the library's messages use Python's names."""
     for name, typed in options.items():
         if typed not in message:
-            # A name of one word may be any word, but for the one that a message begins with.
+            # A name of one word may be an ordinary word, except as the first word of a message.
             pattern = rf"(?<![\w'-]){name}(?![\w'])" if "_" in name else rf"^{name}(?= must )"
             message = re.sub(pattern, typed, message)
     return message

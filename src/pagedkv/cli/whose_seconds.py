@@ -1,4 +1,4 @@
-"""Whose seconds figures are in: the cost model by name, and where it comes from; the same words in every command."""
+"""The source of the seconds of figures: the cost model by name, and its origin; in equal words in every command."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["WhoseSeconds", "origin_of", "shared_name"]
 
 
 def shared_name(name: str) -> str:
-    """Name a cost model without the folders of whoever ran it; names of presets stay as they are.
+    """Name a cost model without the folders of a user; names of presets stay unchanged.
 
     >>> shared_name("/home/me/cost.json"), shared_name("llama-3.1-8b/8xh100")
     ('cost.json', 'llama-3.1-8b/8xh100')
@@ -21,22 +21,22 @@ def shared_name(name: str) -> str:
 
 
 def origin_of(cost_model: str | None) -> CostOrigin:
-    """Tell where the seconds come from: of ``--cost-model``, or computed for the GPU where that is not given.
+    """Find the source of the seconds: that of ``--cost-model``, or computed for the GPU without that option.
 
     Raises:
-        ConfigurationError: no such name or file, or it says what it was fitted to in a way that cannot be read.
+        ConfigurationError: no such name or file, or its calibration cannot be read.
     """
     return CostOrigin(DATA_SHEET) if cost_model is None else read_cost_origin(cost_model)
 
 
 @dataclass(frozen=True, slots=True)
 class WhoseSeconds:
-    """A cost model as figures name it.
+    """A cost model as named beside figures.
 
     Args:
         name: as typed, or of a preset.
         origin: where its seconds come from.
-        is_assumed: whether nothing that was typed says what steps cost.
+        is_assumed: whether no typed option determines the cost of steps.
     """
 
     name: str
@@ -45,11 +45,11 @@ class WhoseSeconds:
 
     @property
     def in_short(self) -> str:
-        """Name it and its origin: "cost.json, calibrated, error 12.7%"; and whether it is assumed."""
+        """The name and the origin: "cost.json, calibrated, error 12.7%"; and whether it is assumed."""
         return f"{shared_name(self.name)}, {self._origin_in_short}"
 
     def as_dict(self) -> Seconds:
-        """Lay out for JSON and pages, which are passed on: a file is named without its folders."""
+        """Lay out for JSON and pages, which users share: a file is named without its folders."""
         return {
             "cost_model_name": shared_name(self.name),
             "in_short": self._origin_in_short,
@@ -65,11 +65,11 @@ class WhoseSeconds:
         return f"{self.origin.in_short}, assumed" if self.is_assumed else self.origin.in_short
 
     def warnings(self, remedy: str, model: str | None = None) -> Iterator[str]:
-        """Say what these seconds rest on, each in a sentence.
+        """List the assumptions behind these seconds, one sentence each.
 
         Args:
-            remedy: options that say what a run is on.
-            model: whose memory it is, if that is known.
+            remedy: options that describe the hardware of a run.
+            model: the served model, if it is known.
         """
         name = shared_name(self.name)
         others = model is not None and "/" in name and name.partition("/")[0].lower() != model.lower()

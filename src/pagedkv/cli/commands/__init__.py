@@ -1,1 +1,1 @@
-"""The commands, one a module: options, help, and whom to call. What they do is done beside this package."""
+"""The commands, one module each: options, help, and a call. The work is done outside of this package."""

@@ -1,4 +1,4 @@
-"""``pagedkv calibrate``: a cost model out of measured steps, for ``--cost-model``."""
+"""``pagedkv calibrate``: a cost model from measured steps, for ``--cost-model``."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,7 +51,7 @@ def calibrate(
 
     A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
     num_attended_pairs, num_context_tokens and num_sequences. At least 20 steps, of different sizes.
-    docs/models-and-costs.md tells what each is.
+    docs/models-and-costs.md explains each.
 
     For example:
 
@@ -100,7 +100,7 @@ def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Pa
 
 
 def error_rows(calibration: Calibration | Validation) -> Iterable[tuple[str, ...]]:
-    """Lay out errors by the tokens of a step, and those of all steps."""
+    """Lay out errors by the tokens of a step, and over all steps."""
     for each in calibration.by_tokens:
         sizes = f"{each.least:,}" if each.least == each.most else f"{each.least:,} to {each.most:,}"
         yield _error_row(sizes, each)

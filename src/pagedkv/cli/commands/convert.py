@@ -1,6 +1,6 @@
 """``pagedkv convert``: reads a trace of any known format, and writes it in the pagedkv trace format.
 
-Requests flow one at a time from the reader through whatever was asked for (sessions interleaved, sorting, block ids
+Requests flow one at a time from the reader through the chosen conversions (sessions interleaved, sorting, block ids
 made from tokens) to the writer, so a trace need not fit in memory. The bar goes to stderr, and only when that is a
 terminal; it shows the share of the file that has been read, in stored bytes.
 """
@@ -41,18 +41,19 @@ SALT_NBYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a conversion changes, besides the format.
+    """The changes of a conversion, besides the format.
 
     Args:
-        trace_block_size: tokens a block id of the source stands for, if not as it tells.
-        block_size: make ids of blocks of so many tokens from the tokens of the source.
-        sort: put the requests in order of arrival, instead of refusing them unsorted.
-        session_interval_s: seconds from the start of one session to the next, for a trace of a session a line.
+        trace_block_size: tokens a block id of the source stands for, if the source is to be overridden.
+        block_size: make ids of blocks of this many tokens from the tokens of the source.
+        sort: sort the requests by arrival, instead of refusing unsorted ones.
+        session_interval_s: seconds from the start of one session to the next, for a trace with one session in each
+            line.
         max_gap_s: longest time between two requests of a session, in seconds; only with an interval.
         anonymize: replace tokens by salted digests of blocks, and names of sessions by salted digests.
         salt: of these digests, for several files that belong together; None for a random one.
-        limit: write only the first so many requests, in the order of the output.
-        source: what the file does not tell by itself.
+        limit: number of requests to write, in the order of the output.
+        source: facts that the file does not state.
 
     Raises:
         ConfigurationError: a number is out of range, or a gap is given without an interval.
@@ -111,7 +112,7 @@ def convert(
 ) -> None:
     """Convert a trace of any known format to the pagedkv trace format, which docs/trace-format.md describes.
 
-    The first line tells the format, as for replay. Memory stays bounded, except with --block-size.
+    The first line determines the format, as for replay. Memory stays bounded, except with --block-size.
 
     For example:
 
@@ -148,11 +149,11 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
             output.
 
     Returns:
-        The number of requests written, what the file was taken for, and what must be known of it.
+        The number of requests written, the recognised format, and the notes on it.
 
     Raises:
         ConfigurationError: a size or time is out of range, or the trace has blocks of several sizes.
-        TraceError: the trace cannot be read, or is not what the conversion needs.
+        TraceError: the trace cannot be read, or lacks what the conversion needs.
         OutputError: the output, or a temporary file, cannot be written.
         InterruptedRunError: Ctrl-C.
     """

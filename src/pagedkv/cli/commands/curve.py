@@ -1,4 +1,4 @@
-"""``pagedkv curve``: reads the trace, measures point after point, shows how far it has come.
+"""``pagedkv curve``: reads the trace, measures point after point, shows progress.
 
 The bars go to stderr, and only when that is a terminal. While the trace is read, the bar shows the share of the file,
 in stored bytes; then the share of the points, of which there is one for each policy and capacity.
@@ -50,12 +50,12 @@ __all__ = ["curve", "curve_of_trace", "has_content"]
 DEFAULTS: Final = TraceOptions()
 BLOCK_SIZE: Final = 16
 NUM_LOOKED_AT: Final = 1000
-"""Requests by which it is found out whether a trace has any content."""
+"""Number of requests that are read to find out whether a trace has content."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveOptions:
-    """What is measured, as typed."""
+    """The options of a measurement, as typed."""
 
     full_blocks_only: Annotated[
         bool, typer.Option("--full-blocks-only", help="Leave out the id of a partly filled last block.")
@@ -77,7 +77,7 @@ class CurveOptions:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The policies that were named, if any. Raises ConfigurationError."""
+        """The named policies, if any. Raises ConfigurationError."""
         return None if self.policies is None else policies_for(0, map(str.strip, self.policies.split(",")))
 
 
@@ -98,11 +98,11 @@ def curve(
     of its texts. A prompt hits its leading run of cached blocks; the rest takes blocks that the policy evicts first, as
     does its answer where the trace has it.
 
-    Several traces, as logs of several teams, share the cache, on one clock; hits are told in all and by tenant, as with
-    --tenant-by; --isolate hides each tenant's blocks from the others. --window tells them by time.
+    Several traces, as logs of several teams, share the cache, on one clock; hits are given in all and by tenant, as
+    with --tenant-by; --isolate hides each tenant's blocks from the others. --window gives them by time.
 
     With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
-    split as pagedkv replay does. Nothing tells the optimum there.
+    split as pagedkv replay does. There is no optimum for such models.
 
     For example:
 
@@ -163,7 +163,7 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
         full_blocks_only: leave out the id of a partly filled last block.
         options: how to read the trace.
         num_tokens: also measure a cache of so many tokens, and two and four times that.
-        block_size: tokens of the blocks that are made of tokens and texts.
+        block_size: tokens of the blocks that are made from tokens and texts.
 
     Raises:
         ConfigurationError: a size or the limit is out of range.
@@ -176,19 +176,19 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
 
 
 class TraceBlocks:
-    """The blocks that a trace refers to, read with a bar.
+    """The blocks that a trace refers to, read with a progress bar.
 
     Args:
-        paths: the trace, or several that are one; options: how to read each.
-        rehearsals: what will be done with the blocks.
+        paths: the trace, or several as one; options: how to read each.
+        rehearsals: of the measurements that follow.
         full_blocks_only: leave out the id of a partly filled last block.
-        block_size: tokens of the blocks that are made of tokens and texts.
-        keeps_answers: whether blocks of answers stay, where the trace has their tokens.
+        block_size: tokens of the blocks that are made from tokens and texts.
+        keeps_answers: whether blocks of answers stay cached, if the trace has their tokens.
         merging: how several become one.
 
     Attributes:
-        recognised: what it was taken for; known when it has been read.
-        notes: what must be known of it, each in a sentence; likewise.
+        recognised: the format; known after reading.
+        notes: what a reader must know about it, one sentence each; likewise.
         partitions: how its requests are divided; likewise.
     """
 
@@ -216,14 +216,14 @@ class TraceBlocks:
 
     @contextmanager
     def read(self) -> Iterator[tuple[BlockReferences, Progress]]:
-        """Read what the trace refers to, and show progress meanwhile and afterwards."""
+        """Read the references of the trace; show progress during and after reading."""
         with TraceSources(self._paths, self._options, self._merging) as trace:
             requests = self._named(trace.requests())
             prepare(partial(make_ready, *self._rehearsals))
             with progress_bars() as progress:
                 collector = ReferenceCollector(trace.name, full_blocks_only=self._full_blocks_only)
                 references = _collect(trace, requests, collector, trace.name, progress)
-                del collector  # its tree takes more than the references: it goes before anything is measured
+                del collector  # its tree takes more memory than the references, and is freed before measuring
                 self.recognised = trace.recognised
                 self.notes = [*trace.notes, *self._unshared(references.num_requests)]
                 self.partitions = list(partitions_of(references, self._options, trace.origin_s))
@@ -272,7 +272,7 @@ def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[s
 
 
 def has_content(path: str, options: TraceOptions = DEFAULTS) -> bool:
-    """Tell whether any of the first requests of a trace has content: ids, tokens or texts. Raises TraceError."""
+    """Return whether any of the first requests of a trace has content: ids, tokens or texts. Raises TraceError."""
     with options.open(path) as trace:
         return any(request.has_content for request in islice(trace, NUM_LOOKED_AT))
 
@@ -297,7 +297,7 @@ def _collect(
 
 @contextmanager
 def _shown(progress: Progress, num_points: int) -> Iterator[Callable[[int], None]]:
-    """Show how many points of a curve are measured; Ctrl-C tells it too."""
+    """Show how many points of a curve are measured; the message of Ctrl-C has the number too."""
     task = progress.add_task("curve", total=num_points, come_to=f"{num_points} points")
     try:
         yield lambda num_done: progress.update(task, completed=num_done)

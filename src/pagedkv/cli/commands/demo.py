@@ -1,4 +1,4 @@
-"""``pagedkv demo``: a small model answers questions out of too little KV memory, and every answer is judged."""
+"""``pagedkv demo``: a small model answers questions with too little KV memory, and every answer is checked."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +59,7 @@ def demo(
         from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
-        torch.set_num_threads(1)  # the model is too small to be shared: on a busy machine threads mostly wait
+        torch.set_num_threads(1)  # the model is too small for several threads: on a busy machine they mostly wait
         drawn = draw_questions(questions, documents, seed)
         model = load_trained()
     config = DEMO_CONFIG if num_blocks is None else replace(DEMO_CONFIG, num_blocks=num_blocks)

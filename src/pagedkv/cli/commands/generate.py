@@ -43,10 +43,10 @@ CHOOSING: Final = (
     "logits_processors",
     "num_beams",
 )
-"""Parameters by which others than the most likely tokens are chosen."""
+"""Parameters by which less likely tokens may be chosen."""
 
 MOST_SHOWN: Final = 10
-"""Differences that are listed; all are in --json."""
+"""Most differences that are listed; all are in --json."""
 
 
 @command
@@ -81,7 +81,7 @@ def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
     """Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it answers itself.
 
     Prompts that begin alike share what was computed. Ctrl-C ends with the results so far; a second one at once.
-    docs/engine.md tells which models there are, and what a line of --input may hold.
+    docs/engine.md lists the models, and the fields of a line of --input.
 
     For example:
 
@@ -159,7 +159,7 @@ def _verified(verify: "Callable[[], Verification]") -> "Verification":
         raise InterruptedRunError("interrupted while answers were compared; all of them were given") from error
 
 
-# What was asked for
+# The request
 
 
 def _require_sources(prompt: list[str] | None, input_file: Path | None, *, chat: bool) -> None:
@@ -191,12 +191,12 @@ def _readable(path: Path) -> Path:
     return Path("/dev/stdin") if path == STANDARD_OUTPUT else path
 
 
-# What came out
+# The results
 
 
 @contextmanager
 def _answers(target: Path | None) -> Iterator[Callable[[dict[str, object]], None]]:
-    """Write rows to a file as they come; what was written by then is kept when Ctrl-C ends the run."""
+    """Write rows to a file as they are finished; rows written before Ctrl-C are kept."""
     opened = nullcontext(None) if target is None else atomic_file(target)
     with opened as file:
         yield lambda row: _write(file, row)
@@ -213,7 +213,7 @@ def _as_dict(place: int, answer: "RequestOutput") -> dict[str, Any]:
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary that JSON can say: causes by their words."""
+    """Make a dictionary for JSON: causes by their words."""
     return {name: value.value if isinstance(value, MissCause) else value for name, value in items}
 
 

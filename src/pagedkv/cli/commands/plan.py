@@ -30,7 +30,7 @@ __all__ = ["plan"]
 
 @dataclass(frozen=True, slots=True)
 class PlanRuns:
-    """How points are run and kept, as typed."""
+    """How points are run and stored, as typed."""
 
     jobs: opt.Jobs = None
     results: Annotated[
@@ -58,9 +58,9 @@ def plan(
 ) -> None:
     """Find the memory, block size, policy and batch limits for a trace: many settings, served by the simulator.
 
-    Every combination of the lists is served, and choices are compared on the same requests. Of each the highest load
-    that holds is searched for, or those of --load are run. A point that is done is kept, so that the same command goes
-    on after Ctrl-C, and a longer list costs what is new in it. docs/planning.md tells how figures are to be read.
+    Every combination of the lists is served, and choices are compared on the same requests. For each, the highest load
+    that holds is searched, or the loads of --load are run. Finished points are stored, so that the same command
+    continues after Ctrl-C, and a longer list runs only new points. docs/planning.md explains the figures.
 
     For example:
 
@@ -106,10 +106,10 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a trace is.
+    """The facts of a trace.
 
     Args:
-        read_as: what it was taken for; notes: what must be known of it.
+        read_as: its format; notes: what a reader must know about it.
         planned: all points.
     """
 
@@ -119,10 +119,10 @@ class _Seen:
 
 
 def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
-    """Read a trace once, so that all that must be known of it is; memory is split by its first requests.
+    """Read a trace once, for the facts of all of it; memory is split by its first requests.
 
     Raises:
-        ConfigurationError: a value is out of range, or a setting cannot work.
+        ConfigurationError: a value is out of range, or a setting is contradictory.
         TraceError: the trace cannot be read.
     """
     with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
@@ -136,7 +136,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
 
 
 def _run(runner: PointRunner, loads: LoadRuns) -> None:
-    """Run the points whose figures are not known, and those that a search asks for."""
+    """Run the points without known figures, and those of a search."""
     points = loads.first()
     if points:
         runner.run(points, loads.keep, lambda: loads.num_known)

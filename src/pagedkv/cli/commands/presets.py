@@ -1,4 +1,4 @@
-"""``pagedkv presets``: what is known by name, with the numbers that decide."""
+"""``pagedkv presets``: everything known by name, with its numbers."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
 """``pagedkv record``: follows a running engine's KV events, and joins them with its request log into a trace.
 
-Ctrl-C and SIGTERM end a recording as a bound does: what came until then is told, and the trace is written whole.
+Ctrl-C and SIGTERM end a recording as a bound does: results so far are printed, and the trace is written whole.
 """
 
 import signal
@@ -40,10 +40,10 @@ REQUESTS: Final = "Requests"
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """What is followed, and for how long, as typed.
+    """The publisher to follow, and for how long, as typed.
 
     Raises:
-        ConfigurationError: a bound or an interval makes no sense.
+        ConfigurationError: a bound or an interval is not positive.
     """
 
     replay: Annotated[
@@ -69,7 +69,7 @@ class Publisher:
         int | None, typer.Option(metavar="N", help="Stop after so many messages.", rich_help_panel=ENGINE)
     ] = None
     patience: Annotated[
-        float, typer.Option(metavar="S", help="Stop when nobody publishes for so long.", rich_help_panel=ENGINE)
+        float, typer.Option(metavar="S", help="Stop after so many seconds without a publisher.", rich_help_panel=ENGINE)
     ] = 30.0
 
     @property
@@ -78,7 +78,7 @@ class Publisher:
         return Bounds(self.seconds, self.limit, self.patience)
 
     def follower(self) -> MetricsFollower | None:
-        """Make what reads the metrics page, if there is one. Raises ConfigurationError."""
+        """Make the reader of the metrics page, if there is one. Raises ConfigurationError."""
         return None if self.metrics is None else MetricsFollower(self.metrics, self.metrics_interval)
 
 
@@ -90,10 +90,10 @@ GENERATED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RequestLog:
-    """Where requests come from, and what of them is written, as typed.
+    """The source of requests, and the output, as typed.
 
     Raises:
-        ConfigurationError: a trace is asked for without a log, or a number is out of range.
+        ConfigurationError: a trace is requested without a log, or a number is out of range.
     """
 
     log: Annotated[
@@ -127,7 +127,7 @@ class RequestLog:
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used, before anything is recorded."""
+        """Refuse invalid options before the recording."""
         if self.output is not None and self.log is None:
             raise ConfigurationError(
                 "--output is a trace of requests, which events do not show: give the engine's request log, too (--log)"
@@ -156,8 +156,8 @@ def record(
 ) -> None:
     """Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and replay.
 
-    Events show what was stored and removed: how full the cache was, and how long blocks stay. Requests, their times,
-    lengths and tokens are those of the log. docs/recording.md tells what follows from which.
+    Events show the stored and removed blocks: how full the cache was, and how long blocks stay. Requests, their times,
+    lengths and tokens are those of the log. docs/recording.md gives the source of each figure.
 
     For example:
 
@@ -202,7 +202,7 @@ def record(
 def _run(
     recorder: Recorder, bounds: Bounds, is_over: Callable[[], bool], follower: MetricsFollower | None
 ) -> tuple[Ending | None, RecordingError | None]:
-    """Record; what fails after something came is kept for the end."""
+    """Record; an error after the first results is returned."""
     try:
         each_tick = (lambda _now_s: None) if follower is None else follower.tick
         return recorder.run(bounds, is_over=is_over, each_tick=each_tick), None
@@ -214,7 +214,7 @@ def _run(
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM end a recording, and not the process: what came is still to be written."""
+    """Let Ctrl-C and SIGTERM end a recording, not the process, so that results are still written."""
     asked: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -229,7 +229,7 @@ def _signals() -> Iterator[Callable[[], bool]]:
 
 
 def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
-    """Join the log with what was recorded; the trace is there whole or not at all.
+    """Join the log with the recording; the trace is written whole or not at all.
 
     Raises:
         TraceError: the log cannot be read, or has no request of that time.

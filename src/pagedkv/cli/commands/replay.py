@@ -39,7 +39,7 @@ __all__ = ["replay"]
 
 ENGINE: Final = "Engine"
 ENGINE_NUM_TOKENS: Final = 2**16
-"""Of an engine's pools, unless --num-blocks says otherwise: 64 MB for the demonstration's model."""
+"""Tokens of an engine's pools without --num-blocks: 64 MB for the demonstration's model."""
 
 
 @command
@@ -75,8 +75,8 @@ def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
 ) -> None:
     """Serve a request trace on a virtual clock, with continuous batching, through the block space that serves.
 
-    Requests arrive when the trace says; steps take as long as the cost model says. What is hit, shared, preempted,
-    evicted and wasted is the block space's own doing. docs/replay.md tells the rules.
+    Requests arrive at the times of the trace; steps take the time of the cost model. The production block space decides
+    what is hit, shared, preempted, evicted and wasted. docs/replay.md has the rules.
 
     For example:
 
@@ -129,7 +129,7 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
 
 
 def _own_model(options: ServingOptions) -> ServingOptions:
-    """Refuse options that say what another model has, and give pools of a size that a small one can fill."""
+    """Refuse options that describe another model, and choose pools of a size that a small model can fill."""
     if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
         raise ConfigurationError(
             "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
@@ -170,7 +170,7 @@ def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path |
 
 
 def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> ReplaySummary:
-    """Replay a trace, as far as ``options`` say.
+    """Replay a trace, selected by ``options``.
 
     Raises:
         ConfigurationError: a size is out of range.

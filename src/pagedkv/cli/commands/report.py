@@ -1,7 +1,7 @@
-"""``pagedkv report``: finds out what each source is, runs the traces, and writes the page.
+"""``pagedkv report``: detects the kind of each source, runs the traces, and writes the page.
 
-A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content tells which. Mistakes are found
-before the first trace runs, for that takes its time; so is a missing ``report`` extra, without which there is help.
+A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content determines which. Mistakes are found
+before the first trace runs, which takes long; so is a missing ``report`` extra. Help works without the extra.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ __all__ = ["NO_CONTENT", "as_run", "import_page", "report", "require_page_output
 
 HTML_SUFFIX: Final = ".html"
 RESULT_KEYS: Final = frozenset({"pools", "timeline"})
-"""The keys that tell a replay's result from everything else in JSON; no line of a trace has them."""
+"""Keys that only a replay's result has; no line of a trace has them."""
 LONGEST_FIRST_LINE: Final = 2**26
-"""Bytes. A result in one line has a few hundred thousand, so a longer line is a trace's, and need not be read here."""
+"""Bytes. A result in one line has a few hundred thousand, so a longer line belongs to a trace, and is not read here."""
 WRITE_AGAIN: Final = "Write it again with pagedkv replay --json"
 AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote (without --one-at-a-time)"
 FROM_JSON: Final = (
@@ -44,7 +44,7 @@ NO_CONTENT: Final = (
     "The trace has lengths and no content, neither block ids nor tokens nor texts, so which blocks requests share is "
     "unknown: it has no capacity curve."
 )
-"""Why there is no curve, for a caller whose trace has none."""
+"""Reasons for a missing curve."""
 
 
 @command
@@ -90,7 +90,7 @@ def report(
     serving.configuration()
     for source in sources:
         if not Path(source).exists():
-            serving.trace.open(source)  # says so, before anything is imported that draws
+            serving.trace.open(source)  # raises before the drawing modules are imported
     if json_file is not None:
         require_writable(json_file, *sources)
         if output == json_file:
@@ -106,7 +106,7 @@ def report(
 def _curve_beside(
     path: str, result: ServingResult, serving: ServingOptions, capacities: str | None
 ) -> tuple[Mapping[str, object] | None, str]:
-    """Measure the curve of a trace that was replayed; or say why it has none. Raises as curve_of_trace."""
+    """Measure the curve of a replayed trace, or return the reason that it has none. Raises as curve_of_trace."""
     if not has_content(path, serving.trace):
         return None, NO_CONTENT
     wanted = None if capacities is None else parse_capacities(capacities)
@@ -124,9 +124,9 @@ def write_report(
     """Write the report of one source, or of several side by side.
 
     Args:
-        sources: traces and JSON results; the first is the one that the others are compared with.
+        sources: traces and JSON results; the others are compared with the first.
         output: an .html file, or - for the standard output.
-        run_trace: replays a trace and measures its curve; what it raises comes through.
+        run_trace: replays a trace and measures its curve; its errors are passed on.
         version: of this program.
         command: the command line, as typed.
 
@@ -134,7 +134,7 @@ def write_report(
         The runs that the page shows.
 
     Raises:
-        ConfigurationError: the output is no .html file; there are too many sources.
+        ConfigurationError: the output is not an .html file; there are too many sources.
         MissingExtraError: the report extra is not installed.
         TraceError: a source cannot be read, or is neither a trace nor a result.
         OutputError: the output cannot be written, or is a source.
@@ -164,10 +164,10 @@ def as_run(
     curve: Mapping[str, object] | None = None,
     without_curve: str = NO_CONTENT,
 ) -> ReportRun:
-    """Make a run of the documents that a replay and a curve lay out for JSON.
+    """Make a run from the JSON documents of a replay and a curve.
 
     Raises:
-        msgspec.ValidationError: they are not laid out as the report expects, which is a fault of this library.
+        msgspec.ValidationError: the documents differ from what the report expects, which is a fault of this library.
     """
     return ReportRun(
         name,
@@ -187,7 +187,7 @@ def require_page_output(output: Path, sources: Sequence[str]) -> None:
 
 
 def _pool_tokens(result: ServingResult) -> int | None:
-    """Tokens of the one pool of a replay, for which a curve tells what more of them bring; None with several pools."""
+    """Tokens of the only pool of a replay, for the gain of a larger one; None with several pools."""
     if len(result.pools) != 1:
         return None
     (pool,) = result.pools.values()
@@ -195,7 +195,7 @@ def _pool_tokens(result: ServingResult) -> int | None:
 
 
 def import_page(name: str) -> ModuleType:
-    """Import a module of the report that needs the report extra, once sources and targets are checked.
+    """Import a module of the report that needs the report extra, after sources and targets are checked.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -204,14 +204,14 @@ def import_page(name: str) -> ModuleType:
 
 
 def _read_result(source: str) -> Replay | None:
-    """Read a source that is a result; None for everything else, which the reader of traces judges.
+    """Read a source that is a result; None for all others, which are read as traces.
 
     Raises:
         TraceError: it is one JSON document, but not a result.
     """
     path = Path(source)
     if not path.is_file():
-        return None  # a pipe can be read only once; and of a missing file the reader of traces says so
+        return None  # a pipe can be read only once; the reader of traces reports a missing file
     try:
         with path.open("rb") as file:
             first_line = file.readline(LONGEST_FIRST_LINE)
@@ -243,7 +243,7 @@ def _decode_result(source: str, document: bytes) -> Replay:
 
 
 def _uneven_lists(replay: Replay) -> Iterator[str]:
-    """Name the sections of a result whose lists should be equally long, and are not."""
+    """Name the sections of a result whose lists differ in length."""
     timeline, pools = cast("dict[str, object]", replay["timeline"]), replay["pools"]
     sections: dict[str, Mapping[str, object]] = {"the timeline": timeline}
     for name, pool in replay["timeline"]["pools"].items():
@@ -257,7 +257,7 @@ def _uneven_lists(replay: Replay) -> Iterator[str]:
 
 
 def _keys(text: bytes) -> frozenset[str] | None:
-    """Keys of a JSON object, or None when the text is no whole JSON object."""
+    """Keys of a JSON object, or None if the text is not a whole JSON object."""
     try:
         return frozenset(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError:

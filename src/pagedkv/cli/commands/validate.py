@@ -1,4 +1,4 @@
-"""``pagedkv validate``: a cost model held against steps that were measured."""
+"""``pagedkv validate``: a cost model compared with measured steps."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final

@@ -1,12 +1,12 @@
-"""What ``pagedkv plan`` does between its options and its answer.
+"""The work of ``pagedkv plan`` between its options and its result.
 
 In the order in which data flows::
 
-    axes      what is swept, and the settings that follow
-    prices    what tokens cost, by prices as typed
-    store     figures of points that were run before, a file each
-    runs      points in processes of their own
-    loads     which loads each setting is run under, as typed or as a search asks
-    document  everything found out, for JSON and the page
-    tables    the answer for humans
+    axes      the swept values, and the settings made of them
+    prices    the cost of tokens, by typed prices
+    store     figures of points that were run before, one file each
+    runs      points in separate processes
+    loads     the loads of each setting, typed or chosen by a search
+    document  all results, for JSON and the page
+    tables    the result for humans
 """

@@ -1,7 +1,7 @@
-"""What is swept: lists of values as typed, and the settings that follow, each with what is called what.
+"""The swept values: lists as typed, and the settings made of them, each with the names of its values.
 
-The first value of each axis is what the others are compared with. Where one number of GPUs or GiB is given, half and
-twice as much are tried as well, as far as the weights and a prompt fit.
+The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
+much are tried as well, if the weights and a prompt fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """A point with the names of what was chosen.
+    """A point with the names of its choices.
 
     Args:
-        choices: by axis, as told to people.
-        load: how many times the recorded traffic.
-        point: what is run.
+        choices: by axis, as shown to users.
+        load: multiple of the recorded traffic.
+        point: its setting and load.
     """
 
     choices: Mapping[str, str]
@@ -55,7 +55,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PlanAxes:
-    """The options of ``pagedkv plan`` that say what is tried, as typed."""
+    """The options of ``pagedkv plan`` for the tried values, as typed."""
 
     model: Annotated[
         str,
@@ -138,7 +138,7 @@ class PlanAxes:
 
     @property
     def bounds(self) -> Bounds:
-        """What a good answer is. Raises ConfigurationError."""
+        """The bounds of a good answer. Raises ConfigurationError."""
         return Bounds(self.ttft_s, self.tpot_s)
 
     @property
@@ -148,7 +148,7 @@ class PlanAxes:
 
     @property
     def prices(self) -> dict[str, float]:
-        """What a GPU costs an hour. Raises ConfigurationError."""
+        """The price of a GPU for an hour. Raises ConfigurationError."""
         return {} if self.price is None else parse_prices(self.price)
 
     @property
@@ -163,18 +163,18 @@ class PlanAxes:
 
     @property
     def is_cost_model_assumed(self) -> bool:
-        """Whether nothing that was typed says what steps cost."""
+        """Whether no typed option determines the cost of steps."""
         return self.cost_model is None and self.gpus is None
 
     def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
-        """Give all points, in the order of the axes; where loads are searched, those of the recorded traffic.
+        """Give all points, in the order of the axes; if loads are searched, those of the recorded traffic.
 
         Args:
             mean_tokens, longest: of requests, by which memory is split among several pools.
-            has_content: whether anything is known to hit; policies are all the same if not, and the first one is taken.
+            has_content: whether content is known; if not, all policies are equal, and only the first one is taken.
 
         Raises:
-            ConfigurationError: a value is out of range or none, or a setting cannot work.
+            ConfigurationError: a value is missing or out of range, or a setting is contradictory.
         """
         axes = self._axes()
         self._require_prices(axes)
@@ -260,7 +260,7 @@ class PlanAxes:
 
 
 class _OutOfRangeError(ValueError):
-    """A value that is a number, and none that can be used."""
+    """A value that is a number out of range."""
 
 
 def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
@@ -320,7 +320,7 @@ def _fits(model: ModelMemory, gpu: Gpu, number: int) -> bool:
 
 
 def _named(axis: str, value: object) -> str:
-    """Say what was chosen, so that it can stand alone."""
+    """Name a choice, so that the name is clear without its axis."""
     match axis:
         case "gpu" | "policy":
             return str(value)

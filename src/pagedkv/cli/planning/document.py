@@ -1,4 +1,4 @@
-"""Everything that a plan found out, as one document: what ``--json`` writes and the page is made of."""
+"""All results of a plan, as one document, for ``--json`` and for the page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -29,8 +29,8 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
 
     Args:
         head: trace, command and read_as.
-        axes: what was asked.
-        found: its points and what came of each.
+        axes: the options.
+        found: its points with their figures.
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
@@ -59,7 +59,7 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
 
 
 def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> WhoseSeconds:
-    """Say whose seconds the setting of the headline has."""
+    """Name the source of the seconds of the headline's setting."""
     chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
     name = str(chosen.point.config.cost_model_name)
     return WhoseSeconds(name, axes.origin, axes.is_cost_model_assumed)
@@ -68,7 +68,7 @@ def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPo
 def _settings(
     axes: PlanAxes, results: Sequence[PointResult], found: Sequence[tuple[PlannedPoint, PointFigures]]
 ) -> list[PlanSettingDocument]:
-    """Lay out how much each setting takes, and what that costs."""
+    """Lay out the load limit of each setting, and its cost."""
     best = settings_of(results)
     documents: list[PlanSettingDocument] = []
     for key, limit in limits_of(results).items():
@@ -94,14 +94,14 @@ def _chosen_figures(
     settings: Sequence[PlanSettingDocument],
     found: Sequence[tuple[PlannedPoint, PointFigures]],
 ) -> PointFigures:
-    """Give the figures of the setting of the headline: at the highest load that holds, else at the lowest."""
+    """Give the figures of the headline's setting, at the highest load that holds, else at the lowest."""
     held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
     own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
     return own[min(own) if held is None else held]
 
 
 def _windows(figures: PointFigures) -> Iterator[str]:
-    """Say how the busiest and the quietest window fare, where there are several."""
+    """Describe the figures of the busiest and the quietest window, if there are several."""
     extremes = busiest_and_quietest(figures.divided)
     if extremes is None:
         return
@@ -116,7 +116,7 @@ def _windows(figures: PointFigures) -> Iterator[str]:
 
 
 def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
-    """Say why the setting of the headline takes no more, and what would have to change."""
+    """Say why the headline's setting takes no more load, and what would help."""
     ended = [
         (planned, figures)
         for planned, figures in found
@@ -130,7 +130,7 @@ def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]
 
 
 def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
-    """Say what a million generated tokens cost, for each number of GPUs at best."""
+    """Give the least cost of a million generated tokens, for each number of GPUs."""
     if not axes.prices:
         return
     by_gpus: dict[str, float] = {}

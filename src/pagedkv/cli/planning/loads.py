@@ -1,7 +1,7 @@
-"""Which loads each setting is run under: those that were typed, or those that a search for its limit asks for.
+"""The loads of each setting: the typed ones, or those of a search for its limit.
 
-Each search goes by the verdicts on its own setting alone, so its points are the same in any number of processes. Points
-that were run before are looked up, not run.
+Each search depends on the verdicts on its own setting alone, so its points are equal for any number of processes.
+Points that were run before are looked up, not run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ __all__ = ["LoadRuns"]
 
 @dataclass(slots=True)
 class _Setting:
-    """A setting, its search if there is one, and what was found out."""
+    """A setting, its search if there is one, and its results."""
 
     planned: PlannedPoint
     search: LoadSearch | None
@@ -24,13 +24,13 @@ class _Setting:
 
 
 class LoadRuns:
-    """The points of a plan as they come to be known.
+    """The points of a plan and their figures so far.
 
     Args:
         planned: with loads as typed; or one for each setting, if loads are searched.
-        store: figures of points that were run before, and where those of others go.
+        store: figures of points that were run before; stores those of new ones.
         is_searched: whether loads are searched.
-        runs_again: whether what was run before is run again.
+        runs_again: whether points that were run before are run again.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LoadRuns:
         self.num_known = 0
 
     def first(self) -> list[PlanPoint]:
-        """Give the points to be run to begin with."""
+        """Give the first points to run."""
         points = []
         for each in self._planned:
             search = LoadSearch() if self._is_searched else None
@@ -54,14 +54,14 @@ class LoadRuns:
         return points
 
     def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
-        """Take the figures of a point, by its place among all that were given; give those that come of it."""
+        """Store the figures of a point, by its place among all given points; give the points that follow from it."""
         setting, planned = self._given[number]
         self._store.put(planned.point, figures)
         self._take(setting, planned, figures)
         return self._next(setting)
 
     def results(self) -> list[tuple[PlannedPoint, PointFigures]]:
-        """Give what was found out: settings in the order of the axes, loads ascending where they were searched."""
+        """Give the results: settings in the order of the axes, searched loads ascending."""
         return [found for setting in self._settings.values() for found in self._in_order(setting)]
 
     def _in_order(self, setting: _Setting) -> Iterator[tuple[PlannedPoint, PointFigures]]:
@@ -70,7 +70,7 @@ class LoadRuns:
         return (setting.found[load] for load in loads)
 
     def _next(self, setting: _Setting) -> list[PlanPoint]:
-        """Go on with a search until something has to be run."""
+        """Continue a search until a point must be run."""
         while setting.search is not None and (load := setting.search.next_load()) is not None:
             config = replace(setting.planned.point.config, load=load)
             planned = replace(setting.planned, load=load, point=replace(setting.planned.point, config=config))

@@ -1,7 +1,7 @@
-"""What tokens cost, by prices that the user typed: never looked up, and of no currency.
+"""The cost of tokens, by prices that the user types, in any currency; none are looked up.
 
-A setting's GPUs, times the price of one for an hour, over the tokens of good answers that it sustains in an hour. Where
-nothing says what is sustained there is no cost.
+The cost is a setting's GPUs, times the price of one for an hour, over the tokens of good answers that it sustains in an
+hour. Without a sustained load there is no cost.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ HIGHEST_PRICE: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What a setting costs under the highest load that it holds.
+    """The cost of a setting under the highest load that it holds.
 
     Args:
         an_hour: of all its GPUs.
-        a_million_output_tokens: generated in good answers; None where there are none.
+        a_million_output_tokens: generated in good answers; None if there are none.
         a_million_tokens: prompts of good answers counted as well.
     """
 
@@ -47,7 +47,7 @@ def parse_prices(text: str) -> dict[str, float]:
     """Read prices of GPUs for an hour.
 
     Raises:
-        ConfigurationError: a price is none, a GPU not known or named twice.
+        ConfigurationError: a price is not valid, or a GPU is unknown or named twice.
 
     >>> parse_prices("h100=2.5,H200=3")
     {'h100': 2.5, 'h200': 3.0}
@@ -75,7 +75,7 @@ def _number(text: str) -> float | None:
 
 
 def token_cost(gpus: str, prices: Mapping[str, float], steady: Steadiness) -> TokenCost | None:
-    """Tell what tokens cost on some GPUs; None where no price of them was typed.
+    """Compute the cost of tokens on some GPUs; None without a price for them.
 
     Args:
         gpus: as typed, ``8xh100``.

@@ -1,8 +1,8 @@
-"""Points in processes of their own, as many as are wanted at once; one bar for all.
+"""Points in separate processes, a given number at once, with one progress bar.
 
-Workers live until there is no point left, so that each reads the compiled loops once; all loops are on disk before the
-first of them starts. They do not hear Ctrl-C: who started them does, keeps what is done and ends them. Figures are the
-same in any number of processes.
+Workers run until no point is left, so that each loads the compiled loops once; all loops are on disk before the first
+worker starts. Workers ignore Ctrl-C; the parent process handles it, keeps finished points and ends them. Figures are
+equal for any number of processes.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ LOOK_EVERY_S: Final = 0.2
 
 @dataclass(slots=True)
 class _Worker:
-    """A process, its end of the line, and the number of the point that it runs."""
+    """A process, the parent's end of its pipe, and the number of the point that it runs."""
 
     place: int
     process: SpawnProcess
@@ -45,7 +45,7 @@ class PointRunner:
     """Runs points of one trace.
 
     Args:
-        paths: the trace, or several that are one; reading: how they are read.
+        paths: the trace, or several as one; reading: how they are read.
         num_processes: how many points at once.
     """
 
@@ -59,16 +59,16 @@ class PointRunner:
         keep: Callable[[int, PointFigures], Sequence[PlanPoint]],
         count_known: Callable[[], int],
     ) -> None:
-        """Run points, in no order, and those that come of them.
+        """Run points in any order, and the points that follow from them.
 
         Args:
-            points: what to run.
-            keep: called with the place and the figures of each as soon as it is done; gives points to be run besides,
+            points: to run.
+            keep: called with the place and the figures of each as soon as it is done; returns further points to run,
                 whose places follow.
-            count_known: tells how many points were known before, for the bar.
+            count_known: returns how many points were known before, for the bar.
 
         Raises:
-            ConfigurationError: a point cannot be run, or a process was ended by somebody.
+            ConfigurationError: a point cannot be run, or a process was ended from outside.
             InterruptedRunError: Ctrl-C.
         """
         prepare(partial(_compile_for, points))
@@ -114,10 +114,10 @@ def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
 
 
 def _answering(busy: Sequence[_Worker]) -> list[_Worker]:
-    """Wait a moment for workers that have an answer, or are no more."""
+    """Wait a moment for workers that have an answer, or have ended."""
     by_what = {each: worker for worker in busy for each in (worker.line, worker.process.sentinel)}
     ready = wait(list(by_what), timeout=LOOK_EVERY_S)
-    return list({worker.place: worker for each in ready for worker in [by_what[each]]}.values())  # type: ignore[index] # what was given
+    return list({worker.place: worker for each in ready for worker in [by_what[each]]}.values())  # type: ignore[index] # the given objects
 
 
 def _answer(worker: _Worker) -> tuple[int, PointFigures]:
@@ -141,7 +141,7 @@ def _answer(worker: _Worker) -> tuple[int, PointFigures]:
 def _workers(
     paths: Sequence[str], reading: SeveralTimedTracesOptions, number: int
 ) -> Iterator[tuple[list[_Worker], Any]]:
-    """Start workers, and end them whatever happens."""
+    """Start workers, and end them in any case."""
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", max(1, number), lock=False)
     workers: list[_Worker] = []
@@ -168,7 +168,7 @@ def _work(
     paths: Sequence[str],
     reading: SeveralTimedTracesOptions,
 ) -> None:
-    """Run what comes down the line, until it ends."""
+    """Run the points from the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:

@@ -1,7 +1,7 @@
-"""Figures of points that were run before: a file each, there whole or not at all, named by a digest of what it is of.
+"""Figures of points that were run before: one file each, written whole or not at all, named by a digest.
 
-The digest is of the version, the trace's bytes, how it is read, and everything that the figures depend on; so a file is
-of use to whatever plan has the same point, and of none to others. A file that cannot be read counts as missing.
+The digest covers the version, the trace's bytes, how it is read, and the point. So a plan with an equal point uses the
+file, and no other plan does. A file that cannot be read counts as missing.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from pagedkv.planner.simulation.planning import PlanPoint, PointFigures
 __all__ = ["PointStore", "default_folder", "digest_of_files"]
 
 FORMAT: Final = 3
-"""Of the files, and of what figures mean: raised when either changes."""
+"""Version of the files and of the meaning of figures: raised when either changes."""
 
 
 def default_folder() -> Path:
-    """Name the user's folder for what can be had again."""
+    """Name the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv-plans"
 
 
@@ -31,7 +31,7 @@ def digest_of_files(paths: Sequence[str]) -> str:
     """Digest files, in their order.
 
     Raises:
-        OutputError: one is not an ordinary file, which can be read once for each point.
+        OutputError: one is not an ordinary file, which every point can read again.
     """
     digests = [_digest_of_file(path) for path in paths]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -52,7 +52,7 @@ class PointStore:
     """A folder of figures.
 
     Args:
-        folder: where; it is made.
+        folder: created if missing.
         trace_digest: of the trace; reading: how it is read, as text.
 
     Raises:
@@ -78,7 +78,7 @@ class PointStore:
             return None
 
     def put(self, point: PlanPoint, figures: PointFigures) -> None:
-        """Keep the figures of a point. Raises OutputError."""
+        """Store the figures of a point. Raises OutputError."""
         values: Mapping[str, object] = {**self._trace, "point": point.as_dict(), "figures": figures.as_dict()}
         with atomic_file(self._path(point)) as file:
             file.write(json.dumps(values).encode() + b"\n")

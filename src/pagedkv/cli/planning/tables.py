@@ -1,4 +1,4 @@
-"""The answer for humans: a recommendation of one screen, and the table that it rests on."""
+"""The result for humans: a recommendation on one screen, and the table behind it."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,17 +15,17 @@ from pagedkv.planner.simulation.planning.request_parts import PartFigures
 __all__ = ["print_plan"]
 
 WHOLE_FROM: Final = 100
-"""Seconds from here on have no decimals, and never an exponent."""
+"""Seconds from this value on are written without decimals, never with an exponent."""
 VERDICTS: Final = {"holds": "yes", "too short": "?"}
 BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
-"""What keeps a load from holding."""
+"""The cause that a load does not hold."""
 INTERVALS: Final = (
     "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
 )
 
 
 def print_plan(plan: Plan) -> None:
-    """Print what was found out."""
+    """Print the results."""
     print_warnings(plan["warnings"])
     console = Console()
     console.print()

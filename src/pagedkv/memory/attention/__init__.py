@@ -1,17 +1,17 @@
-"""Attention over blocks: an interface by layer number and step, and what computes it.
+"""Attention over blocks: an interface by layer number and step, and its back ends.
 
 In the order in which data flows::
 
-    layer       AttentionLayer: what a layer asks for
-    metadata    StepMetadata: what a step changes
+    layer       AttentionLayer: the parameters of a layer
+    metadata    StepMetadata: the parameters of a step
     backend     AttentionBackend: the interface
-    gathering   keys of one sequence, and which of them its queries see
-    reference   as in a textbook; what the others are tested against
+    gathering   keys of one sequence, and which keys its queries see
+    reference   as in a textbook; the others are tested against it
     on_gpu      Triton's kernels, for rows that decode and prompts alike
-    preferring  kernels of others, where they are preferred and serve a layer: flash_infer, varlen; facts, page_lists
+    preferring  kernels of other packages, if preferred and usable: flash_infer, varlen; facts, page_lists
     cpu         compiled loops that read blocks in place, SDPA for prompts
-    selection   which of them serves a storage
-    unfolding   latents attended to without unfolding them: matrices read out of a model
+    selection   the back end of a storage
+    unfolding   attention to latents without unfolding them: matrices read from a model
 
 Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
 Needs torch (``pip install 'pagedkv[torch]'``).

@@ -1,8 +1,8 @@
-"""AttentionBackend: what every way to compute attention over blocks offers.
+"""AttentionBackend: the interface of every implementation of attention over blocks.
 
 A back end is bound once to a storage and to a model's layers, and is then called by a layer's number with a step's
-metadata. It keeps nothing of a step, and is handed no cache to change: so calls can be captured in graphs, and seen
-through by compilers.
+metadata. It keeps no state of a step, and gets no cache to change, so calls can be captured in graphs and traced by
+compilers.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class AttentionBackend(Protocol):
             layer: number of the layer.
             query: ``[tokens, heads, key_dim]``, of any strides.
             step: the step.
-            sinks: ``[heads]``, where the layer has sinks.
+            sinks: ``[heads]``, if the layer has sinks.
 
         Returns:
             ``[tokens, heads, value_dim]``, contiguous, of the queries' type.
@@ -52,7 +52,7 @@ class AttentionBackend(Protocol):
         """Compute attention of absorbed queries to latents (:mod:`pagedkv.memory.attention.unfolding`).
 
         Args:
-            layer: number of the layer, of a back end that was told how many dimensions of latents are values.
+            layer: number of the layer, of a back end that was built with the number of value dimensions of latents.
             query: ``[tokens, heads, dim]``.
             step: the step.
 
@@ -68,8 +68,8 @@ class AttentionBackend(Protocol):
         Args:
             layer: number of the layer.
             query: ``[tokens, heads, key_dim]``.
-            key: ``[keys, heads, key_dim]``, value: ``[keys, heads, value_dim]``: for each sequence that computes
-                anything the positions from :meth:`AttentionLayer.first_seen` of its first query on, behind one another.
+            key: ``[keys, heads, key_dim]``, value: ``[keys, heads, value_dim]``: for each sequence with queries the
+                positions from :meth:`AttentionLayer.first_seen` of its first query on, end to end.
             step: the step.
 
         Returns:
@@ -78,20 +78,20 @@ class AttentionBackend(Protocol):
 
 
 class BackendClass(Protocol):
-    """How a back end is chosen and built: its class."""
+    """The class of a back end, by which it is chosen and built."""
 
     def __call__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> AttentionBackend:
         """Bind a back end. Raises ConfigurationError: a layer that it cannot serve."""
 
     def refusal(self, layer: AttentionLayer) -> str | None:
-        """Tell why a layer cannot be served; None if it can."""
+        """Return why a layer cannot be served; None if it can."""
 
 
 def require_layers(backend: BackendClass, layers: Sequence[AttentionLayer]) -> None:
     """Refuse layers that a back end cannot serve.
 
     Raises:
-        ConfigurationError: which layer, and why.
+        ConfigurationError: a layer cannot be served; the message names it and the reason.
     """
     for number, layer in enumerate(layers):
         reason = backend.refusal(layer)

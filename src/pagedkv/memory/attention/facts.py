@@ -1,6 +1,6 @@
-"""LayerFacts: what decides whether kernels of others can serve a layer, and the reasons that all of them share.
+"""LayerFacts: facts that decide whether kernels of other packages can serve a layer, and common refusals.
 
-Values alone, so that choosing and refusing run where no GPU and none of those packages is.
+Values alone, so that choosing and refusing run without a GPU and without those packages.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class LayerFacts:
     """A layer, and how its keys are stored.
 
     Args:
-        layer: the layer; shape: what a block of its group holds; block_size: tokens of a block.
+        layer: the layer; shape: of a block of its group; block_size: tokens of a block.
         element_stride: elements between those of one key.
         query_dtype: of queries and answers; device: its type, "cuda" or "cpu".
-        batch_invariant: whether an answer must depend on nothing but its row.
+        batch_invariant: whether an answer must depend on its row alone.
     """
 
     layer: AttentionLayer
@@ -39,7 +39,7 @@ class LayerFacts:
 def facts_of(
     storage: KVStorage, layer: AttentionLayer, query_dtype: torch.dtype, *, batch_invariant: bool
 ) -> LayerFacts:
-    """Gather them. Raises ConfigurationError for an unknown group or layer."""
+    """Gather the facts. Raises ConfigurationError for an unknown group or layer."""
     shape, stride = storage.shapes[layer.group], 1
     if isinstance(shape, KeyValueShape):
         stride = storage.keys(layer.group, layer.index).stride(3)
@@ -47,8 +47,8 @@ def facts_of(
     return LayerFacts(layer, shape, block_size, stride, query_dtype, storage.device.type, batch_invariant)
 
 
-def shared_refusal(facts: LayerFacts) -> str | None:  # noqa: PLR0911 - one answer a reason
-    """Tell why kernels of others, which know plain keys and values in 16 bits, cannot serve a layer."""
+def shared_refusal(facts: LayerFacts) -> str | None:  # noqa: PLR0911 - one return for each reason
+    """Return why kernels of other packages, for plain keys and values in 16 bits, cannot serve a layer."""
     layer, shape = facts.layer, facts.shape
     if facts.device != "cuda":
         return "its keys do not lie on a GPU"

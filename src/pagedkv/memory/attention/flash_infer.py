@@ -1,7 +1,7 @@
-"""FlashInfer's kernels for layers that they serve; where it is installed, and the host knows a step's lengths.
+"""FlashInfer's kernels for layers that they serve, if it is installed and the host knows a step's lengths.
 
-Decoding rows and prompts go into one call of its prefill kernels, planned once a step for all layers that read alike.
-How FlashInfer splits long rows depends on who else is in the step, and so, by rounding, do its answers.
+Decoding rows and prompts go into one call of its prefill kernels, planned once a step for all layers with equal reads.
+FlashInfer's splitting of long rows depends on the other rows of the step, and so, by rounding, do its answers.
 """
 
 import importlib
@@ -24,11 +24,11 @@ __all__ = ["FlashInferAttention", "installed_version", "refusal"]
 PACKAGE: Final = "flashinfer"
 DIMENSIONS: Final = (64, 128, 256)
 WORKSPACE_NBYTES: Final = 2**27
-"""What FlashInfer's documentation advises for its partial answers."""
+"""The size that FlashInfer's documentation advises for its partial answers."""
 
 
 def installed_version() -> str | None:
-    """Tell which version is installed; None: none. Imports nothing."""
+    """Return the installed version; None without one. Imports nothing."""
     if importlib.util.find_spec(PACKAGE) is None:
         return None
     try:
@@ -38,10 +38,10 @@ def installed_version() -> str | None:
 
 
 def refusal(facts: LayerFacts, version: str | None) -> str | None:
-    """Tell why FlashInfer cannot serve a layer; None if it can.
+    """Return why FlashInfer cannot serve a layer; None if it can.
 
     Args:
-        facts: of the layer; version: what is installed.
+        facts: of the layer; version: the installed one.
     """
     if version is None:
         return "FlashInfer is not installed: pip install flashinfer-python"
@@ -61,10 +61,10 @@ class FlashInferAttention:
     """Attention of some layers by FlashInfer.
 
     Args:
-        storage: where keys lie; layers: those that it serves, by number; query_dtype: of queries and answers.
+        storage: of the keys; layers: those that it serves, by number; query_dtype: of queries and answers.
 
     Raises:
-        ImportError: FlashInfer is not there, or does not import.
+        ImportError: FlashInfer is missing, or its import fails.
     """
 
     def __init__(self, storage: KVStorage, layers: Mapping[int, AttentionLayer], query_dtype: torch.dtype) -> None:
@@ -87,7 +87,7 @@ class FlashInferAttention:
             self._planned[number] = wrappers[kind]
 
     def attend(self, number: int, query: torch.Tensor, group: GroupMetadata, known: KnownRanges) -> torch.Tensor:
-        """Answer a step's queries, ``[tokens, heads, dim]``, from lengths that the host knows."""
+        """Answer a step's queries, ``[tokens, heads, dim]``, with lengths that the host knows."""
         planned = self._planned[number]
         if number == planned.first_layer or planned.made_for is not group:
             self._plan(planned, number, group, known)
@@ -126,7 +126,7 @@ class FlashInferAttention:
 
 
 class _Planned:
-    """A wrapper of FlashInfer's, the layer that plans it, and which step it is planned for."""
+    """A wrapper of FlashInfer's, the layer that plans it, and the step that it is planned for."""
 
     def __init__(self, wrapper: Any, first_layer: int) -> None:  # noqa: ANN401 - FlashInfer's own
         self.wrapper = wrapper

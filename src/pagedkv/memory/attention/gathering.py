@@ -1,7 +1,7 @@
-"""Keys of one sequence gathered from its blocks, and which of them its queries see.
+"""Keys of one sequence gathered from its blocks, and which keys its queries see.
 
-What a back end for prompts needs that copies keys before it multiplies: exactly the positions that some query sees are
-gathered, so that whatever else a block holds (other owners' leftovers, NaN) is never touched.
+For back ends that copy the keys of prompts before they multiply. Exactly the positions that some query sees are
+gathered, so that other content of a block (old content of other rows, NaN) is never read.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ class Span:
     """One sequence of a step.
 
     Args:
-        place: its place; first_token: where its tokens begin in the flat row.
-        start, stop: the positions that it computes.
+        place: its place; first_token: index of its first token in the flat row.
+        start, stop: its computed positions.
         first_key: the first position that any of its queries sees; the last is ``stop - 1``.
     """
 
@@ -33,7 +33,7 @@ class Span:
 
     @property
     def num_queries(self) -> int:
-        """Positions that it computes."""
+        """Its computed positions."""
         return self.stop - self.start
 
     @property
@@ -43,7 +43,7 @@ class Span:
 
 
 def spans(layer: AttentionLayer, step: GroupMetadata) -> Iterator[Span]:
-    """List the sequences of a step that compute anything."""
+    """List the sequences of a step with tokens to compute."""
     numbers = zip(step.query_start_loc.tolist(), step.starts.tolist(), step.seq_lens.tolist(), strict=False)
     for place, (first_token, start, stop) in enumerate(numbers):
         if start < stop:
@@ -55,7 +55,7 @@ def gather(blocks: torch.Tensor, step: GroupMetadata, span: Span) -> torch.Tenso
 
     Args:
         blocks: ``[num_blocks, block_size, ...]``.
-        step, span: whose.
+        step, span: the step and the sequence.
 
     Returns:
         ``[stop - first_key, ...]``.
@@ -68,7 +68,7 @@ def gather(blocks: torch.Tensor, step: GroupMetadata, span: Span) -> torch.Tenso
 
 
 def seen_keys(layer: AttentionLayer, span: Span, device: torch.device) -> torch.Tensor:
-    """Tell which gathered keys each query sees: bool ``[queries, keys]``."""
+    """Return which gathered keys each query sees: bool ``[queries, keys]``."""
     query = torch.arange(span.start, span.stop, device=device)[:, None]
     key = torch.arange(span.first_key, span.stop, device=device)[None, :]
     seen = key <= query

@@ -1,7 +1,8 @@
-"""AttentionLayer: all that a back end must know of one attention layer, before any step.
+"""AttentionLayer: the parameters of one attention layer that are equal in every step.
 
-Where keys lie is a group and a place in it, as :class:`~pagedkv.memory.device.KVStorage` numbers them; several layers
-may read the same keys. What changes from step to step is :mod:`pagedkv.memory.attention.metadata`'s.
+Keys are identified by a group and a place in it, as numbered by :class:`~pagedkv.memory.device.KVStorage`; several
+layers may read the same keys. :mod:`pagedkv.memory.attention.metadata` has the parameters that change from step to
+step.
 """
 
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ class AttentionLayer:
     ``chunk`` only those of its own chunk, ``p // chunk == q // chunk``.
 
     Args:
-        group: the group whose block table leads to its keys; index: which layer's keys of that group it reads.
+        group: the group whose block table locates its keys; index: the layer of that group whose keys it reads.
         num_heads: heads of its queries, a multiple of the key heads.
-        scale: what a product of query and key is multiplied with.
+        scale: factor of a product of query and key.
         window, chunk: tokens; 0 for neither.
         num_sink_tokens: with a window, the first positions, which every query sees (StreamingLLM, 2023).
-        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2); 0: they do not.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2); 0: no cap.
         has_sinks: each head has a score of its own that takes part in the softmax and has no value (gpt-oss).
         is_latent: the group keeps latents, from which the model itself unfolds keys and values (DeepSeek-V2, 2024).
 
@@ -57,7 +58,7 @@ class AttentionLayer:
             raise ConfigurationError(f"soft_cap must not be negative, got {self.soft_cap}")
 
     def first_seen(self, position: int) -> int:
-        """Tell the first position, but for sink tokens, that a query at ``position`` sees."""
+        """Return the first position, without sink tokens, that a query at ``position`` sees."""
         if self.window:
             return max(0, position - self.window + 1)
         return position // self.chunk * self.chunk if self.chunk else 0

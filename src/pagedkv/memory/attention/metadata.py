@@ -1,14 +1,14 @@
-"""StepMetadata: what changes from step to step, for attention over blocks.
+"""StepMetadata: the parameters of attention over blocks that change from step to step.
 
-Tokens of all sequences lie in one flat row, each sequence's behind one another, sequences in the order of the places of
+Tokens of all sequences are in one flat row, those of a sequence consecutive, sequences in the order of the places of
 :class:`~pagedkv.memory.device.StepInputs`::
 
     query_start_loc     0            3   4   5              10
     flat row            | t  t  t    | t | t | t t t t t    |
     place                 0            1   2   3                positions of place i: [starts[i], seq_lens[i])
 
-Lengths are read where they lie, on the device; back ends of a GPU never ask the host for them. Where the host knows
-them anyway, and for certain, it may say so: some back ends of others take them from there.
+Lengths are read on the device, and back ends of a GPU never read them on the host. If the host knows exact lengths, it
+may pass them too, for back ends of other packages that need them there.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ __all__ = ["GroupMetadata", "KnownRanges", "StepMetadata"]
 
 
 class KnownRanges(NamedTuple):
-    """What the host knows of a group's ranges: int32 ``[places]`` each, equal to what lies on the device."""
+    """A group's ranges on the host: int32 ``[places]`` each, equal to those on the device."""
 
     starts: Int32Array
     ends: Int32Array
 
     @classmethod
     def of(cls, plan: StepPlan, group: int) -> "KnownRanges | None":
-        """Tell a group's ranges of a plan; None where tokens are unknown, whose ranges are upper bounds."""
+        """Return a group's ranges in a plan; None if tokens are unknown, since its ranges are then upper bounds."""
         if plan.unknown is not None:
             return None
         ranges = plan.compute_in(group)
@@ -46,10 +46,10 @@ class GroupMetadata:
 
     Args:
         block_tables: int32 ``[places, width]``.
-        starts: int32 ``[places]``, where each place's positions begin; seq_lens: int32 ``[places]``, where they end.
+        starts: int32 ``[places]``, begin of each place's positions; seq_lens: int32 ``[places]``, their ends.
         query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat row.
-        slot_mapping: int64 ``[tokens]``, where each token's keys go; none for recurrent states.
-        known: starts and ends once more, where the host knows them; None where it does not, or a graph is captured.
+        slot_mapping: int64 ``[tokens]``, slot of each token's keys; empty for recurrent states.
+        known: starts and ends on the host; None if the host does not know them, or a graph is captured.
     """
 
     block_tables: torch.Tensor
@@ -60,7 +60,7 @@ class GroupMetadata:
     known: KnownRanges | None = field(default=None, kw_only=True)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "GroupMetadata":
-        """Leave out all but some places and their tokens: int64 each, ascending."""
+        """Keep only some places and their tokens: int64 each, ascending."""
         starts, seq_lens = self.starts[places], self.seq_lens[places]
         query_start_loc = torch.zeros(len(places) + 1, dtype=torch.int32, device=starts.device)
         torch.cumsum(seq_lens - starts, 0, dtype=torch.int32, out=query_start_loc[1:])
@@ -72,9 +72,9 @@ class StepMetadata:
     """One step, or a part of one.
 
     Args:
-        groups: what it is for each group, in their order.
-        num_places: sequences; num_tokens: tokens of all of them.
-        is_padded: tokens may follow that belong to no sequence; what is answered for them is zero.
+        groups: its metadata for each group, in their order.
+        num_places: sequences; num_tokens: tokens of all sequences.
+        is_padded: padding tokens that belong to no sequence may follow; their answers are zero.
     """
 
     groups: Sequence[GroupMetadata]
@@ -84,10 +84,10 @@ class StepMetadata:
 
     @classmethod
     def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":
-        """View what the device holds for a step.
+        """View the inputs of a step on the device.
 
         Args:
-            inputs: the step's; plan: where the host is to say which lengths it knows.
+            inputs: the step's; plan: for the lengths that the host knows.
             is_padded: the inputs may have more tokens than the step.
         """
         starts, seq_lens, offsets = inputs.starts, inputs.seq_lens, inputs.query_start_loc
@@ -106,17 +106,17 @@ class StepMetadata:
         return cls(groups, inputs.num_rows, inputs.num_tokens, is_padded=is_padded)
 
     def new_answers(self, query: torch.Tensor, value_dim: int) -> torch.Tensor:
-        """Allocate answers: ``[tokens, heads, value_dim]``, undefined but for the zeros of padding."""
+        """Allocate answers: ``[tokens, heads, value_dim]``, undefined except for the zeros of padding."""
         shape = (*query.shape[:2], value_dim)
         return query.new_zeros(shape) if self.is_padded else query.new_empty(shape)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "StepMetadata":
-        """Leave out all but some places and their tokens: int64 each, ascending."""
+        """Keep only some places and their tokens: int64 each, ascending."""
         groups = tuple(group.select(places, tokens) for group in self.groups)
         return StepMetadata(groups, len(places), len(tokens))
 
     def with_ranges(self, starts: Sequence[int], ends: Sequence[int]) -> "StepMetadata":
-        """Let sequences compute other positions than the step says, as many as there are tokens: parts of theirs."""
+        """Replace the computed positions of sequences by parts of them, as many as there are tokens."""
         device = self.groups[0].starts.device
         first = torch.tensor(starts, dtype=torch.int32, device=device)
         last = torch.tensor(ends, dtype=torch.int32, device=device)

@@ -1,9 +1,9 @@
-"""TritonBackend: attention on a GPU, by kernels that read blocks where they lie.
+"""TritonBackend: attention on a GPU, by kernels that read blocks in place.
 
-Lengths stay on the device: nothing here asks for one, so that a call can be captured in a graph that serves any step of
-its size. Layers that read alike share a list of work, which the first of them makes each time it is called: a forward
-pass calls layers in the order of their numbers. Keys that a model unfolded from latents are blocks of one token, whose
-table is made on the device too.
+Lengths stay on the device: the host reads none, so that a call can be captured in a graph that serves any step of its
+size. Layers with equal reads share a list of work. The first of them makes it each time that it is called, since a
+forward pass calls layers in the order of their numbers. Keys that a model unfolded from latents are treated as blocks
+of one token, whose table is made on the device too.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["TritonBackend"]
 
 WIDEST: Final = 576
-"""Dimensions of a head for which there is a tiling."""
+"""Most dimensions of a head that have a tiling."""
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A list of work, the layer that makes it, and which step's it is.
+    """A list of work, the layer that makes it, and its step.
 
     Args:
         work: the list; first_layer: by number.
-        made_for: the step; rows: what the kernels take of it.
+        made_for: the step; rows: its arguments for the kernels.
     """
 
     work: WorkList
@@ -47,21 +47,21 @@ class TritonBackend:
     """Attention on a GPU; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: where the keys lie.
+        storage: of the keys.
         layers: the layers, by number.
         max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
-        latent_dim: of latents, how many dimensions are values, the first ones; 0: the model unfolds them, and they
-            are attended to as on a CPU (:meth:`attend_unfolded`).
+        latent_dim: leading dimensions of latents that are values; 0: the model unfolds latents, and attention is
+            computed as on a CPU (:meth:`attend_unfolded`).
         query_dtype: of queries and answers.
-        num_draft: drafts that a row may have: rows of up to one query more are cut along their keys.
-        batch_invariant: whether an answer depends on nothing but its row. Off, rows that stand behind one another and
-            begin with the same blocks read these once: faster, and other by rounding.
-        tiling: how work is cut; None: by what was measured.
-        kernels: which kernels; "auto" is Triton's on a GPU, plain torch on a CPU.
+        num_draft: drafts that a row may have: rows of up to one query more are split along their keys.
+        batch_invariant: whether an answer depends on its row alone. If off, consecutive rows that begin with the same
+            blocks read these once, which is faster and changes rounding.
+        tiling: how work is split; None: by measurements.
+        kernels: "auto" is Triton's on a GPU, plain torch on a CPU.
 
     Raises:
-        ConfigurationError: a layer that it cannot serve, a layout that parts the elements of a key, or not enough
-            memory for the lists.
+        ConfigurationError: a layer that it cannot serve, a layout in which the elements of a key are not contiguous, or
+            not enough memory for the lists.
         DeviceUnavailableError: Triton is not installed.
     """
 
@@ -102,18 +102,18 @@ class TritonBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse nothing that a layer says of itself; its memory is looked at when a back end is built."""
+        """Refuse no layer; the memory of layers is checked when a back end is built."""
         del layer
         return None
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
-        """Write a step's keys and values into their slots, divided by their scales where eight bits are stored."""
+        """Write a step's keys and values into their slots, divided by their scales if eight bits are stored."""
         memory = self._memory[layer]
         sides = [TokenSide(key, memory.keys, memory.key_scales), TokenSide(value, memory.values, memory.value_scales)]
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
 
     def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
-        """Write a step's latents into their slots, divided by their scale where eight bits are stored."""
+        """Write a step's latents into their slots, divided by their scale if eight bits are stored."""
         memory = self._memory[layer]
         sides = [TokenSide(latent[:, None, :], memory.keys, memory.key_scales)]
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
@@ -123,7 +123,7 @@ class TritonBackend:
     ) -> torch.Tensor:
         """Compute attention of a step's queries to the keys in the blocks. Answers of padding are undefined, or zero.
 
-        The host waits for nothing. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
+        The host does not wait. Cost: O(seen positions x heads x dimensions) on the device, each key read once.
         """
         group, memory = step.groups[self._layers[layer].group], self._memory[layer]
         listed = self._lists[layer]
@@ -139,9 +139,9 @@ class TritonBackend:
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:
-        """Compute attention to unfolded keys and values; as :meth:`attend`, and no length is asked for either.
+        """Compute attention to unfolded keys and values; as :meth:`attend`, also without reading lengths.
 
-        The first call of a layer may allocate a list, and is not to be captured.
+        The first call of a layer may allocate a list, and must not be captured.
         """
         spec = self._layers[layer]
         group = step.groups[spec.group]
@@ -155,7 +155,7 @@ class TritonBackend:
         return self._answer(listed, memory, query, step, None)
 
     def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
-        """Find the list of a layer, which those that read alike share, or allocate it."""
+        """Find the list of a layer, shared by layers with equal reads, or allocate it."""
         layer = self._layers[number]
         num_key_heads, value_dim = memory.keys.shape[2], memory.values.shape[3]
         kind: tuple[object, ...] = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens)
@@ -191,7 +191,7 @@ class TritonBackend:
 def _unfolded_table(layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> torch.Tensor:
     """Number unfolded keys as blocks of one token: int32 ``[places, max_length]``.
 
-    Those of a sequence lie behind those of the sequences before it, from the first position that it sees on.
+    Keys of a sequence follow those of the sequences before it, from the first position that it sees on.
     """
     starts, stops = group.starts, group.seq_lens
     first = torch.zeros_like(starts)
@@ -209,7 +209,7 @@ def _reading_of(layer: AttentionLayer, memory: PagedLayer) -> Reading:
 
 
 def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_dim: int) -> PagedLayer:
-    """View a layer's memory. Raises ConfigurationError: it cannot be served from there."""
+    """View a layer's memory. Raises ConfigurationError: the kernels cannot read it."""
     shape = storage.shapes[layer.group]
     if isinstance(shape, LatentShape):
         keys = storage.latents(layer.group, layer.index)[:, :, None]
@@ -232,7 +232,7 @@ def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_di
 
 
 def _require_dimensions(number: int, layer: AttentionLayer, memory: PagedLayer) -> None:
-    """Refuse what is wider than any tiling. Raises ConfigurationError."""
+    """Refuse heads that are wider than any tiling. Raises ConfigurationError."""
     for what, side in (("keys", memory.keys), ("values", memory.values)):
         if side.shape[3] > WIDEST:
             raise ConfigurationError(

@@ -12,12 +12,12 @@ __all__ = ["PageList", "list_pages"]
 
 
 class PageList(NamedTuple):
-    """Pages of those places of a step that compute anything.
+    """Pages of the places of a step that have tokens.
 
     Args:
         query_indptr: int32 ``[rows + 1]``, tokens before each of them; page_indptr: int32 ``[rows + 1]``, pages.
         last_page_len: int32 ``[rows]``, tokens in the last page of each.
-        places, columns: int64 ``[pages]``, where each page's block stands in the block table.
+        places, columns: int64 ``[pages]``, place of each page's block in the block table.
     """
 
     query_indptr: Int32Array

@@ -1,8 +1,8 @@
-"""PreferringBackend: each layer by the first of some preferred kernels that serve it, and by Triton's else.
+"""PreferringBackend: each layer by the first preferred kernels that serve it, or else by Triton's.
 
-All of them read the same blocks, so layers of one model, and steps of one layer, may be answered by different ones.
-Those of others take lengths from the host: a step whose lengths it does not know, or that is captured in a graph, which
-is to serve other lengths as well, is Triton's.
+All of them read the same blocks, so layers of one model, and steps of one layer, may use different kernels. Kernels of
+other packages need lengths on the host. Triton's serve a step whose lengths the host does not know, and a step captured
+in a graph, which must serve other lengths as well.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ class _Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """What serves a layer.
+    """The kernels of a layer.
 
     Args:
         name: of :data:`PREFERENCES`, or "own".
-        reasons: why those that were preferred to it do not.
+        reasons: why the kernels preferred to it do not serve the layer.
     """
 
     name: str
@@ -51,13 +51,13 @@ class PreferringBackend:
     """Attention by preferred kernels; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        own: what serves all layers, and whatever the others do not.
-        storage: where the keys lie; layers: the layers, by number; query_dtype: of queries.
-        prefer: what is asked first, in this order.
-        batch_invariant: whether an answer must depend on nothing but its row.
+        own: serves everything that the others do not.
+        storage: of the keys; layers: the layers, by number; query_dtype: of queries.
+        prefer: kernels that are tried first, in this order.
+        batch_invariant: whether an answer must depend on its row alone.
 
     Attributes:
-        choices: what serves each layer, by number.
+        choices: the kernels of each layer, by number.
 
     Raises:
         ConfigurationError: no such preference.
@@ -97,7 +97,7 @@ class PreferringBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse nothing: what is preferred need not serve."""
+        """Refuse nothing, for a preference need not be met."""
         del layer
         return None
 
@@ -108,7 +108,7 @@ class PreferringBackend:
     def attend(
         self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention; by what was chosen for the layer, if the host knows the step's lengths."""
+        """Compute attention, by the kernels chosen for the layer if the host knows the step's lengths."""
         group, others = step.groups[self._groups[layer]], self._others.get(layer)
         if others is None or group.known is None or sinks is not None or _is_captured(query.device):
             return self._own.attend(layer, query, step, sinks=sinks)
@@ -130,7 +130,7 @@ class PreferringBackend:
 
 
 def choose(prefer: Sequence[str], refusals: dict[str, str | None]) -> LayerChoice:
-    """Choose the first that does not refuse, and keep the reasons of those before."""
+    """Choose the first without a refusal, and keep the refusals of those before."""
     reasons: list[str] = []
     for name in prefer:
         reason = refusals[name]

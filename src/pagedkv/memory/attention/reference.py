@@ -1,4 +1,4 @@
-"""Attention as it is written in a textbook, one query at a time, in double precision. What others are tested against.
+"""Attention as it is written in a textbook, one query at a time, in double precision. Others are tested against it.
 
 Reads keys one by one through the block table, slot by slot; shares no code with any back end but the description of a
 layer. Slow.
@@ -25,9 +25,9 @@ class ReferenceBackend:
     """The plain reference; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: where the keys lie.
+        storage: of the keys.
         layers: the layers, by number.
-        latent_dim: of latents, how many dimensions are values, the first ones.
+        latent_dim: leading dimensions of latents that are values.
     """
 
     def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A step of attention on a CPU, so that every compiled loop of it is asked for once (:mod:`pagedkv.memory.warming`)."""
+"""A step of attention on a CPU, so that every loop of it is compiled (:mod:`pagedkv.memory.warming`)."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which back end serves a storage: Triton's kernels on a GPU, or others that are preferred; compiled loops on a CPU."""
+"""The back end of a storage: Triton's kernels on a GPU, or other preferred ones; compiled loops on a CPU."""
 
 from collections.abc import Sequence
 
@@ -27,20 +27,20 @@ def backend_for(
     batch_invariant: bool = True,
     prefer: Sequence[Preference] = (),
 ) -> AttentionBackend:
-    """Build the back end that serves these layers where their keys lie.
+    """Build the back end for these layers on the device of their keys.
 
     Args:
-        storage: where the keys lie; layers: the layers, by number.
+        storage: of the keys; layers: the layers, by number.
         max_places, max_tokens, max_length: rows of a step, tokens of a step, and tokens of a row, at most.
         query_dtype: of queries.
         num_draft: drafts that a row may have.
-        latent_dim: of latents that are attended to, how many dimensions are values; 0: the model unfolds them.
-        batch_invariant: whether an answer depends on nothing but its row.
-        prefer: kernels of others that serve what they can on a GPU, in this order: "flashinfer", which needs
-            ``batch_invariant=False``, and "varlen", torch's own. What they refuse is served by ours.
+        latent_dim: leading dimensions of latents that are values; 0: the model unfolds them.
+        batch_invariant: whether an answer depends on its row alone.
+        prefer: kernels of other packages, tried on a GPU in this order: "flashinfer", which needs
+            ``batch_invariant=False``, and "varlen", torch's own. Layers that they refuse use Triton's kernels.
 
     Raises:
-        ConfigurationError: no back end of that device serves a layer: which, and why; no such preference.
+        ConfigurationError: no back end of that device serves a layer, with the reason; no such preference.
         DeviceUnavailableError: the device is a GPU, and Triton is not installed.
     """
     require_preferences(prefer)

@@ -1,15 +1,15 @@
-"""Latents attended to without unfolding them: matrices read out of a model, and what is done with them (MLA, absorbed).
+"""Attention to latents without unfolding them: matrices read from a model, and their use (MLA, absorbed).
 
-A model with latents makes keys and values of them by matrices of its own, one for each head. Where that is all it does,
-these may be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section 2.1)::
+A model with latents computes keys and values from them by matrices, one for each head. If it does nothing else, these
+can be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section 2.1)::
 
     unfolded    query . (K latent)      weights x (V latent)        K: key_dim x latent, V: value_dim x latent
     absorbed    (query K) . latent      V (weights x latent)
 
-What the matrices are nobody needs to know of a model: in place of cached latents it is handed the unit vectors, and the
-keys and values that it then attends to are the rows of K and V. Others are handed over beside them, at both ends: what
-does not unfold by these matrices (a norm behind the cache, a bias, an angle that depends on the position) is told, and
-is unfolded as ever.
+The matrices are read from any model without knowledge of its code: it gets the unit vectors in place of cached latents,
+and the keys and values that it then attends to are the rows of K and V. Other vectors are added at both ends. They
+detect layers that do not unfold by these matrices alone (a norm after the cache, a bias, an angle that depends on the
+position), whose latents are unfolded as before.
 """
 
 from collections.abc import Mapping
@@ -24,20 +24,22 @@ from pagedkv.memory.attention.metadata import StepMetadata
 __all__ = ["Unfolding", "UnfoldingReader"]
 
 NUM_OTHERS: Final = 4
-"""Vectors that are no unit vectors, at either end."""
+"""Other vectors than unit vectors, at either end."""
 ROUNDING: Final = 16
-"""Units in the last place of the sum of absolute products that are rounding."""
+"""Units in the last place of the sum of absolute products that count as rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfolding:
-    """How a layer makes keys and values of a latent.
+    """The matrices by which a layer computes keys and values from a latent.
 
     Args:
         keys: ``[heads, latent_dim, key_dim]``, of the model's type.
-        values: ``[heads, num_value_dims, value_dim]``: of a latent only the first ``num_value_dims`` are in its value.
+        values: ``[heads, num_value_dims, value_dim]``: a value depends only on the first ``num_value_dims`` of a
+            latent.
 
-    They take ``heads x (latent_dim x key_dim + num_value_dims x value_dim)`` elements, beside the model's own weights.
+    The matrices take ``heads x (latent_dim x key_dim + num_value_dims x value_dim)`` elements, in addition to the
+    model's own weights.
     """
 
     keys: torch.Tensor
@@ -45,7 +47,7 @@ class Unfolding:
 
     @property
     def num_value_dims(self) -> int:
-        """How many dimensions of a latent are in its value."""
+        """Leading dimensions of a latent on which its value depends."""
         return self.values.shape[1]
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
@@ -57,7 +59,7 @@ class Unfolding:
         return torch.einsum("thl,hlv->thv", mixed, self.values)
 
     def attend(self, backend: AttentionBackend, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
-        """Answer as :meth:`AttentionBackend.attend_unfolded` does, to rounding; no latent is unfolded.
+        """Compute the answers of :meth:`AttentionBackend.attend_unfolded` up to rounding, without unfolding.
 
         Args:
             backend: one that was built with ``latent_dim=num_value_dims``.
@@ -67,7 +69,7 @@ class Unfolding:
 
 
 class _Latents(NamedTuple):
-    """What a model is handed in place of cached latents, ``[vectors, latent_dim]``: zero, others, units, others."""
+    """Vectors in place of cached latents, ``[vectors, latent_dim]``: zero, others, units, others."""
 
     vectors: torch.Tensor
     num_first: int
@@ -87,17 +89,17 @@ class _Latents(NamedTuple):
 
 @final
 class UnfoldingReader:
-    """Answers one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
+    """Serves one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
 
-    Hears what the engine's passes hear: updates of the cache, and calls of attention, whose answers are zero. What else
-    the model computes from these is of no interest.
+    It gets the calls of an engine's pass: updates of the cache, and calls of attention, whose answers are zero. The
+    output of the pass is not used.
 
     Args:
-        latents: the layers whose latents are wanted, by transformers' number: widths of the two vectors of each.
+        latents: widths of the two vectors of each layer with latents, by transformers' number.
 
     Attributes:
-        unfoldings: those that were read, by layer.
-        reasons: why there is none, by layer; of a layer that was not called, nothing.
+        unfoldings: by layer.
+        reasons: why there is no unfolding, by layer; a layer that was not called has none.
     """
 
     def __init__(self, latents: Mapping[int, tuple[int, int]]) -> None:
@@ -107,7 +109,7 @@ class UnfoldingReader:
         self.reasons: dict[int, str] = {}
 
     def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Answer an update of the cache: ``[1, 1, tokens, width]`` each, of another number of tokens."""
+        """Answer an update of the cache: ``[1, 1, tokens, width]`` each, with a different number of tokens."""
         if layer_idx not in self._layers:
             return key, value
         latents = _Latents.of(key, value)
@@ -124,7 +126,7 @@ class UnfoldingReader:
         mask: object,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """Read what a layer unfolded; answer zeros, ``[1, tokens, heads, value_dim]``."""
+        """Read the unfolded keys and values of a layer; return zeros, ``[1, tokens, heads, value_dim]``."""
         del module, mask, options
         if self._asked is not None:
             layer_idx, latents = self._asked
@@ -137,11 +139,11 @@ class UnfoldingReader:
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
 
     def make_mask(self, options: dict[str, Any]) -> None:
-        """Make none."""
+        """Make no mask."""
 
 
 def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfolding | str":
-    """Read matrices out of what was unfolded, ``[1, heads, vectors, dim]`` each; else tell why there are none."""
+    """Read matrices from unfolded vectors, ``[1, heads, vectors, dim]`` each; else return why there are none."""
     matrices = []
     for what, side in (("keys", key), ("values", value)):
         if side.shape[0] != 1 or side.shape[2] != len(latents.vectors):
@@ -158,7 +160,7 @@ def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfoldi
 
 
 def _is_linear(latents: _Latents, unfolded: torch.Tensor) -> bool:
-    """Tell whether ``[heads, vectors, dim]`` are the latents times their units' rows, whatever their place."""
+    """Return whether ``[heads, vectors, dim]`` are the latents times the rows of the units, at any place."""
     units = unfolded[:, latents.units].double()
     given = latents.vectors.double()
     expected = torch.einsum("nl,hld->hnd", given, units)

@@ -1,7 +1,7 @@
-"""torch's own ``varlen_attn`` for layers that it serves: FlashAttention, where torch's version takes a block table.
+"""torch's own ``varlen_attn`` for layers that it serves: FlashAttention, if torch's version takes a block table.
 
-It asks the host for the longest row, so it serves steps alone whose lengths the host knows. Rows are never split, for
-that depends on the longest row of a step: so an answer depends on nothing but its row.
+It needs the longest row on the host, so it serves only steps whose lengths the host knows. Rows are never split, for
+the split would depend on the longest row of a step. So an answer depends on its row alone.
 """
 
 import inspect
@@ -22,12 +22,12 @@ VarlenFunction: TypeAlias = Callable[..., Any]
 WIDEST: Final = 256
 WIDTH_UNIT: Final = 8
 PAGE_UNIT: Final = 256
-"""Tokens of which FlashAttention 2 wants a multiple in each block."""
+"""FlashAttention 2 needs a multiple of this number of tokens in each block."""
 NEEDED: Final = ("block_table", "seqused_k", "num_splits", "window_size")
 
 
 def installed_function() -> VarlenFunction | None:
-    """Find torch's function; None: this version has none."""
+    """Find torch's function; None if this version has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every version
     except ImportError:
@@ -39,7 +39,7 @@ def installed_function() -> VarlenFunction | None:
 def refusal(  # noqa: PLR0911 - one answer a reason
     facts: LayerFacts, function: VarlenFunction | None
 ) -> str | None:
-    """Tell why it cannot serve a layer; None if it can.
+    """Return why it cannot serve a layer; None if it can.
 
     Args:
         facts: of the layer; function: torch's.
@@ -67,7 +67,7 @@ class VarlenAttention:
     """Attention of some layers by ``varlen_attn``.
 
     Args:
-        storage: where keys lie; layers: those that it serves, by number.
+        storage: of the keys; layers: those that it serves, by number.
         function: torch's.
     """
 
@@ -80,7 +80,7 @@ class VarlenAttention:
         }
 
     def attend(self, number: int, query: torch.Tensor, group: GroupMetadata, known: KnownRanges) -> torch.Tensor:
-        """Answer a step's queries, ``[tokens, heads, dim]``, from lengths that the host knows."""
+        """Answer a step's queries, ``[tokens, heads, dim]``, with lengths that the host knows."""
         layer, (keys, values) = self._layers[number], self._pairs[number]
         counts = known.ends - known.starts
         out = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -15,7 +15,7 @@ from pagedkv.memory.contract.spec import (
     replay_of,
 )
 
-__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits"]
+__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits", "require_tenants"]
 
 EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
 """Names of the eviction policies, in the order of :mod:`pagedkv.memory.pool.eviction.registry`."""
@@ -39,6 +39,15 @@ class TenantLimits:
 
     cap: int | Mapping[str, int | None] | None = None
     floor: int | Mapping[str, int] = 0
+
+
+def require_tenants(tenants: object) -> None:
+    """Raise ConfigurationError for anything but limits by tenant name, or None."""
+    is_limits = tenants is None or (
+        isinstance(tenants, Mapping)
+        and all(isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items())
+    )
+    require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,9 @@ class SpaceConfig:
         leases: cached content can be kept until a given time, at 16 bytes a block (:meth:`BlockSpace.lease
             <pagedkv.BlockSpace.lease>`).
         tenants: limits by tenant name. Callers name the tenant when they allocate (:meth:`BlockSpace.allocate
-            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. None: tenants are not distinguished.
+            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. They may come and go later
+            (:meth:`BlockSpace.set_tenant <pagedkv.BlockSpace.set_tenant>`); {}: none yet. None: tenants are not
+            distinguished.
         eviction: name of the policy that chooses which cached blocks are evicted first: one of
             :data:`EVICTION_POLICIES`.
         weights_epoch: version of the model's weights. A text is part of every block's identity, and has no order. A
@@ -159,10 +170,7 @@ class SpaceConfig:
 
     def _check_tenants(self) -> None:
         tenants = {} if self.tenants is None else self.tenants
-        is_limits = isinstance(tenants, Mapping) and all(
-            isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items()
-        )
-        require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
+        require_tenants(tenants)
         num_blocks = self.blocks_by_pool()
         for pool, limits in self.limits_by_pool().items():
             num_usable = num_blocks[pool] - 1
@@ -209,7 +217,8 @@ class SpaceConfig:
         """Whether pools need optional code: any recording or limit beyond names, or a policy other than LRU."""
         partial = self.prefix_caching and self.min_partial_hit > 0
         bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
-        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, self.tenants, self.events)
+        has_tenants = self.tenants is not None
+        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, has_tenants, self.events)
         return self.eviction != DEFAULT_EVICTION or any(asked)
 
     @property

@@ -22,7 +22,10 @@ account::
     sentinel of a list         -          | next | previous | -
     account of a tenant        cap        | floor | taken | cached
 
-All operations are O(1). The block to evict under a cap or a floor is chosen by
+Tenants come and go while a pool is in use. Rows for a new tenant are appended in place, so that everything that refers
+to the array sees them, and its type stays the same. The rows of a removed tenant stay, with an account of nothing.
+
+All operations on a block are O(1). The block to evict under a cap or a floor is chosen by
 :mod:`pagedkv.memory.pool.tenant_victims`.
 """
 
@@ -50,7 +53,9 @@ __all__ = [
     "NOBODY",
     "account_of",
     "accounts_of",
+    "add_account",
     "charge_hits",
+    "hand_charges_over",
     "join",
     "leave",
     "let_pay",
@@ -62,6 +67,7 @@ __all__ = [
     "num_tenants",
     "rest",
     "resume",
+    "set_limits",
     "set_payer",
     "take",
     "tenant_may_give",
@@ -119,6 +125,23 @@ def new_accounts(num_blocks: int, limits: tuple[tuple[int, int], ...]) -> Int32A
 def accounts_of(tenants: Int32Array, num_blocks: int) -> Int32Array:
     """View the accounts, in the rows after ``num_blocks`` blocks: int32 ``[tenants, 4]``."""
     return tenants[num_blocks + ACCOUNT :: ROWS_A_TENANT]
+
+
+def add_account(tenants: Int32Array, num_blocks: int, cap: int, floor: int) -> None:
+    """Append the account of one more tenant, in place. Views of the array must not outlive this. O(blocks)."""
+    first = len(tenants)
+    tenants.resize((first + ROWS_A_TENANT, TENANT_FIELDS), refcheck=False)  # the new rows are zeros
+    behind = np.arange(first, len(tenants))
+    tenants[behind, AFTER] = tenants[behind, BEFORE] = behind
+    accounts_of(tenants, num_blocks)[-1] = 0
+    set_limits(tenants, num_blocks, len(accounts_of(tenants, num_blocks)) - 1, cap, floor)
+
+
+def set_limits(tenants: Int32Array, num_blocks: int, tenant: int, cap: int, floor: int) -> None:
+    """Set a tenant's cap and floor. The caller sees to it that its blocks are within the cap. O(tenants)."""
+    accounts = accounts_of(tenants, num_blocks)
+    accounts[tenant, (CAP, FLOOR)] = cap, floor
+    tenants[NULL_BLOCK, NUM_RESERVED] = np.maximum(0, accounts[:, FLOOR] - accounts[:, NUM_TAKEN]).sum()
 
 
 def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: int) -> int:
@@ -266,3 +289,51 @@ def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
         join(pool, block, kind)
         if kind == IN_LEASED:
             insert(pool, BY_END, block)
+
+
+@compiled
+def hand_charges_over(pool: PoolArrays, giver: int, taker: int) -> None:
+    """Charge all blocks of a tenant to another tenant. Lists keep the order of release. O(blocks).
+
+    The taker's cap must have room for them.
+    """
+    tenants = pool.tenants
+    num_blocks = list_of(pool, 0, 0)
+    for kind in (IN_SPARE, IN_CACHED, IN_LEASED):
+        _merge_lists(pool, list_of(pool, giver, kind), list_of(pool, taker, kind))
+    for block in range(1, num_blocks):
+        if tenants[block, CHARGED] != giver:
+            continue
+        if pool.records[block, QUEUE] != FREE:
+            _count_taken(pool, giver, -1)
+            _count_taken(pool, taker, 1)
+            tenants[block, CHARGED] = taker
+        elif len(pool.leases) > 0 and pool.leases[block] > 0:
+            remove(pool, BY_END, block)  # ordered by tenant
+            tenants[block, CHARGED] = taker
+            insert(pool, BY_END, block)
+        else:
+            tenants[block, CHARGED] = taker
+    tenants[account_of(pool, taker), NUM_RESTING] += tenants[account_of(pool, giver), NUM_RESTING]
+    tenants[account_of(pool, giver), NUM_RESTING] = 0
+
+
+@compiled
+def _merge_lists(pool: PoolArrays, source: int, target: int) -> None:
+    """Move all blocks of a list into another one, so that it stays in the order of release. O(blocks of both)."""
+    tenants = pool.tenants
+    now = int(tenants[NULL_BLOCK, CLOCK])
+    block, place = int(tenants[source, AFTER]), int(tenants[target, AFTER])
+    while block != source:
+        after = int(tenants[block, AFTER])
+        age = (now - int(tenants[block, STAMP])) & CLOCK_MASK
+        while place != target and ((now - int(tenants[place, STAMP])) & CLOCK_MASK) > age:
+            place = int(tenants[place, AFTER])
+        before = int(tenants[place, BEFORE])
+        tenants[block, AFTER] = place
+        tenants[block, BEFORE] = before
+        tenants[before, AFTER] = block
+        tenants[place, BEFORE] = block
+        block = after
+    tenants[source, AFTER] = source
+    tenants[source, BEFORE] = source

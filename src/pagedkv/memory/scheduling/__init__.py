@@ -3,8 +3,10 @@
 The modules, in the order in which data flows::
 
     config      SchedulingConfig: the limits of a step, and what preemption does
+    intent      CacheIntent: what a caller says about a request's content
     request     Request: what a request needs, and its progress
     waiting     WaitingQueue: the requests that wait, in order
+    keeping     what requests leave in the cache: leases, supersession, retention
     decoding    Decoding: the sequences that decode together, in arrays
     batch       Batch: what one step does; Progress: its results
     state       SchedulerState: the requests that wait, run and are swapped out
@@ -24,18 +26,23 @@ docs/replay.md has the rules.
 from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
 from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.intent import NO_INTENT, Breakpoint, CacheIntent, PublishLimit
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.scheduler import Scheduler
 
 __all__ = [
+    "NO_INTENT",
     "Admission",
     "Batch",
+    "Breakpoint",
+    "CacheIntent",
     "Chunk",
     "Decoding",
     "Drafts",
     "Preempted",
     "PreemptionKind",
     "Progress",
+    "PublishLimit",
     "Request",
     "Scheduler",
     "SchedulingConfig",

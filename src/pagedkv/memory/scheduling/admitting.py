@@ -1,12 +1,18 @@
-"""The phase of a step that lets requests run: waiting ones are admitted and swapped-out ones return, in one order."""
+"""The phase of a step that lets requests run: waiting ones are admitted and swapped-out ones return, in one order.
 
-from typing import Literal
+A request for which the pools have too few blocks makes all behind it wait. Else smaller ones would pass it for ever. A
+request for which its tenant's cap leaves too few makes only the requests of that tenant wait, since no other tenant can
+take what it waits for.
+"""
+
+from typing import Final, Literal
 
 from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.spec import AllocStatus, keeps_whole_prefix
 from pagedkv.memory.scheduling.batch import Admission, BatchDraft
 from pagedkv.memory.scheduling.growing import schedule_chunk
+from pagedkv.memory.scheduling.keeping import supersede
 from pagedkv.memory.scheduling.promises import num_promised_slots, promise
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
@@ -14,9 +20,17 @@ from pagedkv.memory.space import PrefixHit
 
 __all__ = ["fits_alone", "let_in"]
 
+BEYOND_CAP: Final = -1
+"""Stands for the tokens that an admission took, where the request waits for its tenant's cap."""
 
-def fits_alone(state: SchedulerState, request: Request) -> bool:
-    """Return whether a request could be served alone, by its number of sequences and its full-attention blocks."""
+
+def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool = True) -> bool:
+    """Return whether a request could be served alone, by its number of sequences and its full-attention blocks.
+
+    Its tenant's cap and the floors of other tenants limit it too, unless ``within_limits`` is False.
+
+    Raises ConfigurationError if there is no such tenant.
+    """
     config = state.space.config
     needed = dict.fromkeys(config.pool_names, 0)
     for group in config.groups:
@@ -24,11 +38,13 @@ def fits_alone(state: SchedulerState, request: Request) -> bool:
             num_shared = request.num_prompt_tokens // group.block_size
             num_blocks = -(-request.most_tokens // group.block_size)
             needed[group.pool] += num_shared + request.num_sequences * (num_blocks - num_shared)
-    num_blocks_of = config.blocks_by_pool()
+    most_blocks = state.space.most_blocks(request.intent.tenant)
+    if not within_limits:  # all but the null blocks
+        most_blocks = {pool: num_blocks - 1 for pool, num_blocks in config.blocks_by_pool().items()}
     return (
         request.num_sequences <= state.config.max_sequences
         and request.most_tokens <= config.max_tokens
-        and all(count < num_blocks_of[pool] for pool, count in needed.items())  # one is the null block
+        and all(count <= most_blocks[pool] for pool, count in needed.items())
     )
 
 
@@ -37,17 +53,31 @@ def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
 
     Returns what is left of the budget.
     """
-    while (request := state.next_in_line()) is not None:
+    passed: set[str | None] = set()  # tenants whose first request waits for its tenant's own blocks
+    while (request := state.next_in_line(passed)) is not None:
         if state.num_sequences_with(request) > state.config.max_sequences:
             break
         if request.rows:
             if not _swap_in(state, draft, request):
-                break
+                if not _is_swapped_beyond_cap(state, request):
+                    break
+                passed.add(request.intent.tenant)
         elif budget <= 0 or (num_taken := _admit(state, draft, request, budget)) is None:
             break
+        elif num_taken == BEYOND_CAP:
+            passed.add(request.intent.tenant)
         else:
             budget -= num_taken
     return budget
+
+
+def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:
+    """Whether a swapped-out request has more blocks than its tenant's cap leaves."""
+    shares = {share.pool: share for share in state.space.tenant_shares(request.intent.tenant)}
+    needed = dict.fromkeys(shares, 0)
+    for index, group in enumerate(state.space.config.groups if shares else ()):
+        needed[group.pool] += int(state.space.num_blocks(request.rows, index).sum())
+    return any(count > shares[pool].cap - shares[pool].num_taken for pool, count in needed.items())
 
 
 def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
@@ -67,7 +97,12 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 
 
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
-    """Admit the first waiting request; return how many tokens of the budget that took, None if it has to wait."""
+    """Admit a waiting request, the first of its tenant; return how many tokens of the budget that took.
+
+    Returns None if it has to wait for the pools, BEYOND_CAP if it has to wait for its tenant's cap.
+    """
+    if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since it came
+        return _reject(state, draft, request)
     request.load_tokens()
     match = state.space.match(
         _hittable(state, request),
@@ -77,26 +112,39 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
     )
     status = _admission_status(state, request, match)
     if status is AllocStatus.LATER:
-        return None
-    state.waiting.pop()
+        return BEYOND_CAP if _is_beyond_cap(state, request, match) else None
     if status is AllocStatus.NEVER:
-        request.drop()
-        draft.rejected.append(request)
-        return 0
+        return _reject(state, draft, request)
+    state.waiting.pop(request)
     return _allocate(state, draft, request, budget, match)
+
+
+def _reject(state: SchedulerState, draft: BatchDraft, request: Request) -> int:
+    """Reject the first waiting request of a tenant, which takes nothing of the budget."""
+    state.waiting.pop(request)
+    request.drop()
+    draft.rejected.append(request)
+    return 0
 
 
 def _hittable(state: SchedulerState, request: Request) -> Int32Array:
     """Return the tokens that may hit and be published: all known ones, or those of the prompt."""
-    return request.known_token_ids[: None if state.config.publishes_answers else request.num_prompt_tokens]
+    return request.known_token_ids[: request.num_prompt_tokens if _publish(state, request) == "prompt" else None]
+
+
+def _publish(state: SchedulerState, request: Request) -> bool | Literal["prompt"]:
+    """Return what others may hit of a request, as the space takes it."""
+    if request.intent.publish == "none":
+        return False
+    return True if state.config.publishes_answers and request.intent.publish == "all" else "prompt"
 
 
 def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
     """Return whether a prompt fits beside the promises."""
-    tokens, keys = _hittable(state, request), request.keys
+    tokens, keys, tenant = _hittable(state, request), request.keys, request.intent.tenant
     num_more = len(request.known_token_ids) - len(tokens)
     status = state.space.can_allocate(
-        tokens, keys=keys, num_lookahead=num_more, num_sequences=request.num_sequences, match=match
+        tokens, keys=keys, num_lookahead=num_more, num_sequences=request.num_sequences, match=match, tenant=tenant
     )
     num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
     if not num_slots:
@@ -105,23 +153,51 @@ def _admission_status(state: SchedulerState, request: Request, match: PrefixHit)
         return AllocStatus.LATER
     beside = state.space.can_allocate(
         tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
-    )  # num_slots already counts all its sequences
+    )  # num_slots already counts all its sequences, and those of other tenants: no cap limits them together
+    if beside is AllocStatus.OK and tenant is not None:
+        num_own = num_promised_slots(state, request, of_tenant=True)
+        beside = state.space.can_allocate(
+            tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
+        )
     return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
+
+
+def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) -> bool:
+    """Whether a request that has to wait needs more than its tenant's cap leaves, promises included."""
+    if request.intent.tenant is None:
+        return False
+    tokens = _hittable(state, request)
+    num_more = len(request.known_token_ids) - len(tokens) + num_promised_slots(state, request, of_tenant=True)
+    return state.space.exceeds_cap(
+        tokens, tenant=request.intent.tenant, keys=request.keys, num_lookahead=num_more, match=match
+    )
 
 
 def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
     """Allocate the first blocks of a request; return how many tokens of the budget that took."""
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
+    if state.splits_leases:
+        request.stops = tuple(place.num_tokens for place in request.intent.breakpoints)
     budget -= match.num_replayed
     first_chunk = _hittable(state, request)[: request.end_of_chunk(num_hit_tokens, budget)]
     continues = request.receipt if request.num_preemptions and state.space.config.receipts else None
-    publish: Literal["prompt"] | bool = True if state.config.publishes_answers else "prompt"
-    allocation = state.space.allocate(first_chunk, keys=request.keys, match=match, continues=continues, publish=publish)
+    allocation = state.space.allocate(
+        first_chunk,
+        keys=request.keys,
+        match=match,
+        continues=continues,
+        publish=_publish(state, request),
+        tenant=request.intent.tenant,
+    )
     assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
     request.rows = [allocation.row]
     promise(state, request)
     schedule_chunk(state, draft, request, num_hit_tokens, len(first_chunk))
     state.join(request)
     draft.admitted.append(Admission(request, num_hit_tokens))
+    if state.leases is not None:
+        state.leases.renew(state.space, request, num_hit_tokens)
+    if request.replaces is not None:
+        supersede(state.space, request)
     return len(first_chunk) - num_hit_tokens + match.num_replayed

@@ -6,6 +6,7 @@ All of these are forks and frees of the block space; the sampler decides which b
 from collections import Counter
 
 from pagedkv.memory.contract.answers import PrefixGone, Shortage
+from pagedkv.memory.scheduling.keeping import supersede
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
 from pagedkv.memory.space import BlockSpace
@@ -38,7 +39,10 @@ def branch_off(state: SchedulerState, row: int, child: Request) -> int:
         return 0
     child.rows = forked.tolist()
     child.num_scheduled = num_shared
+    if state.splits_leases:
+        child.stops = tuple(place.num_tokens for place in child.intent.breakpoints)
     state.join(child)
+    supersede(state.space, child)
     return num_shared
 
 

@@ -53,6 +53,7 @@ def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     first_tokens = []
     start = len(batch.decoded_token_ids)
     for chunk in batch.prefilling:
+        state.note_computed(chunk.request, chunk.stop)
         if chunk.request.awaited is chunk and chunk.request not in held:
             stop = start + chunk.num_samples
             _take_first(state, chunk.request, token_ids[start:stop], None if goes_on is None else goes_on[start:stop])
@@ -80,7 +81,7 @@ def _drop_finished(state: SchedulerState, requests: list[Request]) -> tuple[Requ
     """Free the requests that have all their tokens; return them in order of their keys."""
     finished = sorted((request for request in requests if request.has_all_tokens), key=BY_KEY)
     for request in finished:
-        state.free(request)
+        state.free(request, is_over=True)
         request.drop()
     return tuple(finished)
 

@@ -20,7 +20,7 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
             return len(decoding.rows)
         if state.is_coming(shortage):
             return 0
-        preempt_last(state, draft)
+        preempt_last(state, draft, shortage)
     return 0
 
 
@@ -37,7 +37,7 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
                 break
             if state.is_coming(shortage):
                 return 0
-            preempt_last(state, draft)
+            preempt_last(state, draft, shortage)
     return budget
 
 

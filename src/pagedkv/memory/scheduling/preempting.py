@@ -1,8 +1,12 @@
-"""Preemption when blocks run short: the last running request is swapped out, or freed to be recomputed."""
+"""Preemption when blocks run short: the last running request is swapped out, or freed to be recomputed.
+
+Where a tenant is short of blocks, it is the last one that has blocks which the tenant may take: at its cap one of its
+own, else one of its own or of a tenant above its floor.
+"""
 
 from bisect import insort
 
-from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.answers import Shortage, TenantShare
 from pagedkv.memory.contract.spec import AllocStatus
 from pagedkv.memory.scheduling.batch import BatchDraft, Preempted
 from pagedkv.memory.scheduling.request import Request
@@ -11,9 +15,9 @@ from pagedkv.memory.scheduling.state import BY_KEY, SchedulerState
 __all__ = ["preempt_last"]
 
 
-def preempt_last(state: SchedulerState, draft: BatchDraft) -> None:
+def preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -> None:
     """Preempt the last running request, by swap or recompute. If it runs alone, reject it."""
-    request = state.running[-1]
+    request = state.running[-1] if shortage.share is None else _last_that_helps(state, shortage, shortage.share)
     request.num_preemptions += 1
     if len(state.running) == 1:
         _free(state, draft, request)
@@ -23,6 +27,15 @@ def preempt_last(state: SchedulerState, draft: BatchDraft) -> None:
         _swap_out(state, draft, request)
     else:
         _recompute(state, draft, request)
+
+
+def _last_that_helps(state: SchedulerState, shortage: Shortage, short: TenantShare) -> Request:
+    """Return the last running request whose blocks a tenant may take that is short of them. O(tenants + requests)."""
+    helpful = {short.tenant}
+    if shortage.num_needed <= short.cap - short.num_taken:
+        shares = state.space.statistics().tenants
+        helpful |= {each.tenant for each in shares if each.pool == shortage.pool and each.num_taken > each.floor}
+    return next(request for request in reversed(state.running) if request.intent.tenant in helpful)
 
 
 def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
@@ -66,6 +79,6 @@ def _recompute(state: SchedulerState, draft: BatchDraft, request: Request) -> No
 
 def _free(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
     decoded = draft.decoding if _has_decoded(draft, request) else None
-    state.free(request)
+    state.free(request, is_over=False)
     if decoded is not None:
         draft.decoding = state.without(decoded, request)

@@ -33,13 +33,18 @@ from pagedkv.memory.scheduling.state import SchedulerState
 __all__ = ["num_promised_slots", "promise"]
 
 
-def num_promised_slots(state: SchedulerState, newcomer: Request) -> int:
-    """Count the slots to be left free beside a newcomer's known tokens, in whole blocks. O(running requests)."""
+def num_promised_slots(state: SchedulerState, newcomer: Request, *, of_tenant: bool = False) -> int:
+    """Count the slots to be left free beside a newcomer's known tokens, in whole blocks. O(running requests).
+
+    ``of_tenant``: only those of the newcomer's own tenant, which its cap must leave.
+    """
     growth = _growth(state, newcomer)
     if not state.running or not (growth or state.prefilling or any(other.promised_tokens for other in state.running)):
         return 0
     num_slots = _slots(state, newcomer, newcomer.num_known, min(newcomer.num_known + growth, newcomer.most_tokens))
     for request, length, target in _targets(state, newcomer, growth):
+        if of_tenant and request.intent.tenant != newcomer.intent.tenant:
+            continue
         num_slots += _slots(state, request, length, max(target, len(request.known_token_ids)))
     return num_slots
 
@@ -62,7 +67,7 @@ def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[
     """Yield each running request, its length, and its promised length, with room to decode while others prefill."""
     if growth:
         growth += -(-newcomer.num_known // max(1, state.config.max_batched_tokens - state.config.max_sequences))
-        growth += state.keeps_states
+        growth += state.keeps_states + (len(newcomer.intent.breakpoints) if state.splits_leases else 0)
     lengths = state.space.lengths([request.rows[0] for request in state.running]).tolist()
     for request, length in zip(state.running, lengths, strict=True):
         most = growth * (1 + state.config.most_drafts) if request.propose is not None else growth

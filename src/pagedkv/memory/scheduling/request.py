@@ -19,6 +19,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.scheduling.intent import NO_INTENT, CacheIntent
 from pagedkv.memory.space import Receipt
 
 __all__ = ["NO_TOKENS", "CommonSteps", "Propose", "Request", "RequestKey"]
@@ -63,6 +64,11 @@ class Request:
         max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
         propose: proposes drafts that may follow its tokens, the last generated one included; None: no drafts. Called
             while it decodes as one sequence.
+        intent: what its caller says about its content. A preempted request keeps it.
+        replaces: the request that this one supersedes, such as an earlier turn of its conversation; None once it has
+            been admitted.
+        sequences: returns the tokens of each of its sequences, also after it has ended; needed where another request
+            replaces it.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, the tokens to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
@@ -74,6 +80,12 @@ class Request:
         parents: which old beam each new one is to continue, until that is done.
         decoding: the steps that it takes together with other requests, while it decodes.
         awaited: the scheduled chunk or ``Decoding`` that will sample its next tokens, if it is not ``decoding``.
+        superseded_by: the request that replaces it, if that was admitted before this one has ended.
+        num_leased_tokens: leading tokens that were leased when it ended.
+        leased_at: for each breakpoint the leading tokens that were leased there; None until it is computed, or if the
+            space keeps no leases.
+        stops: places where chunks are to end, so that windows and states can be leased there.
+        epochs: the oldest and the newest weights epoch that computed what its freed rows held, if epochs are counted.
         is_done: whether it is finished, aborted or rejected.
         key: its place in every order; smaller goes first.
         most_tokens: tokens of each sequence when it has its last block.
@@ -85,9 +97,12 @@ class Request:
     load: Callable[[int], Int32Array]
     num_sequences: int = 1
     priority: int = 0
-    keys: RequestKeys = NO_KEYS
+    keys: RequestKeys = field(default=NO_KEYS, repr=False)  # a salt is a secret
     max_hit_tokens: int | None = None
     propose: Propose | None = None
+    intent: CacheIntent = NO_INTENT
+    replaces: "Request | None" = None
+    sequences: Callable[[], Sequence[Int32Array]] | None = None
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
@@ -99,6 +114,11 @@ class Request:
     parents: Sequence[int] | None = None
     decoding: CommonSteps | None = None
     awaited: object | None = None
+    superseded_by: "Request | None" = None
+    num_leased_tokens: int = 0
+    leased_at: list[int | None] = field(init=False)
+    stops: tuple[int, ...] = ()
+    epochs: tuple[int, int] | None = None
     is_done: bool = False
     key: RequestKey = field(init=False)
     most_tokens: int = field(init=False)
@@ -107,6 +127,7 @@ class Request:
     def __post_init__(self) -> None:
         """Compute its key, and its largest length: the last generated token is never appended."""
         self.key = -self.priority, self.number
+        self.leased_at = [None] * len(self.intent.breakpoints)
         self.most_tokens = self.num_prompt_tokens + max(self.max_new_tokens, 1) - 1
 
     @property
@@ -142,7 +163,9 @@ class Request:
     def end_of_chunk(self, start: int, budget: int) -> int:
         """Return where a chunk of its known tokens ends that begins at ``start`` and has at most ``budget``."""
         end = min(start + budget, len(self.known_token_ids))
-        return self.checkpoint if start < self.checkpoint < end else end
+        if start < self.checkpoint < end:
+            end = self.checkpoint
+        return min((stop for stop in self.stops if start < stop < end), default=end)
 
     def load_tokens(self) -> None:
         """Load the known tokens if they are not here: the prompt, and what was generated before a preemption."""
@@ -180,6 +203,11 @@ class Request:
         self.num_scheduled = self.promised_tokens = self.checkpoint = 0
         self.parents = self.awaited = None
 
+    def note_epochs(self, oldest: int, newest: int) -> None:
+        """Add the range of epochs that computed what a freed row held."""
+        before = self.epochs or (oldest, newest)
+        self.epochs = min(before[0], oldest), max(before[1], newest)
+
     def note_receipts(self, receipts: Iterable[Receipt]) -> None:
         """Add the receipts of freed rows."""
         self.receipt = sum(receipts, self.receipt)
@@ -187,6 +215,7 @@ class Request:
     def drop(self) -> None:
         """Mark it as done; its blocks have been freed."""
         self.is_done = True
+        self.replaces = self.superseded_by = None
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS
         self.parents = self.awaited = None

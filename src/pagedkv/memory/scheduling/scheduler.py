@@ -54,7 +54,10 @@ class Scheduler:
         self._state = SchedulerState(config, space)
 
     def add(self, request: Request) -> bool:
-        """Queue a request; or return False, and drop it, if it could not be served even alone."""
+        """Queue a request; or return False, and drop it, if it could not be served even alone.
+
+        Raises ConfigurationError if its intent names a tenant that the space does not have; nothing is changed.
+        """
         if fits_alone(self._state, request):
             self._state.waiting.push(request)
         else:
@@ -81,7 +84,8 @@ class Scheduler:
         num_shared = 0
         if parent in self._state.running and not self._state.in_flight:
             row = parent.rows[sequence if sequence < len(parent.rows) else 0]
-            num_shared = branch_off(self._state, row, child)
+            if _may_share_blocks(parent, child):
+                num_shared = branch_off(self._state, row, child)
         if not num_shared:
             self._state.waiting.push(child)
         return num_shared
@@ -97,10 +101,10 @@ class Scheduler:
         if not request.rows:
             state.waiting.remove(request)
         elif request in state.swapped:
-            state.swapped.remove(request)
             state.free_rows(request, request.rows)
+            state.swapped.remove(request)
         else:
-            state.free(request)
+            state.free(request, is_over=True)
         request.drop()
         return True
 
@@ -186,6 +190,13 @@ class Scheduler:
 
     # Queries
 
+    def fits_alone(self, request: Request, *, within_limits: bool = True) -> bool:
+        """Return whether a request could be served alone: within its tenant's limits, or apart from them.
+
+        O(groups + tenants). Raises ConfigurationError if the space has no such tenant.
+        """
+        return fits_alone(self._state, request, within_limits=within_limits)
+
     @property
     def is_idle(self) -> bool:
         """Whether there is no request to serve."""
@@ -201,6 +212,10 @@ class Scheduler:
         """Requests that wait, including those preempted by recompute."""
         return len(self._state.waiting)
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether a request of a tenant waits, runs or is swapped out."""
+        return self._state.has_tenant(tenant)
+
     @property
     def num_swapped(self) -> int:
         """Requests that are swapped out."""
@@ -210,3 +225,9 @@ class Scheduler:
     def num_changes(self) -> int:
         """A counter that grows with every change of the running rows."""
         return self._state.num_changes
+
+
+def _may_share_blocks(parent: Request, child: Request) -> bool:
+    """Whether a child's tenant, keys and publishing are its parent's; a fork's row has them from its parent."""
+    ours, theirs = parent.intent, child.intent
+    return parent.keys == child.keys and (ours.tenant, ours.publish) == (theirs.tenant, theirs.publish)

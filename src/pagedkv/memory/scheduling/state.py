@@ -2,15 +2,17 @@
 
 from bisect import insort
 from collections import deque
+from collections.abc import Collection
 from operator import attrgetter
 
 from pagedkv.memory.contract.answers import Shortage
-from pagedkv.memory.contract.spec import keeps_state
+from pagedkv.memory.contract.spec import keeps_state, keeps_whole_prefix
 from pagedkv.memory.scheduling.batch import Batch
 from pagedkv.memory.scheduling.config import SchedulingConfig
 from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.keeping import LeaseBook, lease_breakpoints, release
 from pagedkv.memory.scheduling.request import Request
-from pagedkv.memory.scheduling.waiting import WaitingQueue
+from pagedkv.memory.scheduling.waiting import NONE_PASSED, WaitingQueue
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["SchedulerState"]
@@ -32,6 +34,8 @@ class SchedulerState:
         block_size: tokens of the largest block.
         keeps_states: whether prompts are split where their recurrent states are kept, which takes one more step.
         replays: whether windows that are gone may be computed again.
+        leases: the leases at breakpoints; None if the space keeps no leases.
+        splits_leases: whether chunks end at breakpoints, since windows or states must be leased where they end.
         num_changes: grows whenever a row begins or ceases to run.
     """
 
@@ -50,6 +54,8 @@ class SchedulerState:
             keeps_state(group) and group.prefix_caching for group in config_of_space.groups
         )
         self.replays = bool(config_of_space.replaying)
+        self.leases = LeaseBook() if config_of_space.leases and config_of_space.prefix_caching else None
+        self.splits_leases = self.leases is not None and not all(map(keeps_whole_prefix, config_of_space.groups))
         self._decoding: Decoding | None = None
         self._has_newcomers = False
 
@@ -71,28 +77,52 @@ class SchedulerState:
         if request in self.prefilling:
             self.prefilling.remove(request)
 
-    def free(self, request: Request) -> None:
-        """Remove a request from the running ones, and free its blocks."""
+    def free(self, request: Request, *, is_over: bool) -> None:
+        """Remove a request from the running ones, and free its blocks; ``is_over``: it ends, and is not preempted."""
         self.leave(request)
-        self.free_rows(request, request.rows)
+        self.free_rows(request, request.rows, is_over=is_over)
 
-    def free_rows(self, request: Request, rows: list[int]) -> None:
-        """Free rows of a request, and keep their receipts."""
-        request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
+    def free_rows(self, request: Request, rows: list[int], *, is_over: bool = True) -> None:
+        """Free rows of a request, as its intent says if they are over, and keep their receipts."""
+        if self.space.config.counts_epochs and request not in self.swapped:
+            for span in (span for row in rows for span in self.space.epochs(row)):
+                request.note_epochs(span.oldest, span.newest)
+        if is_over:
+            request.note_receipts(release(self.space, request, rows))
+        else:
+            request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
+
+    def note_computed(self, request: Request, num_computed: int) -> None:
+        """Lease the tokens before breakpoints that a request has reached."""
+        if self.leases is not None and request.intent.breakpoints and not request.is_done:
+            lease_breakpoints(self.space, self.leases, request, num_computed)
 
     def num_sequences_with(self, newcomer: Request) -> int:
         """Count the sequences of all running requests and one more, including those to be forked."""
         return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
 
-    def next_in_line(self) -> Request | None:
-        """Return the request to run next, of those that wait and those swapped out; None if there is none."""
-        if self.swapped and (not self.waiting or self.swapped[0].key < self.waiting.first().key):
-            return self.swapped[0]
-        return self.waiting.first() if self.waiting else None
+    def next_in_line(self, passed: Collection[str | None] = NONE_PASSED) -> Request | None:
+        """Return the request to run next, of those that wait and those swapped out; None if there is none.
+
+        Requests of tenants that are passed over do not count.
+        """
+        waiting = self.waiting.first(passed) if self.waiting else None
+        if not self.swapped:
+            return waiting
+        swapped = next((request for request in self.swapped if request.intent.tenant not in passed), None)
+        if swapped is not None and (waiting is None or swapped.key < waiting.key):
+            return swapped
+        return waiting
 
     def is_coming(self, shortage: Shortage) -> bool:
         """Whether the missing blocks become free when the steps in flight are acknowledged."""
-        return shortage.num_needed <= shortage.num_free + self.space.num_deferred_blocks(shortage.pool)
+        num_free = shortage.num_free if shortage.share is None else shortage.share.num_permitted
+        return shortage.num_needed <= num_free + self.space.num_deferred_blocks(shortage.pool)
+
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether a request of a tenant waits, runs or is swapped out. O(requests that run or are swapped out)."""
+        under_way = (*self.running, *self.swapped)
+        return self.waiting.has_tenant(tenant) or any(request.intent.tenant == tenant for request in under_way)
 
     def is_in_flight(self, awaited: object) -> bool:
         """Whether a batch that is not finished samples the awaited tokens."""

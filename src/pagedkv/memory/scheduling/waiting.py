@@ -1,38 +1,61 @@
 """The waiting requests, in the order of admission: by priority, then by arrival.
 
-A preempted request returns with its old key, and so is ahead of all that arrived after it.
+A preempted request returns with its old key, and so is ahead of all that arrived after it. Each tenant has a queue of
+its own, so that a tenant whose cap is reached can be passed over without a look at its requests.
 """
 
 import heapq
+from collections.abc import Collection
+from typing import Final
 
 from pagedkv.memory.scheduling.request import Request, RequestKey
 
-__all__ = ["WaitingQueue"]
+__all__ = ["NONE_PASSED", "WaitingQueue"]
+
+NONE_PASSED: Final[frozenset[str | None]] = frozenset()
 
 
 class WaitingQueue:
-    """Requests in order of their keys. O(log n) to push or pop."""
+    """Requests in order of their keys. O(log n) to push or pop; O(tenants that wait) to find the first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[RequestKey, Request]] = []
+        self._heaps: dict[str | None, list[tuple[RequestKey, Request]]] = {}
+        self._num_requests = 0
 
     def __len__(self) -> int:
         """Count the requests."""
-        return len(self._heap)
+        return self._num_requests
 
     def push(self, request: Request) -> None:
         """Add a request. Keys are unique."""
-        heapq.heappush(self._heap, (request.key, request))
+        heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, request))
+        self._num_requests += 1
 
-    def first(self) -> Request:
-        """Return the next request without removing it; there must be one."""
-        return self._heap[0][1]
+    def first(self, passed: Collection[str | None] = NONE_PASSED) -> Request | None:
+        """Return the next request of tenants that are not passed over, without removing it; None if there is none."""
+        heads = (heap[0] for tenant, heap in self._heaps.items() if tenant not in passed)
+        first = min(heads, default=None)
+        return None if first is None else first[1]
 
-    def pop(self) -> Request:
-        """Remove and return the next request."""
-        return heapq.heappop(self._heap)[1]
+    def pop(self, request: Request) -> None:
+        """Remove the first request of its tenant."""
+        tenant = request.intent.tenant
+        popped = heapq.heappop(self._heaps[tenant])[1]
+        assert popped is request, f"request {request.number} is not the first of its tenant"
+        self._shrink(tenant)
 
     def remove(self, request: Request) -> None:
         """Remove a request from any place. O(n)."""
-        self._heap.remove((request.key, request))
-        heapq.heapify(self._heap)
+        tenant = request.intent.tenant
+        self._heaps[tenant].remove((request.key, request))
+        heapq.heapify(self._heaps[tenant])
+        self._shrink(tenant)
+
+    def has_tenant(self, tenant: str | None) -> bool:
+        """Whether a tenant has a waiting request."""
+        return tenant in self._heaps
+
+    def _shrink(self, tenant: str | None) -> None:
+        self._num_requests -= 1
+        if not self._heaps[tenant]:
+            del self._heaps[tenant]

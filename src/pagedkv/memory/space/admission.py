@@ -26,6 +26,7 @@ from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tails import Tail
+from pagedkv.memory.space.tenants import share_of
 from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
@@ -176,6 +177,15 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     if has_rows and fits_now(state, needs):
         return AllocStatus.OK
     return AllocStatus.LATER if is_possible or fits_beside(state, needs, hit.blocks_by_pool()) else AllocStatus.NEVER
+
+
+def exceeds_cap(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> bool:
+    """Return whether a prompt needs more of some pool than its tenant's cap leaves. Changes nothing."""
+    if not state.tenant_names:
+        return False
+    needed = free_blocks_needed(state, admission, match_again(state, admission.prompt, answer))
+    shares = (share_of(state, pool, admission.tenant) for pool in state.pools.values())
+    return any(needed[share.pool] > share.cap - share.num_taken for share in shares)
 
 
 def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:

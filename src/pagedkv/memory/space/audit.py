@@ -23,7 +23,8 @@ from pagedkv.memory.pool.blocks import (
     UNDATED,
 )
 from pagedkv.memory.pool.digests import digest_block
-from pagedkv.memory.space.state import DraftTable, Group, SpaceState
+from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
+from pagedkv.memory.space.state import VACANT_NUMBER, DraftTable, Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.rows import (
     AT,
@@ -80,6 +81,13 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         tenants = state.rows[:, TENANT]
         is_known = (tenants >= 0) & (tenants < len(state.tenant_names))
         assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
+        removed = [number for number, name in enumerate(state.tenant_names) if name == VACANT_NUMBER]
+        assert not np.isin(tenants, removed).any(), "a row is of a removed tenant"
+        for name, pool in state.pools.items():
+            has = pool.accounts[removed]
+            assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
+            told = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
+            assert told == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
         assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
     for observer in state.observers:
         observer.check()

@@ -109,6 +109,32 @@ class BlockSpace(SwapSpace):
         question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=as_tenant(self._state, tenant))
         return admission.admission_status(self._state, question, match)
 
+    def exceeds_cap(  # noqa: PLR0913 - what allocate takes, by the same keywords
+        self,
+        token_ids: TokenIds,
+        *,
+        tenant: str | None,
+        keys: RequestKeys = NO_KEYS,
+        num_lookahead: int = 0,
+        num_sequences: int = 1,
+        match: PrefixHit | None = None,
+    ) -> bool:
+        """Return whether a prompt needs more blocks of some pool than its tenant's cap leaves now. Changes nothing.
+
+        Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
+
+        Args:
+            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
+
+        Raises: as :meth:`can_allocate`.
+        """
+        reserve = as_count(num_lookahead, "num_lookahead")
+        prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
+        num_rows = as_count(num_sequences, "num_sequences", least=1)
+        number = as_tenant(self._state, tenant)
+        question = admission.Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
+        return admission.exceeds_cap(self._state, question, match)
+
     def allocate(  # noqa: PLR0913 - one prompt and all its options, by keywords
         self,
         token_ids: TokenIds,

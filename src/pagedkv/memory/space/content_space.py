@@ -10,6 +10,7 @@ from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.miss_causes import Explanation
+from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.space import clock, holding, invalidating, loading, miss_analysis, releasing, withdrawing
 from pagedkv.memory.space.epochs import as_epochs, as_next_epoch, begin_epoch
@@ -21,6 +22,7 @@ from pagedkv.memory.space.observed_space import ObservedSpace
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.prompts import prepare_prompt
 from pagedkv.memory.space.space_view import SpaceView
+from pagedkv.memory.space.tenant_changes import config_with, config_without, remove_tenant, set_tenant
 from pagedkv.memory.space.tenants import as_tenant
 
 __all__ = ["ContentSpace"]
@@ -188,6 +190,23 @@ class ContentSpace(SpaceView):
         lease_hit(self._state, hit, end)
         return hit.num_tokens
 
+    def supersede(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS) -> None:
+        """Evict the cached blocks of a prompt that nothing else refers to before all other cached blocks.
+
+        For a sequence that was freed before the one that replaces it was admitted; else pass ``superseded_by`` to
+        ``free``. Blocks that a row or a ticket holds, and leased blocks, stay as they are. Until they are evicted, the
+        others can be hit as before.
+
+        Args:
+            token_ids: a prompt; its last token does not count, as for a hit.
+            keys: its extra keys.
+
+        Cost: O(blocks of the prompt).
+        """
+        hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
+        self._state.version += 1
+        releasing.supersede(self._state, hit)
+
     def forget(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS, start: int = 0) -> int:
         """Drop a prompt, and all that continues it, from the prefix cache, on the device and on the host.
 
@@ -207,6 +226,38 @@ class ContentSpace(SpaceView):
         first = as_count(start, "start")
         self._state.version += 1
         return forget(self._state, prompt, first)
+
+    # Tenants
+
+    def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one. Its blocks stay charged to it.
+
+        Below a lower cap its own cached blocks are evicted. A floor holds from now on; where other tenants have taken
+        too much, it is kept as they free their blocks.
+
+        Raises:
+            ConfigurationError: the space does not distinguish tenants (``SpaceConfig.tenants`` is None); limits that
+                the pools cannot keep; a cap below what its sequences use. Nothing is changed.
+
+        Cost: O(blocks) for a new tenant, else O(tenants + evicted blocks).
+        """
+        config = config_with(self._state, name, limits)
+        self._state.version += 1
+        set_tenant(self._state, name, config)
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant that has no sequences. Its cached blocks are charged to the unnamed tenant, and can be hit.
+
+        So are blocks that it took and that sequences of other tenants, or loads, still use.
+
+        Raises:
+            ConfigurationError: there is no such tenant, or sequences of it run or are swapped out. Nothing is changed.
+
+        Cost: O(blocks).
+        """
+        config = config_without(self._state, name)
+        self._state.version += 1
+        remove_tenant(self._state, name, config)
 
     # Content from elsewhere
 

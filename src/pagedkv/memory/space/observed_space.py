@@ -14,7 +14,7 @@ class ObservedSpace(SpaceView):
 
     def __init__(self, space: SpaceView) -> None:
         """View the same space."""
-        self.config, self._own_state, self._ledger = space.config, space._own_state, space._ledger  # noqa: SLF001
+        self._own_state, self._ledger = space._own_state, space._ledger  # noqa: SLF001
         self._receipts, self._explanations = space._receipts, space._explanations  # noqa: SLF001
 
     @property

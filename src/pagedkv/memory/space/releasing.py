@@ -5,9 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.causes import EPOCH, RESET
 from pagedkv.memory.pool.spare_blocks import make_unheld_spare
 from pagedkv.memory.space.draft_states import give_states_back
+from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.leasing import lease_rows
 from pagedkv.memory.space.loading import freeze_loads
 from pagedkv.memory.space.pending import hand_over
@@ -17,7 +19,7 @@ from pagedkv.memory.tables.releasing import NO_OUTPUTS
 from pagedkv.memory.tables.row_record import freeze
 from pagedkv.memory.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
-__all__ = ["Leaving", "free", "reset_prefix_cache"]
+__all__ = ["Leaving", "free", "reset_prefix_cache", "supersede"]
 
 
 class Leaving(NamedTuple):
@@ -63,6 +65,16 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     _vacate(state, batch)
     for observer in state.observers:
         observer.freed(batch)
+    state.is_changing = False
+
+
+def supersede(state: SpaceState, hit: PrefixHit) -> None:
+    """Evict the unreferenced and unleased blocks of a hit before all other cached blocks."""
+    state.is_changing = True
+    for group in state.cached_groups:
+        tails = [tail.block for tail in hit.tails if tail.group == group.index]
+        blocks = np.unique(np.append(hit.block_ids[group.index], np.array(tails, np.int32)))
+        make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK])
     state.is_changing = False
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.answers import EpochSpan
+from pagedkv.memory.contract.answers import EpochSpan, TenantShare
 from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError, SequenceError
@@ -35,6 +35,7 @@ from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.memory.space.steps import StepLedger, read_only
 from pagedkv.memory.space.stored_blocks import StoredBlock, StoredBlocks
+from pagedkv.memory.space.tenants import as_tenant, most_blocks, share_of
 from pagedkv.memory.tables.rows import (
     AT,
     NUM_ACCEPTED,
@@ -55,7 +56,6 @@ class SpaceView:
 
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
-        self.config = config
         self._own_state = SpaceState(config)
         self._own_state.features = features_of(self._own_state)
         self._receipts = ReceiptBook(self._own_state) if config.receipts else None
@@ -63,6 +63,11 @@ class SpaceView:
         books = (self._receipts, self._explanations)
         self._own_state.observers = tuple(book for book in books if book is not None)
         self._ledger = StepLedger(len(config.groups))
+
+    @property
+    def config(self) -> SpaceConfig:
+        """The configuration: that of the beginning, with the tenants that there are now. O(1)."""
+        return self._own_state.config
 
     @property
     def _state(self) -> SpaceState:
@@ -180,6 +185,31 @@ class SpaceView:
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
         return kernel_inputs.page_lists(self._state, batch, self._group(group))
+
+    @property
+    def now_s(self) -> float:
+        """The time that the clock shows, in the seconds of :meth:`BlockSpace.advance <pagedkv.BlockSpace.advance>`."""
+        return self._state.now_s
+
+    def tenant_shares(self, tenant: str | None) -> tuple[TenantShare, ...]:
+        """Return what a tenant has of each device pool; empty if tenants are not distinguished. O(pools).
+
+        Raises:
+            ConfigurationError: there is no such tenant.
+        """
+        number = as_tenant(self._state, tenant)
+        pools = self._state.pools.values() if self._state.tenant_names else ()
+        return tuple(share_of(self._state, pool, number) for pool in pools)
+
+    def most_blocks(self, tenant: str | None = None) -> dict[str, int]:
+        """Count, by device pool, the blocks that a tenant could have at most. O(pools x tenants).
+
+        These are its cap, or what the floors of other tenants leave of the pool; without tenants the whole pool.
+
+        Raises:
+            ConfigurationError: there is no such tenant.
+        """
+        return most_blocks(self._state, as_tenant(self._state, tenant))
 
     @property
     def weights_epoch(self) -> str | int:

@@ -51,9 +51,11 @@ from pagedkv.memory.tables.rows import (
 )
 from pagedkv.memory.tables.rules import first_needed_token
 
-__all__ = ["DraftTable", "Group", "SpaceState"]
+__all__ = ["VACANT_NUMBER", "DraftTable", "Group", "SpaceState"]
 
 NO_LANE: Final = -1
+VACANT_NUMBER: Final = ""
+"""Stands for the name of a tenant that was removed, until another one gets its number."""
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 MOST_FORMER_EPOCHS: Final = 4  # for explanations
 NO_EPOCHS: Final[tuple[str, ...]] = ()
@@ -203,8 +205,8 @@ class SpaceState:
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
-        tenant_names: names of the tenants by number, first None (no tenant); empty if there are no tenants.
-        limits: cap and floor of each tenant, by pool.
+        tenant_names: names of the tenants by number, first None (no tenant); empty if tenants are not distinguished.
+        limits: cap and floor of each tenant, by pool and number.
         observers: the observers of the space, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
     """
@@ -226,7 +228,7 @@ class SpaceState:
             config.max_sequences,
             len(config.groups) + len(config.drafting),
             num_replaying=len(config.replaying),
-            has_tenants=bool(config.tenants),
+            has_tenants=config.tenants is not None,
         )
         self.vacant_rows = list(range(config.max_sequences))[::-1]
         self.held: dict[Ticket, Int32Array] = {}
@@ -403,6 +405,17 @@ class SpaceState:
         for feature in self.features:
             feature.cleared(batch)
 
+    def take_tenants(self, names: tuple[str | None, ...], config: SpaceConfig) -> None:
+        """Record which tenants there are from now on, by number, and their limits, from a configuration."""
+        self.config, self.tenant_names = config, names
+        by_name = {
+            pool: dict(zip((None, *(config.tenants or {})), limits, strict=True))
+            for pool, limits in config.limits_by_pool().items()
+        }
+        self.limits = {
+            pool: tuple(limits.get(name, limits[None]) for name in names) for pool, limits in by_name.items()
+        }
+
     def begin_epoch(self, weights_epoch: str) -> None:
         """Record that the model has other weights."""
         if weights_epoch != self.weights_epoch:
@@ -417,8 +430,8 @@ class SpaceState:
 
 
 def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
-    """Return the names of the tenants by number, None first; empty if there are no tenants."""
-    return (None, *config.tenants) if config.tenants else ()
+    """Return the names of the tenants by number, None first; empty if tenants are not distinguished."""
+    return () if config.tenants is None else (None, *config.tenants)
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

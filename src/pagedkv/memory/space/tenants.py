@@ -17,7 +17,7 @@ from pagedkv.memory.pool import tenant_charges, tenant_victims
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NOBODY, NUM_RESTING, NUM_TAKEN
 from pagedkv.memory.space.feature import SpaceFeature
-from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.state import VACANT_NUMBER, SpaceState
 from pagedkv.memory.tables.row_record import set_tenant
 from pagedkv.memory.tables.rows import TENANT
 
@@ -26,6 +26,7 @@ __all__ = [
     "as_tenant",
     "batches_by_tenant",
     "list_shares",
+    "most_blocks",
     "share_of",
     "tenant_of",
 ]
@@ -35,8 +36,9 @@ def as_tenant(state: SpaceState, tenant: object) -> int:
     """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
     if tenant is None:
         return NOBODY
-    if not isinstance(tenant, str) or tenant not in state.tenant_names:
-        known = f"they are {list(state.tenant_names[1:])}" if state.tenant_names else "set tenants in the configuration"
+    if not isinstance(tenant, str) or tenant == VACANT_NUMBER or tenant not in state.tenant_names:
+        names = [name for name in state.tenant_names[1:] if name != VACANT_NUMBER]
+        known = f"they are {names}" if state.tenant_names else "set tenants in the configuration"
         raise ConfigurationError(f"there is no tenant {tenant!r}: {known}")
     return state.tenant_names.index(tenant)
 
@@ -100,6 +102,16 @@ def share_of(state: SpaceState, pool: BlockPool, tenant: int) -> TenantShare:
 
 def list_shares(state: SpaceState) -> tuple[TenantShare, ...]:
     """List what each tenant has of each device pool, pool by pool; empty without tenants."""
-    return tuple(
-        share_of(state, pool, tenant) for pool in state.pools.values() for tenant in range(len(state.tenant_names))
-    )
+    numbers = [number for number, name in enumerate(state.tenant_names) if name != VACANT_NUMBER]
+    return tuple(share_of(state, pool, number) for pool in state.pools.values() for number in numbers)
+
+
+def most_blocks(state: SpaceState, tenant: int) -> dict[str, int]:
+    """Count, by pool, the blocks that a tenant can have at most: its cap, or what other tenants' floors leave."""
+    if not state.tenant_names:
+        return {name: pool.num_usable for name, pool in state.pools.items()}
+    most = {}
+    for name, limits in state.limits.items():
+        floors_of_others = sum(floor for _, floor in limits) - limits[tenant][1]
+        most[name] = min(limits[tenant][0], state.pools[name].num_usable - floors_of_others)
+    return most

@@ -46,6 +46,7 @@ def rehearse(eviction: str, features: str = FEATURES) -> None:
         _bring(of(build.attention()))
         _change_weights(of(build.attention()))
         _overflow(of(build.attention()))
+        _change_tenants(of(build.attention()))
         _keep_states(of(build.hybrid()))
         _replay(of(build.replaying()))
         _roll_back(of(build.plain()))
@@ -309,6 +310,22 @@ def _overflow(space: BlockSpace) -> None:
         space.free([answer.row for answer in rows if isinstance(answer, Allocation)])
     space.explain(tuple(range(30)))
     space.explain((5,) * 8, keys=RequestKeys(salt=b"b"))
+
+
+def _change_tenants(space: BlockSpace) -> None:
+    """Lower a tenant's cap, remove it, and let another one come; supersede a prompt that has ended."""
+    for tenant in ("one", "other"):
+        space.free([_admitted(space, tenant=tenant)])
+        space.supersede(PROMPT)
+    if not space.config.tenants:
+        return
+    space.exceeds_cap(PROMPT, tenant="one", match=space.match(PROMPT))
+    space.lease(PROMPT[:9], 9.0)
+    space.set_tenant("one", TenantLimits(cap=4))
+    space.remove_tenant("one")
+    space.set_tenant("third", TenantLimits(cap=40))
+    space.set_tenant("fourth", TenantLimits())
+    space.check()
 
 
 def _keep_states(space: BlockSpace) -> None:

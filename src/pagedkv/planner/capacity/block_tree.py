@@ -1,15 +1,15 @@
 """Block ids of prompts as one tree: an id names a block *together with everything before it*, so it has one place.
 
 Owns the numbers 1, 2, ... of blocks in the order in which they first appear; 0 is the root, the empty prompt. A
-prompt is the path from the root to its last block, and that block alone tells it::
+prompt is the path from the root to its last block, and that block alone identifies it::
 
     prompts  7 8 9 | 7 8 4 | 5          0 -+- 1 (id 7) -- 2 (id 8) -+- 3 (id 9)
                                            |                        `- 4 (id 4)
                                            `- 5 (id 5)
 
-So a trace takes memory for its distinct blocks and not for its references, of which a trace of coding agents has 27
-times as many: their prompts repeat all that was said before. Of a block its id and its parent are kept, and its number
-in a hash table with linear probing: 18 to 24 bytes in all, where a dictionary took a hundred.
+So a trace takes memory for its distinct blocks and not for its references. A trace of coding agents has 27 times as
+many references, since each prompt repeats the conversation. A block takes its id, its parent, and its number in a hash
+table with linear probing: 18 to 24 bytes in all, where a dictionary took a hundred.
 """
 
 from typing import Final, TypeVar
@@ -26,14 +26,14 @@ __all__ = ["ROOT", "BlockTree", "write_path"]
 
 ROOT: Final = 0
 NO_ID: Final = -1
-FREE: Final = 0  # a slot of the table that holds the number of no block
-CONFLICT: Final = -1  # an id stands in two places
+FREE: Final = 0  # a slot of the table without a block
+CONFLICT: Final = -1  # an id would have two places
 SPREAD: Final = 0x9E3779B1
 WORD: Final = 2**32 - 1
 UPPER: Final = 32
 LEAST_ROOM: Final = 1024
 SLOTS_A_BLOCK: Final = 2
-"""Of the table, at least 1 and at most 2 after it has grown: two or three are looked at to find a block."""
+"""At least 1 and at most 2 slots a block after the table has grown: a lookup reads two or three."""
 GROWTH: Final = 1.5
 
 
@@ -60,8 +60,8 @@ class BlockTree:
             block_ids: int64 ``[n]``, none negative.
 
         Returns:
-            The number of its last block (``ROOT`` if it has none), or None if an id would stand in two places; the
-            tree is then as it was. O(n); a block that is known takes about 1 ns.
+            The number of its last block (``ROOT`` if it has none), or None if an id would have two places; the tree is
+            then unchanged. O(n); a known block takes about 1 ns.
         """
         self._make_room(len(block_ids))
         last_block = _insert(self._slots, self._ids, self._parents, self._num_blocks, block_ids)
@@ -71,7 +71,7 @@ class BlockTree:
         return last_block
 
     def _make_room(self, num_blocks: int) -> None:
-        """Let so many further blocks fit."""
+        """Grow the arrays for so many further blocks."""
         wanted = self._num_blocks + num_blocks
         if wanted > len(self._parents):
             room = max(wanted, int(GROWTH * len(self._parents)))
@@ -99,7 +99,7 @@ def _grown(
 
 @compiled
 def _slot_of(slots: Int32Array, ids: Int64Array, block_id: int) -> int:
-    """Find the slot that holds an id's number, or the free one where it would stand."""
+    """Find the slot that holds an id's number, or the free slot for it."""
     slot = ((int(block_id) ^ int(block_id) >> UPPER) * SPREAD & WORD) % len(slots)
     while slots[slot] != FREE and ids[slots[slot]] != block_id:
         slot = slot + 1 if slot + 1 < len(slots) else 0
@@ -115,7 +115,7 @@ def _fill_table(slots: Int32Array, ids: Int64Array, num_blocks: int) -> None:
 
 @compiled
 def _insert(slots: Int32Array, ids: Int64Array, parents: Int32Array, num_blocks: int, block_ids: Int64Array) -> int:
-    """Add a prompt's blocks behind the ``num_blocks`` that there are; return its last one, or ``CONFLICT``."""
+    """Add a prompt's blocks after the ``num_blocks`` existing ones; return its last one, or ``CONFLICT``."""
     num_known = _count_known(slots, ids, block_ids)
     last_block = slots[_slot_of(slots, ids, block_ids[num_known - 1])] if num_known else ROOT
     if not _is_path(parents, ids, last_block, block_ids[:num_known]):
@@ -135,7 +135,7 @@ def _insert(slots: Int32Array, ids: Int64Array, parents: Int32Array, num_blocks:
 
 @compiled
 def _count_known(slots: Int32Array, ids: Int64Array, block_ids: Int64Array) -> int:
-    """Count the leading ids that are known, if those are all that are: by bisection."""
+    """Count the leading known ids by bisection; no id after them may be known."""
     low, high = 0, len(block_ids)
     while low < high:
         middle = (low + high) // 2
@@ -148,14 +148,14 @@ def _count_known(slots: Int32Array, ids: Int64Array, block_ids: Int64Array) -> i
 
 @compiled
 def _take_back(slots: Int32Array, ids: Int64Array, first: int, stop: int) -> None:
-    """Forget the latest blocks: in reverse, so that none that stays was put behind one that goes."""
+    """Remove the latest blocks, in reverse, so that no remaining block was probed past a removed one."""
     for block in range(stop - 1, first - 1, -1):
         slots[_slot_of(slots, ids, ids[block])] = FREE
 
 
 @compiled
 def _is_path(parents: Int32Array, ids: Int64Array, last_block: int, block_ids: Int64Array) -> bool:
-    """Tell whether the path from the root to ``last_block`` has exactly these ids."""
+    """Return whether the path from the root to ``last_block`` has exactly these ids."""
     block = last_block
     for index in range(len(block_ids) - 1, -1, -1):
         if ids[block] != block_ids[index]:

@@ -1,11 +1,11 @@
-"""What a trace's blocks are worth to a cache of each size, wherever its misses come from.
+"""Hits of a trace at each size of the cache, and the causes of its misses.
 
 ``CapacityCurve`` is the result, a value; :func:`measure_curve` makes it. Three gaps, as shares of all references, lie
 between the hits of a policy and one::
 
     0            LRU            optimum            ideal                       1
     |--- hits ---|-- policy gap --|-- capacity gap --|---- content ceiling ----|
-                  a better policy    a larger cache    none: never seen before
+                  a better policy    a larger cache    none: content is new
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,22 +55,22 @@ OPTIMAL: Final = "optimal"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
     {name: _of_pool(policy_named(name)) for name in EVICTION_POLICIES} | {OPTIMAL: optimal_hits_by_request}
 )
-"""By name, in the order in which results show them. The optimum is no policy, but counts hits like one."""
+"""By name, in the order of results. The optimum is not a policy, but its hits are counted like a policy's."""
 
 NUM_DEFAULT_CAPACITIES: Final = 10
 FOR_MANY_REQUESTS: Final = ("lru", "adaptive")
-"""Measured where requests are very many, unless others are named: one is had at once, the other takes 3 to 6 us a
-request and capacity. So does fifo, and hazard, which learns, some 20."""
+"""Measured by default if requests are very many: LRU takes no time per capacity, adaptive 3 to 6 us a request and
+capacity. So does fifo; hazard, which learns, takes some 20."""
 MOST_FOR_ALL: Final = 300_000
 FACTORS: Final = (2, 4)
-"""So many times a capacity is what people can buy."""
+"""Multiples of a capacity for which the gain is shown."""
 SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
-"""Shares of the ideal hits for which the capacity is wanted, and the same in percent, so that no rounding decides."""
+"""Shares of the ideal hits for which the capacity is computed, and the same as whole percents, to avoid rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartCurve:
-    """What the blocks of one tenant, or of one window of time, are worth in the cache of all.
+    """Hits of one tenant, or of one window of time, in the common cache.
 
     Args:
         kind: "tenant" or "window"; name: which.
@@ -112,7 +112,7 @@ class PartCurve:
 
 @dataclass(frozen=True, slots=True)
 class CapacityCurve:
-    """What a trace's blocks are worth.
+    """Hits of a trace by policy and capacity.
 
     Args:
         block_size: tokens of a block.
@@ -124,7 +124,8 @@ class CapacityCurve:
         ideal_hit_tokens: tokens of those blocks.
         hits: by policy and capacity.
         capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
-        parts: the same by tenant and by window of time, where the trace was divided; those of a kind add up to all.
+        parts: the same by tenant and by window of time, if the trace was divided; parts of one kind add up to the
+            whole.
         num_answer_blocks: blocks of answers that are kept behind their prompts, as engines do, so that next turns hit
             them; they are among the distinct blocks, and no references. 0 where the trace has no tokens of answers.
     """
@@ -158,7 +159,7 @@ class CapacityCurve:
 
     @property
     def content_ceiling(self) -> float:
-        """Share of the references that no cache can serve: content never seen before."""
+        """Share of the references that no cache can hit: new content."""
         return (self.num_block_refs - self.ideal_hits) / self.num_block_refs
 
     def hit_ratio(self, policy: str, capacity: int) -> float:
@@ -166,17 +167,17 @@ class CapacityCurve:
         return self.hits[policy][capacity] / self.num_block_refs
 
     def capacity_gap(self, capacity: int) -> float:
-        """Share of the references that only a larger cache can serve: the ideal less the optimum."""
+        """Share of the references that only a larger cache can hit: the ideal less the optimum."""
         return (self.ideal_hits - self.hits[OPTIMAL][capacity]) / self.num_block_refs
 
     def policy_gap(self, policy: str, capacity: int) -> float:
-        """Share of the references that a better policy might serve: the optimum less the policy."""
+        """Share of the references that a better policy might hit: the optimum less the policy."""
         return (self.hits[OPTIMAL][capacity] - self.hits[policy][capacity]) / self.num_block_refs
 
     def gains(self) -> dict[tuple[int, int], dict[str, float]]:
-        """Tell what two and four times a capacity bring: shares of the references, by capacity and factor, by policy.
+        """Give the gain of two and four times a capacity: shares of the references, by capacity and factor, by policy.
 
-        For each capacity of which the multiple was measured too, or holds all blocks, so that nothing is ever evicted.
+        For each capacity whose multiple was measured too, or holds all blocks, so that none is evicted.
         """
         return {
             (capacity, factor): {
@@ -235,8 +236,9 @@ class CapacityCurve:
 def default_capacities(references: BlockReferences) -> list[int]:
     """Choose ten capacities in geometric progression, and two and four times the one in the middle.
 
-    From the longest prompt, below which not every request can be cached whole, or from where LRU has half of the ideal
-    hits, if that is less; to the number of distinct blocks, from which on nothing is evicted. Fewer in a small trace.
+    The range begins at the longest prompt, below which not every request can be cached whole, or where LRU has half of
+    the ideal hits, if that is less. It ends at the number of distinct blocks, from which on no block is evicted. A
+    small trace has fewer capacities.
     """
     half_of_ideal = _capacity_for(50, lru_hits_by_capacity(references))
     lowest = min(references.longest_prompt, half_of_ideal)
@@ -250,10 +252,10 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
 
     Args:
         num_requests: of the trace.
-        wanted: names; None: all, but where requests are very many ``FOR_MANY_REQUESTS`` alone.
+        wanted: names; None: all, or only ``FOR_MANY_REQUESTS`` if requests are very many.
 
     Raises:
-        ConfigurationError: a name is no policy's, or there is none or one twice.
+        ConfigurationError: a name is unknown or repeated, or there is none.
 
     >>> policies_for(1000), policies_for(10**6), policies_for(10**6, ["hazard"])
     (('lru', 'adaptive', 'fifo', 'hazard'), ('lru', 'adaptive'), ('hazard',))
@@ -269,9 +271,10 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
 
 
 def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: int) -> list[int]:
-    """Add a capacity and two and four times it, so that a curve tells what more memory brings.
+    """Add a capacity and two and four times it, so that a curve shows the gain of more memory.
 
-    What is larger than the distinct blocks is left out, for nothing is evicted there; the capacity itself may not be.
+    Multiples above the number of distinct blocks are left out, for no block is evicted there; the capacity itself
+    stays.
     """
     wanted = {factor * capacity for factor in FACTORS if factor * capacity < num_unique_blocks}
     return sorted({*capacities, *wanted, min(capacity, num_unique_blocks)})
@@ -293,7 +296,7 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
         capacities: blocks, in any order; each at least 1.
         policies: by name, the optimum among them.
         show: called with the number of points (policies by capacities) that are done, after each.
-        num_threads: points that are measured at a time, at most; together they take no more memory than the largest.
+        num_threads: most points measured at a time; together they take no more memory than the largest.
         partitions: how requests are divided, to count hits by part as well.
 
     Raises:
@@ -387,9 +390,9 @@ def _parts(
 
 
 def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dict[int, int], dict[str, int]]:
-    """Tell the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
+    """Give the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
 
-    Those of all other capacities are forgotten: 8 bytes a block, which caches of points can use.
+    The hits at other capacities are dropped, which frees 8 bytes a block for the caches of points.
     """
     by_capacity = lru_hits_by_capacity(references)
     largest = len(by_capacity) - 1
@@ -404,7 +407,7 @@ def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
 
 
 def _compare(capacity: int, num_hits: int, expected: int) -> None:
-    """Hold the pool's hits against those that follow from stack distances: two computations, one truth."""
+    """Check the pool's hits against those from stack distances, which must be equal."""
     assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
 
 

@@ -1,7 +1,7 @@
-"""A Fenwick tree: sums of the first weights of a row of weights that change, in compiled loops.
+"""A Fenwick tree: prefix sums of weights that change, in compiled loops.
 
 Peter Fenwick, "A New Data Structure for Cumulative Frequency Tables", Software: Practice and Experience 24(3), 1994.
-Place i of the tree holds the sum of as many weights, up to number i - 1, as the lowest set bit of i says.
+Place i of the tree holds the sum of ``i & -i`` weights (the lowest set bit of i), the last of which is number i - 1.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ __all__ = ["add_weight", "find_unit", "new_fenwick_tree", "sum_through"]
 
 
 def new_fenwick_tree(num_weights: int) -> Int64Array:
-    """Make the tree of so many weights of 0: int64 ``[1 + num_weights]``."""
+    """Make a tree of ``num_weights`` zeros: int64 ``[1 + num_weights]``."""
     return np.zeros(1 + num_weights, np.int64)
 
 

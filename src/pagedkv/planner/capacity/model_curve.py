@@ -1,8 +1,8 @@
-"""What the prompts of a trace hit in the memory of a model: hits against GiB, group by group through the real space.
+"""Hits of a trace's prompts in the memory of a model: hits against GiB, group by group, through the production space.
 
-Where a model has windows or states, a prompt hits less than its blocks that are cached, and what it hits depends on
-what the space keeps of windows (docs/decisions/0015). Neither stack distances nor the optimum tell that, so the result
-has hits of policies, and those of an endless cache as their bound.
+In a model with windows or states, a prompt hits less than its cached blocks. How much it hits depends on the window
+blocks that the space keeps (docs/decisions/0015). Stack distances and the optimum cannot predict that. So the result
+has the hits of policies, and those of an endless cache as their bound.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class CachePoint:
     """One size of the cache.
 
     Args:
-        memory_gib: GiB, as asked for.
+        memory_gib: GiB, as requested.
         num_blocks: blocks of each pool, null blocks included.
     """
 
@@ -47,7 +47,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """What the prompts of one tenant, or of one window of time, hit in the cache of all.
+    """Hits of one tenant's prompts, or of one window of time, in the common cache.
 
     Args:
         kind: "tenant" or "window"; name: which.
@@ -63,7 +63,7 @@ class ModelPart:
     hit_tokens: Mapping[str, Sequence[int]]
 
     def hit_ratio(self, policy: str, place: int) -> float:
-        """Hits of a policy at the point of this place, of all its tokens."""
+        """Hits of a policy at one point, as a share of all its tokens."""
         return self.hit_tokens[policy][place] / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def as_dict(self) -> dict[str, object]:
@@ -89,7 +89,7 @@ class ModelCurve:
         ideal_hit_tokens: tokens that a cache without bounds would have.
         points: the sizes, in ascending order.
         hits: by policy, in the order of ``points``.
-        parts: the same by tenant and by window of time, where the trace was divided.
+        parts: the same by tenant and by window of time, if the trace was divided.
     """
 
     model: str
@@ -102,7 +102,7 @@ class ModelCurve:
     parts: tuple[ModelPart, ...] = ()
 
     def hit_ratio(self, policy: str, place: int) -> float:
-        """Hits of a policy at the point of this place, of all tokens."""
+        """Hits of a policy at one point, as a share of all tokens."""
         return self.hits[policy][place].num_hit_tokens / self.num_prompt_tokens
 
     def as_dict(self) -> dict[str, object]:
@@ -146,7 +146,7 @@ def measure_model_curve(
         partitions: how requests are divided, to count hits by part as well.
 
     Raises:
-        ConfigurationError: a pool that groups name has no blocks, or too few.
+        ConfigurationError: a pool named by a group has no blocks, or too few.
     """
     ascending = sorted(model.points, key=lambda point: point.memory_gib)
     hits: dict[str, list[SpaceHits]] = {name: [] for name in policies}

@@ -1,24 +1,25 @@
-"""The offline optimum: the most hits that any policy could have, had it known the whole trace.
+"""The offline optimum: the most hits that any policy could have if it knew the whole trace.
 
 Belady's MIN ("A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966) with
-bypass. After each request the cache keeps, of what it held and what the request used, the C blocks whose next use
-comes first, and of those with the same next use the ones nearer to the head. What is never used again is not kept.
+bypass. After each request the cache keeps C blocks of those that it held and those that the request used: the blocks
+whose next use comes first, and among equal next uses those nearer to the head. Blocks that are never used again are not
+kept.
 
-*What it bounds.* The optimum may keep any C of the blocks that it held or that the request used: it may refuse the
-request's own (bypass). A policy that must hold the blocks of each request, of a long prompt the first C, does nothing
-that the optimum may not, so it has no more hits. It may be that none has as many: at capacity 1 the prompts ``a``,
-``b``, ``a`` hit once with bypass, and never without.
+*What it bounds.* The optimum may keep any C of the blocks that it held or that the request used: it may drop the
+request's own (bypass). A policy that must hold the blocks of each request, at most the first C, is one of the choices
+of the optimum, so it has no more hits. Possibly no policy has as many: at capacity 1 the prompts ``a``, ``b``, ``a``
+hit once with bypass, and never without.
 
 *Why it is optimal.* To keep a block from one use to the next is an interval of requests, of which at most C may
-overlap. Most are kept by giving up, whenever there are too many, those that end last (Faigle and Nawijn, "Note on
-scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has more blocks resident at their
-next use, let alone in leading runs; and here they *are* leading runs, for the block before a kept one is used next no
-later than that one, and is nearer to the head.
+overlap. Most intervals are kept if, whenever there are too many, those that end last are dropped (Faigle and Nawijn,
+"Note on scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has more blocks resident at
+their next use, let alone in leading runs; and here they *are* leading runs, for the block before a kept one is used
+next no later than that one, and is nearer to the head.
 
-*How it is computed.* What is kept for one next request is a leading run of it, so a count is all there is to know. A
+*How it is computed.* The blocks kept for one next request are a leading run of it, so their count suffices. A
 row of :class:`~pagedkv.planner.capacity.reuses.Reuses` adds to the count of the request that it leads to, eviction
-takes from the furthest request that has a count, and what is left when a request comes are its hits. No block is
-touched.
+lowers the count of the furthest request that has one, and the count that remains when a request arrives are its hits.
+No single block is visited.
 """
 
 import numpy as np
@@ -39,7 +40,7 @@ def optimal_hits(references: BlockReferences, capacity: int, pause: Pause = go_o
     Args:
         references: the trace.
         capacity: blocks of the cache, at least 1.
-        pause: called before it begins; what it raises ends it.
+        pause: called before counting begins; its exception ends the count.
     """
     return int(optimal_hits_by_request(references, capacity, pause).sum())
 

@@ -1,4 +1,4 @@
-"""Requests divided among tenants, or among windows of time: what hits of a curve are told by besides all together."""
+"""Requests divided among tenants or windows of time, for hits by part beside the total."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Partition:
     """One way to divide the requests of a trace.
 
     Args:
-        kind: what by: "tenant" or "window".
+        kind: "tenant" or "window".
         names: of the parts.
         numbers: int32 ``[num_requests]``, the part of each request.
     """

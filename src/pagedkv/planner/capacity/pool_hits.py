@@ -1,8 +1,8 @@
-"""An eviction policy at one capacity, through the pool that serves: it evicts, and its prefix index finds.
+"""Hits of an eviction policy at one capacity, through the production pool, its eviction and its prefix index.
 
-Knows nothing of eviction. Each request finds its leading blocks by their digests, takes a reference to each, acquires
-and names the rest, and releases all of them, tail first. What makes room, and in which order, is for the production
-code to say (:mod:`pagedkv.memory.pool`).
+Knows nothing of eviction. The leading blocks of each request are looked up by their digests and referenced. The rest
+are acquired and named. Then all of them are released, tail first. The production code (:mod:`pagedkv.memory.pool`)
+decides which blocks are evicted, and in which order.
 """
 
 from typing import Final, NamedTuple
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 DEFAULT: Final = policy_named(DEFAULT_EVICTION)
-NAME: Final = 1  # of the one group there is
+NAME: Final = 1  # of the only group
 REQUESTS_A_CALL: Final = 4096
-"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C is heard soon."""
+"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C takes effect soon."""
 MICROSECONDS: Final = 10**6
 WORD: Final = 2**32 - 1
 SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
@@ -71,7 +71,7 @@ class Prompts(NamedTuple):
 
     Args:
         parents: int32 ``[1 + blocks]``, the tree of blocks.
-        last_blocks: int32 ``[requests]``, the last block of each prompt, with what is kept of its answer.
+        last_blocks: int32 ``[requests]``, the last block of each prompt, with the kept blocks of its answer.
         num_blocks: int32 ``[requests]``, blocks of each, likewise.
         arrivals_us: int64 ``[requests]``, when each comes; 0 in traces without times.
         output_lengths: int64 ``[requests]``, tokens generated for each.
@@ -91,9 +91,10 @@ def pool_hits(
 
     Args:
         references: the trace.
-        capacity: blocks of the cache, at least 1. More than there are distinct blocks are never touched, and not built.
-        policy: which of them to evict.
-        pause: called every some milliseconds; what it raises ends it.
+        capacity: blocks of the cache, at least 1. Blocks beyond the number of distinct ones would stay unused, and are
+            not built.
+        policy: eviction policy.
+        pause: called every few milliseconds; its exception ends the count.
     """
     return int(hits_by_request(references, capacity, policy, pause).sum(dtype=np.int64))
 
@@ -149,7 +150,7 @@ def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and
 
 @compiled
 def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
-    """Serve the first blocks of a prompt, no more than the pool has; return how many of them hit."""
+    """Serve the first blocks of a prompt, at most those that fit the pool; return how many of them hit."""
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
         expect(pool, _first_word(scratch.contents[min(index + FETCHED_AHEAD, num_blocks - 1)]))
@@ -177,7 +178,7 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
 
 @compiled
 def write_digest(digest: Uint32Array, content: int) -> None:
-    """Write what stands for the SHA-256 of a chain: the number of its last block, spread out; no other chain has it."""
+    """Write a unique stand-in for the SHA-256 of a chain: the number of its last block, spread over the words."""
     digest[0] = _first_word(content)
     digest[1] = content
 

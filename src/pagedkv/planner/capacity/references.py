@@ -1,7 +1,7 @@
-"""What a trace refers to: the path of each prompt in the tree of blocks, and when, and how much output came of it.
+"""References of a trace: each prompt's path in the tree of blocks, its arrival, and the length of its output.
 
 ``ReferenceCollector`` takes the requests one by one, so that its caller decides about progress, limits and
-interruption; ``BlockReferences`` is what every policy then works on. Knows no policy.
+interruption; ``BlockReferences`` is the input of every policy. Knows no policy.
 """
 
 import shlex
@@ -22,7 +22,7 @@ __all__ = ["BlockReferences", "NoBlocksError", "ReferenceCollector"]
 
 
 class NoBlocksError(TraceError):
-    """No prompt of a trace fills a block, so there is nothing to count."""
+    """No prompt of a trace fills a block, so there are no references."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,14 +32,13 @@ class BlockReferences:
     Args:
         block_size: tokens of a block.
         parents: int32 ``[1 + num_unique_blocks]``, the tree of :mod:`~pagedkv.planner.capacity.block_tree`.
-        last_blocks: int32 ``[num_requests]``, the last block of each prompt, or of the answer behind it; the root if
-            it has none.
+        last_blocks: int32 ``[num_requests]``, the last block of each prompt, or of its answer; the root if it has none.
         num_prompt_blocks: int32 ``[num_requests]``, blocks of each prompt.
-        num_blocks: int32 ``[num_requests]``, those and the blocks that its answer adds, where these are known: none of
-            them was there before, so all hits are of prompts.
+        num_blocks: int32 ``[num_requests]``, blocks of each prompt and those that its answer adds, where these are
+            known: the latter are always new, so all hits are of prompts.
         input_lengths: int32 ``[num_requests]``, tokens of each prompt, those without a block included.
-        arrivals_s: float64 ``[num_requests]``, when each arrives, never before the one before it: a request that the
-            file has late counts as arriving then.
+        arrivals_s: float64 ``[num_requests]``, arrival of each, never falling: a request that is out of order in the
+            file gets the arrival of the one before.
         output_lengths: int64 ``[num_requests]``, tokens generated for each.
         reuses: which blocks are used again, from which request to which.
         tenants: names of tenants; empty where no request names one.
@@ -85,11 +84,11 @@ class BlockReferences:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of a request, prompt and output, in the mean."""
+        """Mean tokens of a request, prompt and output."""
         return float(self.input_lengths.sum(dtype=np.int64) + self.output_lengths.sum()) / max(1, self.num_requests)
 
     def ideal_hits(self) -> npt.NDArray[np.int64]:
-        """Blocks of each prompt that an earlier one had: hits of an endless cache. int64 ``[num_requests]``."""
+        """Blocks of each prompt that an earlier prompt had: hits of an endless cache. int64 ``[num_requests]``."""
         hits = np.bincount(self.reuses.later, weights=self.reuses.num_blocks, minlength=self.num_requests)
         return hits.astype(np.int64)  # the weighted sums are floats, and exact below 2**53
 
@@ -126,11 +125,11 @@ class ReferenceCollector:
         return len(self._last_blocks)
 
     def add(self, request: Request, num_answer_blocks: int = 0) -> None:
-        """Take the next request. O(blocks of its prompt).
+        """Add the next request. O(blocks of its prompt).
 
         Args:
             request: with ids.
-            num_answer_blocks: how many of the last ids are of its answer; new ones.
+            num_answer_blocks: how many of the last ids are new blocks of its answer.
 
         Raises:
             TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
@@ -165,24 +164,24 @@ class ReferenceCollector:
             self._note_tenant(request.tenant)
 
     def _note_answer(self, num_blocks: int) -> None:
-        """Note how many blocks the answer of the request has that was added last; a trace without any takes no room."""
+        """Note the number of answer blocks of the latest request; a trace without any takes no room."""
         if self._num_answer_blocks is None and num_blocks:
             self._num_answer_blocks = array("i", bytes(4 * (self.num_requests - 1)))
         if self._num_answer_blocks is not None:
             self._num_answer_blocks.append(num_blocks)
 
     def _note_tenant(self, tenant: str | None) -> None:
-        """Note whose the request is that was added last; those before the first that names anybody are nobody's."""
+        """Note the tenant of the latest request; requests before the first one with a tenant have none."""
         num_before = self.num_requests - 1 - len(self._tenant_numbers)
         if num_before:
             self._tenant_numbers.extend([self._tenants.number(None)] * num_before)
         self._tenant_numbers.append(self._tenants.number(tenant))
 
     def references(self) -> BlockReferences:
-        """Sum up what was collected, and end it: ids, which take the most room, are forgotten. O(references).
+        """Build the result and end the collection: ids, which take the most room, are dropped. O(references).
 
         Raises:
-            NoBlocksError: not one block was referred to.
+            NoBlocksError: the trace refers to no block.
         """
         if not any(self._num_prompt_blocks):
             longest = max(self._input_lengths, default=0)
@@ -208,7 +207,7 @@ class ReferenceCollector:
         )
 
     def _learn_block_size(self, block_size: int) -> None:
-        """Remember the size of the trace's blocks; 0 says that the trace has not told yet."""
+        """Remember the size of the trace's blocks; 0 stands for a size that is still unknown."""
         if block_size and self._block_size not in {0, block_size}:
             raise self._fault(
                 f"has blocks of {block_size} tokens, those before it of {self._block_size}", "Give blocks of one size"

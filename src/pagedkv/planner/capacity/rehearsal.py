@@ -1,4 +1,4 @@
-"""A curve of a tiny trace, so that every loop that curves take is asked for once."""
+"""A curve of a tiny trace, so that every loop that curves use is compiled."""
 
 from typing import Final, Literal
 
@@ -14,11 +14,11 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["rehearse"]
 
 MANY: Final = 3_000
-"""Blocks of the longest prompt: the tree of blocks and its table grow on their way there."""
+"""Blocks of the longest prompt: long enough that the tree of blocks and its table grow."""
 
 
 def rehearse(eviction: str, of: Literal["blocks", "model"]) -> None:
-    """Measure what a policy hits: in one pool beside the optimum, or in the space of a model."""
+    """Measure the hits of a policy: in one pool beside the optimum, or in the space of a model."""
     prompts = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2]]
     references = _references(*prompts, list(range(10, 10 + MANY)))
     if of == "blocks":

@@ -1,14 +1,14 @@
-"""Which blocks are used again: all that hits depend on, in far fewer rows than there are references.
+"""Which blocks are used again: hits depend on these alone, and they take far fewer rows than there are references.
 
-A *reuse* is a block together with two requests: one that uses it, and the next that does. Blocks that pass from one
-request to the same next one lie behind each other on the path that both prompts share, so one row counts them::
+A *reuse* is a block together with two consecutive requests that use it. All blocks reused between the same two requests
+are consecutive on the path that both prompts share, so one row counts them::
 
     request 0   a b c d
     request 1   a b x            0 -> 1: a b
     request 2   a b c            1 -> 2: a b     0 -> 2: c
 
-A request with two rows took its head over from a later request than its tail, never the other way round: whoever
-uses a block uses all those before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
+In a request with two rows the head was last used by a later request than the tail, never the other way round: a request
+that uses a block uses all blocks before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
 blocks, and 16,708 rows.
 """
 
@@ -24,16 +24,16 @@ __all__ = ["Reuses", "find_reuses"]
 
 NEVER = -1  # not used yet
 ROWS_A_CALL: Final = 2**18
-LONGEST_PROMPT: Final = 2**24  # blocks: a prompt has no more, as it has no more tokens
+LONGEST_PROMPT: Final = 2**24  # blocks: the most tokens that a prompt may have
 
 
 class Reuses(NamedTuple):
-    """Rows in order of ``later``, and for one later request in order of ``earlier``: tail before head.
+    """Rows ordered by ``later``, then by ``earlier``: tail before head.
 
     Args:
         earlier: int32 ``[n]``, a request.
         later: int32 ``[n]``, the next request that uses the same blocks.
-        num_blocks: int32 ``[n]``, how many pass from one to the other, at least 1.
+        num_blocks: int32 ``[n]``, how many are reused between the two, at least 1.
     """
 
     earlier: Int32Array
@@ -75,7 +75,7 @@ def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and n
     pairs: Int32Array,
     num_reused: Int64Array,
 ) -> int:
-    """Walk prompts from ``first`` on until the pairs may not suffice for another; return the first that is left."""
+    """Walk prompts from ``first`` on while there is room for another's pairs; return the first prompt that is left."""
     num_pairs = 0
     for request in range(first, len(last_blocks)):
         block, length = last_blocks[request], 0

@@ -1,7 +1,7 @@
-"""Points of a curve, measured beside each other in threads of one process.
+"""Points of a curve, measured in parallel by threads of one process.
 
 The compiled loops run without Python's lock. Threads share the references of the trace, so that only the caches take
-memory again: points run beside each other while their caches together are no larger than the largest alone, and a curve
+additional memory. Points run in parallel while their caches together are no larger than the largest alone, so a curve
 takes as much memory with many threads as with one.
 """
 
@@ -15,11 +15,11 @@ from pagedkv.memory.contract.arrays import Int64Array
 __all__ = ["Pause", "Point", "go_on", "measure_side_by_side"]
 
 Pause: TypeAlias = Callable[[], None]
-"""Called by a measurement every some milliseconds; raises if it is to end there."""
+"""Called by a measurement every few milliseconds; raises to end the measurement."""
 
 
 class StoppedError(Exception):
-    """Ends a measurement that nobody waits for any more."""
+    """Ends a measurement whose result is no longer needed."""
 
 
 class Point(NamedTuple):
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
     Args:
         num_blocks: of its cache.
-        measure: counts the hits, in all and by parts; calls what it is given every some milliseconds.
+        measure: counts the hits, in all and by parts; calls its argument every few milliseconds.
     """
 
     num_blocks: int
@@ -35,15 +35,15 @@ class Point(NamedTuple):
 
 
 def go_on() -> None:
-    """Let a measurement that nobody wants to stop go on: the pause of those that run alone."""
+    """Never stop a measurement: the pause of those that run alone."""
 
 
 def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callable[[int], None]) -> list[Int64Array]:
-    """Measure points, the largest first; raise what the first that fails raises, once the others have stopped.
+    """Measure points, the largest first; raise the error of the first that fails, after the others have stopped.
 
     Args:
         points: in any order.
-        num_threads: that run at a time, at most.
+        num_threads: most that run at a time.
         show: called with the number of points that are done, after each.
 
     Returns:
@@ -75,7 +75,7 @@ def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callab
 
 
 def _chosen(points: Sequence[Point], waiting: Sequence[int], num_threads: int, room: int) -> list[int]:
-    """Choose the points to begin: those with the largest caches that fit beside each other."""
+    """Choose the points to begin: those with the largest caches that fit together."""
     chosen: list[int] = []
     for place in reversed(waiting):
         if len(chosen) < num_threads and points[place].num_blocks <= room:

@@ -1,9 +1,8 @@
-"""An eviction policy at one capacity, through the block space that serves: what a model of several groups hits.
+"""Hits of an eviction policy at one capacity, through the production block space, for a model of several groups.
 
-A prompt hits as far as every group serves it: a window where the blocks before the hit's end are cached, a state where
-one is kept (:mod:`pagedkv.memory.space.matching`). No stack distance tells that, so each capacity is played, request
-after
-request: a prompt is matched, computed in chunks, as engines do, so that its windows slide, and freed.
+A prompt hits as far as every group allows: a window if the blocks before the hit's end are cached, a state if one is
+kept there (:mod:`pagedkv.memory.space.matching`). Stack distances cannot predict that, so each capacity is replayed,
+request after request: a prompt is matched, computed in chunks, as engines do, so that its windows slide, and freed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,15 +22,15 @@ from pagedkv.planner.capacity.references import BlockReferences
 __all__ = ["MOST_TOKENS_A_STEP", "SpaceHits", "space_hits"]
 
 MOST_TOKENS_A_STEP: Final = 8192
-"""Tokens of a chunk: what engines compute in one step by default."""
+"""Tokens of a chunk: as engines compute in one step by default."""
 
 
 class SpaceHits(NamedTuple):
-    """What was hit at one capacity.
+    """Hits at one capacity.
 
     Args:
         num_hit_tokens: tokens of all prompts that hit.
-        num_unserved: prompts that do not fit the empty pools, and hit nothing.
+        num_unserved: prompts that do not fit the empty pools, and have no hits.
         hit_tokens_of_parts: tokens that hit by partition, then by its parts.
     """
 
@@ -46,9 +45,9 @@ def space_hits(
     max_tokens_a_step: int = MOST_TOKENS_A_STEP,
     partitions: Sequence[Partition] = (),
 ) -> SpaceHits:
-    """Count what prompts hit that are served one at a time.
+    """Count the hits of prompts that are served one at a time.
 
-    Of a prompt its last token is always computed, since a step must sample behind it.
+    The last token of a prompt is always computed, since a step must sample after it.
 
     Args:
         references: the trace.
@@ -78,7 +77,7 @@ def space_hits(
 
 
 def _prompts(references: BlockReferences) -> Iterator[Int32Array]:
-    """Give the prompts as tokens: those of a block are its number in the tree, so that equal prefixes are equal."""
+    """Give the prompts as tokens: those of a block are all its number in the tree, so that equal prefixes are equal."""
     for last_block, num_blocks in zip(
         references.last_blocks.tolist(), references.num_prompt_blocks.tolist(), strict=True
     ):
@@ -112,7 +111,7 @@ def _serve(
 
 
 def _stops(match: PrefixHit, num_tokens: int, max_tokens_a_step: int) -> list[int]:
-    """Tell where the chunks of a prompt end; one of them where its states are to be kept for later prompts."""
+    """Give the ends of a prompt's chunks; one chunk ends where states are kept for later prompts."""
     start, stops = match.num_tokens, []
     while start < num_tokens:
         stop = min(num_tokens, start + max_tokens_a_step)

@@ -1,28 +1,28 @@
 """LRU at every capacity at once, by stack distances.
 
-Line all blocks up by how recently they were used, those of one request head first. Whatever C is, a cache of C blocks
-holds the first C of the line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
-Systems Journal 9(2), 1970). So there is no need to play a request at each capacity: at capacity C it hits those of its
-blocks that stand at place C or before, and a block's place on arrival is its *stack distance*.
+Order all blocks by how recently they were used, those of one request head first. For every C, a cache of C blocks holds
+the first C of this line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
+Systems Journal 9(2), 1970). So a request need not be replayed at each capacity: at capacity C it hits those of its
+blocks at place C or before. A block's place on arrival is its *stack distance*.
 
-That this holds here too, after a request for the n blocks R:
+Proof that this holds here too, after a request for the n blocks R:
 
 * The line becomes R, head first, and then what it was, without R.
 * If n < C, the cache keeps R and, of its other blocks, evicts the least recent until C - n are left. They are the first
   C - n of the line without R, for those were among the first C of the line before.
 * If n >= C, the cache holds the first C blocks of R, and so does the line.
 
-The blocks of a prompt that stand at place C or before are a *leading* run of it: whoever used one of them used those
-before it as well, and moved them to the front with it, ahead of it.
+The blocks of a prompt at place C or before are a *leading* run of it: a request that used one of them used those before
+it as well, and moved them to the front, ahead of it.
 
-One row of :class:`~pagedkv.planner.capacity.reuses.Reuses` takes neighbouring places. Of the prompt of the request
-``earlier``, later requests took a head away; what is left stands without a gap, and the row's blocks come first::
+One row of :class:`~pagedkv.planner.capacity.reuses.Reuses` takes neighbouring places. Later requests moved a head of
+the prompt of ``earlier`` to the front. The rest of that prompt has no gaps, and the row's blocks come first in it::
 
     line    | last used after ``earlier`` | last used by ``earlier``  | last used before |
             |                             | the row's | deeper        |                  |
 
-So distances come in ranges, one a row, and where a range begins is a sum, over requests, of the blocks that each was
-the last to use. A Fenwick tree has those sums; no block is touched.
+So each row is one range of distances. The range begins at a sum, over requests, of the blocks last used by each. A
+Fenwick tree holds those sums; no single block is visited.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
     changes = np.zeros(references.num_unique_blocks + 2, np.int64)
     held = new_fenwick_tree(references.num_requests)
     _mark_distances(references.reuses, references.num_blocks, held, changes)
-    hits_at_distance = np.cumsum(changes[:-1], out=changes[:-1])  # in place: there is a number for each block
+    hits_at_distance = np.cumsum(changes[:-1], out=changes[:-1])  # in place: the array has a number for each block
     return np.cumsum(hits_at_distance, out=hits_at_distance)
 
 
@@ -60,7 +60,7 @@ def lru_hits_by_request(references: BlockReferences, capacity: int) -> Int64Arra
 
 @compiled
 def _mark_distances(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, changes: Int64Array) -> None:
-    """Add up the ranges of distances: +1 where one begins, -1 behind its end.
+    """Add up the ranges of distances: +1 where a range begins, -1 after its end.
 
     ``held`` is the Fenwick tree of the blocks last used by each request.
     """
@@ -78,7 +78,7 @@ def _mark_distances(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, ch
 
 @compiled
 def _count_within(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, capacity: int, hits: Int64Array) -> None:
-    """Add up, for each request, the blocks whose distance is within a capacity; as :func:`_mark_distances` has them."""
+    """Add up, for each request, the blocks within a capacity; arguments as of :func:`_mark_distances`."""
     num_blocks_used = 0
     row = 0
     for request in range(len(num_blocks)):
@@ -94,7 +94,7 @@ def _count_within(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, capa
 def _move_to_front(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
     reuses: Reuses, first_row: int, stop_row: int, held: Int64Array, request: int, num_blocks: int
 ) -> int:
-    """Take what a request uses again from those who used it last, and give it all; return how many blocks are new."""
+    """Move the reused blocks from their last users' counts to the request's; return how many blocks are new."""
     num_new = num_blocks
     for row in range(first_row, stop_row):
         add_weight(held, reuses.earlier[row], -reuses.num_blocks[row])

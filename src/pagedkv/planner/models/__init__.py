@@ -7,15 +7,15 @@ In the order in which data flows::
     dtypes        bytes of an element
     attention     elements that one attention layer keeps of a token
     states        bytes that one recurrent layer keeps of a sequence
-    layer_rules   which rule each layer follows: full, window, chunk, recurrent, nothing
-    families      what each ``model_type`` means by its keys; all others are refused
-    parameters    how many weights there are, where the config tells exactly
+    layer_rules   the rule of each layer: full, window, chunk, recurrent, nothing
+    families      the meaning of the keys for each ``model_type``; all others are refused
+    parameters    the exact number of weights, if the config determines it
     memory        ModelMemory and LayerGroup: the answer
     presets       the configs of well-known models
     reader        read_model(): a file or a preset in, a ModelMemory out
     sizing        pools and blocks from a ModelMemory and bytes
 
-Pure functions of a file's content: nothing is fetched, and nothing is known of a pool but how a group is specified.
+Pure functions of a file's content: nothing is fetched, and of pools only the group specification is known.
 """
 
 from pagedkv.planner.models.memory import LayerGroup, ModelMemory

@@ -11,7 +11,7 @@ attention (DeepSeek-V2, 2024, section 2.1) keeps one latent vector and one rotar
     token       [kv_lora_rank + qk_rope_head_dim]
     pair        2 * (qk_nope_head_dim + qk_rope_head_dim) + 2 * v_head_dim operations, of every head
 
-The operations are those of a prefill, where keys and values are unfolded from the latent. Decoding folds the unfolding
+The operations are those of a prefill, where keys and values are computed from the latent. Decoding folds that product
 into the queries and computes about three times as much a pair; it waits for memory in most steps.
 """
 
@@ -39,7 +39,7 @@ OPERATIONS_PER_PRODUCT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class KeptByAttention:
-    """One layer's share.
+    """The cost of one layer.
 
     Args:
         token_numel: elements kept of a token.
@@ -51,25 +51,25 @@ class KeptByAttention:
 
 
 def grouped_heads(config: ModelConfig) -> KeptByAttention:
-    """Size a layer whose config must say how many key heads there are. Raises ConfigurationError."""
+    """Size a layer whose config must state the number of key heads. Raises ConfigurationError."""
     return _size_of_heads(config, config.count("num_key_value_heads", most=MAX_HEADS))
 
 
 def every_head(config: ModelConfig) -> KeptByAttention:
-    """Size a layer of a family older than grouped queries: a key head for each query head, whatever else is set."""
+    """Size a layer of a family older than grouped queries: a key head for each query head; other keys are ignored."""
     return _size_of_heads(config, _num_heads(config))
 
 
 def plain_heads(config: ModelConfig) -> KeptByAttention:
-    """Size a layer that has a key head for each query head unless the config says otherwise."""
+    """Size a layer that has a key head for each query head unless the config states another number."""
     return _size_of_heads(config, config.count_or(_num_heads(config), "num_key_value_heads", most=MAX_HEADS))
 
 
 def heads_of_falcon(config: ModelConfig) -> KeptByAttention:
     """Size a Falcon layer: ``num_kv_heads`` counts in the new architecture alone, else all heads or one.
 
-    transformers itself unfolds the keys of the new architecture to all query heads before it caches them; engines
-    with a paged cache do not.
+    transformers itself repeats the keys of the new architecture for all query heads before it caches them; engines with
+    a paged cache do not.
     """
     if config.flag("new_decoder_architecture", default=False):
         return _size_of_heads(config, config.count("num_kv_heads", most=MAX_HEADS))
@@ -92,10 +92,10 @@ def latents(config: ModelConfig) -> KeptByAttention:
 
 
 def _size_of_heads(config: ModelConfig, num_kv_heads: int) -> KeptByAttention:
-    """Size a layer with so many key heads.
+    """Size a layer with a number of key heads.
 
     Raises:
-        ConfigurationError: the query heads cannot be grouped over them, or the width not split over the heads.
+        ConfigurationError: the query heads are not a multiple of them, or the width is not a multiple of the heads.
     """
     num_heads = _num_heads(config)
     if num_heads % num_kv_heads:

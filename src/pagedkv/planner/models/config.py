@@ -1,8 +1,7 @@
 """Checked access to the keys of one config.json.
 
-Owns the wording of everything that can be wrong with a key: each fault names the file, the key, what stands there and
-what was expected. Knows nothing of what a key is good for. A key whose value is null counts as absent, as it does
-in the library that writes these files.
+Owns the messages for every fault of a key: each names the file, the key, its value and what was expected. Knows nothing
+of the purpose of a key. A key whose value is null counts as absent, as it does in the library that writes these files.
 """
 
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ class ModelConfig:
     Args:
         source: the file, as the user named it, or the preset.
         values: keys and values, as JSON gives them.
-        prefix: where in the file the keys stand, for messages.
+        prefix: path of the keys in the file, for messages.
     """
 
     source: str
@@ -37,7 +36,7 @@ class ModelConfig:
     prefix: str = ""
 
     def language_model(self) -> Self:
-        """Return the part that describes the language model: ``text_config`` where there is one.
+        """Return the part that describes the language model: ``text_config`` if there is one.
 
         Raises:
             ConfigurationError: that part is not an object.
@@ -61,11 +60,11 @@ class ModelConfig:
         return ConfigurationError(f"{self.source}: {self.prefix}{key} {reason}. {remedy}")
 
     def has(self, key: str) -> bool:
-        """Tell whether a key is there and not null."""
+        """Return whether a key is there and not null."""
         return self.values.get(key) is not None
 
     def present(self, *keys: str) -> str | None:
-        """Return the first of several names of one thing that is there, or None."""
+        """Return the first of several alternative keys that is there, or None."""
         return next((key for key in keys if self.has(key)), None)
 
     def count(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int:

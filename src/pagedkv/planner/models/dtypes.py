@@ -22,7 +22,7 @@ def model_element_nbytes(config: ModelConfig) -> int:
     """Bytes of an element of the type that the model computes in.
 
     Raises:
-        ConfigurationError: the config does not say, or names a type that is not known here.
+        ConfigurationError: the config names no type, or an unknown one.
     """
     return _named_element(config, "dtype", "torch_dtype")
 
@@ -48,7 +48,7 @@ def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
         kv_dtype: what the user chose; None or "auto" is the model's own type.
 
     Raises:
-        ConfigurationError: an unknown choice; or none, where the checkpoint brings a quantised cache of its own.
+        ConfigurationError: an unknown choice; or no choice for a checkpoint with a quantised cache.
     """
     if kv_dtype is None or kv_dtype == AUTO:
         _refuse_quantised_cache(config)
@@ -61,7 +61,7 @@ def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
 
 
 def _refuse_quantised_cache(config: ModelConfig) -> None:
-    """Leave it to the user when a quantised checkpoint says something of the cache: engines differ in following it."""
+    """Require the user's choice if a quantised checkpoint has a type for the cache: only some engines follow it."""
     quantization = config.values.get("quantization_config")
     if not isinstance(quantization, dict):
         return

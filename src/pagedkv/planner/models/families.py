@@ -1,9 +1,9 @@
-"""What each ``model_type`` means by its keys. What is not in the table here is refused.
+"""The meaning of the keys for each ``model_type``. A type that is not in this table is refused.
 
-A family says which rule a layer follows where the file lists none, what an attention layer keeps of a token, what a
-recurrent layer keeps, and which of the *telling* keys it understands. A telling key changes what is kept; in a
-config whose family does not know it, it is refused too, for the answer would be wrong without a sign. Key names and
-defaults are those of the configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
+A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, that of a
+recurrent layer, and the *telling* keys that it understands. A telling key changes what is kept. If the family does not
+understand it, the config is refused, for the result would be silently wrong. Key names and defaults are those of the
+configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ class Family:
         attention: what one attention layer keeps.
         state_nbytes: what one recurrent layer keeps; None where there is none.
         telling_keys: the telling keys that this family understands.
-        defaults: values of keys that files of this family leave out.
+        defaults: values of keys that files of this family omit.
     """
 
     rules: RuleReader
@@ -92,7 +92,7 @@ TELLING_KEYS: Final = (
 
 
 def _with_head_dim(family: Family, head_dim: int) -> Family:
-    """Give a family the head dimension of its class, where files may leave it out though it is not hidden / heads."""
+    """Give a family the head dimension of its class, for files that omit it although it is not hidden / heads."""
     return replace(family, defaults={**family.defaults, "head_dim": head_dim})
 
 
@@ -108,7 +108,7 @@ GEMMA_3: Final = Family(
     window_except_every(6),
     grouped_heads,
     telling_keys=WINDOW_KEYS,
-    # The published files leave out what equals the class's defaults: the 4B model states no heads at all.
+    # The published files omit keys that equal the class's defaults: the 4B model states no heads at all.
     defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
 )
 GATED_DELTA: Final = Family(
@@ -168,14 +168,14 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Return the family by whose rules a config is to be read.
+    """Return the family that reads a config.
 
     Args:
         config: the language model's part of it.
 
     Raises:
-        ConfigurationError: the model is of an unknown kind, encodes before it decodes, or has a telling key that its
-            kind is not known to have.
+        ConfigurationError: the model is of an unknown kind, has an encoder, or has a telling key that its family does
+            not understand.
     """
     if config.flag("is_encoder_decoder", default=False):
         raise config.fault(
@@ -191,7 +191,7 @@ def family_of(config: ModelConfig) -> Family:
             f"If it keeps keys and values as a known kind does, write that instead (such as {', '.join(near)})",
         )
     for key in sorted(TELLING_KEYS - family.telling_keys):
-        # Null, false, 0 and an empty list say that the feature is not used.
+        # Null, false, 0 and an empty list mean that the feature is not used.
         if config.values.get(key):
             raise config.fault(
                 key,

@@ -1,6 +1,6 @@
 """A small JSON file, read whole or refused.
 
-Owns what can be wrong with a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object);
+Owns the faults of a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object);
 knows nothing of what its keys mean. Every fault is a :class:`~pagedkv.memory.contract.errors.ConfigurationError` with
 the file and a remedy.
 """
@@ -21,10 +21,10 @@ def read_json_object(path: Path) -> dict[str, object]:
     """Read a file that holds one JSON object.
 
     Raises:
-        ConfigurationError: there is no such object to be had.
+        ConfigurationError: the file does not hold such an object.
     """
     try:
-        # A pipe or a device has no size to be asked for: what has been read counts.
+        # A pipe or a device has no size: the bytes read are counted.
         with path.open("rb") as file:
             content = file.read(MAX_NBYTES + 1)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Which rule each layer of a model follows, as its config tells: by a list, a period, a pattern or a flag.
+"""The rule of each layer of a model, from its config: by a list, a period, a pattern or a flag.
 
-A rule is what :mod:`pagedkv.memory.contract.spec` knows: full attention, a sliding window, chunked local attention, a
+A rule is one of :mod:`pagedkv.memory.contract.spec`: full attention, a sliding window, chunked local attention, a
 recurrent state. ``None`` stands for a layer that keeps nothing (an MLP of its own, or keys and values shared with an
 earlier layer). Knows nothing of sizes.
 """
@@ -43,7 +43,7 @@ MAX_LAYERS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerRule:
-    """What a layer keeps of the past.
+    """The memory rule of a layer.
 
     Args:
         kind: as in :mod:`pagedkv.memory.contract.spec`.
@@ -55,7 +55,7 @@ class LayerRule:
 
 
 def is_state(kind: GroupKind) -> bool:
-    """Tell whether layers of a kind keep a state for a sequence, rather than something for each of its tokens."""
+    """Return whether layers of a kind keep a state for a sequence, rather than something for each of its tokens."""
     match kind:
         case "recurrent":
             return True
@@ -170,7 +170,7 @@ def attention_at(config: ModelConfig) -> LayerRules:
 
 
 LETTERS: Final = {"M": RECURRENT, "*": FULL, "-": None, "E": None}
-"""Of Nemotron-H: a Mamba-2 layer, attention, an MLP, a mixture of experts."""
+"""Letters of Nemotron-H: a Mamba-2 layer, attention, an MLP, a mixture of experts."""
 
 
 def pattern_of_letters(config: ModelConfig) -> LayerRules:
@@ -187,7 +187,7 @@ def pattern_of_letters(config: ModelConfig) -> LayerRules:
 
 
 def without_shared_layers(config: ModelConfig, rules: LayerRules) -> LayerRules:
-    """Take away the last ``num_kv_shared_layers`` layers, which read an earlier layer's keys (Gemma 3n).
+    """Remove the last ``num_kv_shared_layers`` layers, which read an earlier layer's keys (Gemma 3n).
 
     Raises:
         ConfigurationError: no layer would be left to read from.

@@ -1,4 +1,4 @@
-"""What a model keeps in memory, group by group: the answer of this package, and the door to the block space.
+"""What a model keeps in memory, group by group: the result of this package, which gives the groups of a block space.
 
 Owns no reading of files. A group's name is the name of its block pool, so that several groups of one model never
 draw from one pool with blocks of different sizes in bytes.
@@ -69,8 +69,8 @@ class ModelMemory:
     Args:
         name: the preset or the file.
         num_parameters: weights: a preset's published number, or counted from the config where that is exact
-            (:mod:`pagedkv.planner.models.parameters`); None where neither is to be had.
-        num_active_parameters: weights that one token is multiplied with; None as before.
+            (:mod:`pagedkv.planner.models.parameters`); None if neither is known.
+        num_active_parameters: weights that one token is multiplied with; None if unknown.
         expert_share: share of a layer's routed experts that a token uses; 1 without experts.
         weights_nbytes: bytes of the weights, quantised as published; None where unknown.
         dtype_nbytes: bytes of an element of the model's own type.

@@ -1,8 +1,9 @@
-"""How many weights a model has, where its config tells exactly; and how many of them a token uses.
+"""The number of weights of a model, if its config determines it, and how many of them a token uses.
 
-Counted matrix by matrix for families whose published counts these formulas meet to the last weight (OPT, Llama,
-Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests hold them against the counts in the published checkpoints). For all
-others the answer is None: a guess would look the same. Of a multimodal model only the language model is counted.
+Counted matrix by matrix for families whose published counts equal these formulas to the last weight (OPT, Llama,
+Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests compare them with the counts in the published checkpoints). For all
+others the result is None, for a guess would look like a count. Of a multimodal model only the language model is
+counted.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """Where the gated families differ from Llama."""
+    """Differences of the gated families from Llama."""
 
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
@@ -74,10 +75,10 @@ def expert_share(config: ModelConfig) -> float:
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount | None:
-    """Count the weights, or return None where the config does not tell them exactly.
+    """Count the weights, or return None if the config does not determine them.
 
     Raises:
-        ConfigurationError: a key that is needed is there and cannot be right.
+        ConfigurationError: a needed key has an impossible value.
     """
     model_type = config.text("model_type")
     if not (config.has("vocab_size") and config.has("hidden_size")):
@@ -93,7 +94,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount | None:
 
 
 def _departs(config: ModelConfig) -> bool:
-    """Tell whether a config uses an option that the formula of the gated families leaves out."""
+    """Return whether a config uses an option that the formula of the gated families leaves out."""
     has_biases = config.flag("attention_bias", default=False) or config.flag("mlp_bias", default=False)
     return has_biases or bool(config.values.get("mlp_only_layers")) or config.count_or(1, "decoder_sparse_step") > 1
 

@@ -1,8 +1,8 @@
 """The configs of well-known models, as the facts that decide about memory.
 
 Each preset is a config like any other and goes through the same reader. The facts are those of ``config.json`` in
-the model's repository on the Hugging Face hub, named in ``source``; published numbers of weights stand beside them
-where the config does not tell them. A model whose facts are in doubt is left out.
+the model's repository on the Hugging Face hub, named in ``source``; published numbers of weights are beside them if the
+config does not determine them. A model whose facts are in doubt is left out.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Preset:
 
     Args:
         source: where the facts come from: a repository on the Hugging Face hub.
-        config: the keys of its config.json that matter here.
+        config: the keys of its config.json that are used here.
         num_parameters: published number of weights, where it cannot be counted from the config.
         num_active_parameters: published number of weights that a token uses, as before.
         weights_nbytes: published size of the checkpoint, where it is not the weights times the dtype.
@@ -176,7 +176,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
             num_active_parameters=5_130_000_000,
             weights_nbytes=int(60.8 * GIB),
         ),
-        # Weights: DeepSeek-V3 technical report (2024), abstract; without the layer that predicts further tokens.
+        # Weights: DeepSeek-V3 technical report (2024), abstract; without the multi-token prediction layer.
         "deepseek-v3": Preset(
             "deepseek-ai/DeepSeek-V3",
             {

@@ -1,7 +1,7 @@
 """A preset's name or a config.json in, a ModelMemory out.
 
-Decides which of the two the user means, and puts the parts together: rules and sizes of the layers become groups.
-Refuses rather than answers wrongly: every fault is a ConfigurationError with file, key, expectation and remedy.
+Decides which of the two the user means, and joins the parts: rules and sizes of the layers become groups. Refuses what
+it does not understand: every fault is a ConfigurationError with file, key, expectation and remedy.
 """
 
 from difflib import get_close_matches
@@ -39,12 +39,12 @@ def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
 
     Args:
         name_or_path: a preset's name (:func:`~pagedkv.planner.models.model_names` lists them, in any case of letters),
-            the path of a ``config.json``, or a folder with one. A preset goes first; ``./name`` is always a path.
+            the path of a ``config.json``, or a folder with one. A preset takes precedence; ``./name`` is always a path.
         kv_dtype: type of keys and values: "auto" or None for the model's own, "fp8", "bf16", "fp16" or "fp32".
             States of recurrent layers keep their own.
 
     Raises:
-        ConfigurationError: no such preset or file, or a config that cannot be understood.
+        ConfigurationError: no such preset or file, or a config that is not understood.
 
     >>> read_model("llama-3.1-8b").token_nbytes
     131072
@@ -66,7 +66,7 @@ def _config_path(name_or_path: str) -> Path:
         if path.exists():
             return path
     except OSError:
-        pass  # a name too long for a path: no path, then
+        pass  # the name is too long for a path
     raise ConfigurationError(
         f"{name_or_path[:100]!r} is neither a model preset nor a {CONFIG_FILE} or a folder with one. "
         f"Nearest presets: {', '.join(_nearest(name_or_path))}; "
@@ -81,7 +81,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _memory(name: str, whole: ModelConfig, preset: Preset | None, kv_dtype: str | None) -> ModelMemory:
-    # Checked on the whole, too: an encoder-decoder may say so outside of the part.
+    # The whole config is checked too: an encoder-decoder may be declared outside of the part.
     config = whole.language_model()
     if whole.flag("is_encoder_decoder", default=False):
         config = whole
@@ -154,7 +154,7 @@ def _parameters(config: ModelConfig, preset: Preset | None) -> tuple[int | None,
 
 
 def _weights_nbytes(config: ModelConfig, preset: Preset | None, num_parameters: int | None) -> int | None:
-    """Size the weights; None where their number or their quantisation is not known."""
+    """Size the weights; None if their number or their quantisation is unknown."""
     if preset is not None and preset.weights_nbytes is not None:
         return preset.weights_nbytes
     if num_parameters is None:

@@ -1,7 +1,7 @@
-"""What stored blocks hold: the content of each, together with everything before it, as far as events tell.
+"""The content of each stored block, together with everything before it, as far as events show it.
 
-An event names the block before its first one. Where that one's content is known, so is that of the blocks that follow;
-where it was stored before the recording began, or within a gap, theirs is unknown for good: nothing is guessed.
+An event names the block before its first one. If the content of that block is known, so is that of the blocks that
+follow. If it was stored before the recording began, or within a gap, their content stays unknown: nothing is guessed.
 Remembers a digest of 32 bytes for each distinct block, whatever its size.
 """
 
@@ -20,16 +20,16 @@ class Contents:
         self._digests: dict[tuple[int, BlockHash], bytes] = {}
         self._seen: dict[int, set[bytes]] = {}
         self.num_unknown = 0
-        """Blocks whose content events did not tell."""
+        """Blocks whose content events did not show."""
         self.num_with_keys = 0
-        """Blocks that more than their tokens tells apart."""
+        """Blocks whose content depends on more than tokens."""
         self.num_with_lookahead = 0
-        """Blocks that the tokens behind them tell apart as well."""
+        """Blocks whose content depends on the tokens after them as well."""
         self.num_by_block_size: Counter[int] = Counter()
-        """Blocks of each size that was told."""
+        """Number of blocks by block size."""
 
     def store(self, stored: BlocksStored) -> None:
-        """Take blocks. O(tokens)."""
+        """Note stored blocks. O(tokens)."""
         num_blocks, size = len(stored.block_hashes), stored.block_size
         if size and num_blocks:
             self.num_by_block_size[size] += num_blocks
@@ -45,11 +45,11 @@ class Contents:
             seen.add(digest)
 
     def forget_hashes(self) -> None:
-        """Forget what hashes mean, as a new process gives them; contents stay seen."""
+        """Forget the hashes of an ended process; contents stay noted as stored."""
         self._digests.clear()
 
     def was_stored(self, digest: bytes, block_size: int) -> bool:
-        """Tell whether a block of this content, prefix included, was seen stored."""
+        """Return whether an event stored a block of this content, prefix included."""
         return digest in self._seen.get(block_size, ())
 
     @property

@@ -1,7 +1,7 @@
 """The text of a Prometheus metrics page: lines of names, labels and values.
 
-Reads the text format 0.0.4 and what OpenMetrics adds to it (``# EOF``, exemplars, ``_created``). Comments tell types,
-which nobody here asks for.
+Reads the text format 0.0.4 and the additions of OpenMetrics (``# EOF``, exemplars, ``_created``). Comments, which state
+types, are skipped.
 """
 
 import re
@@ -29,7 +29,7 @@ class Sample:
     Args:
         name: of the metric, suffixes such as ``_total`` included.
         labels: by name.
-        value: possibly infinite or no number.
+        value: possibly infinite or NaN.
     """
 
     name: str
@@ -45,7 +45,7 @@ def parse_exposition(text: str, source: str) -> Iterator[Sample]:
         source: its address, for errors.
 
     Raises:
-        RecordingError: a line is none of a metrics page.
+        RecordingError: a line does not belong to a metrics page.
     """
     for number, line in enumerate(text.splitlines(), 1):
         tidy = line.strip()

@@ -1,17 +1,17 @@
-"""The frames of messages: what a socket hands over, as a message, and the question for messages that were missed.
+"""The frames of messages: the frames of a socket as a message, and the request for missed messages.
 
 ===============================  =========================================================
 published                        topic, number, payload
-asked for                        an empty frame, number of the first
+requested                        an empty frame, number of the first
 sent again                       an empty frame, topic, number, payload
 the end of what is sent again    an empty frame, no topic, the number -1, an empty payload
 ===============================  =========================================================
 
-That is how vLLM (0.33) and SGLang (0.5.23) speak. What is sent again may lack the topic, as from older versions of
-vLLM, or the empty frame, which only a REQ socket needs: number and payload are always the last two. A number has 8
-bytes, most significant first.
+This is the protocol of vLLM (0.33) and SGLang (0.5.23). A message that is sent again may lack the topic, as from older
+versions of vLLM, or the empty frame, which only a REQ socket needs. Number and payload are always the last two frames.
+A number has 8 bytes, most significant first.
 
-Knows no sockets, and nothing of what is in a payload.
+Knows no sockets and no content of a payload.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def published(frames: Sequence[bytes], source: str) -> Message:
         source: the endpoint, for errors.
 
     Raises:
-        RecordingError: these are not the frames of KV events.
+        RecordingError: the frames are not those of KV events.
     """
     if len(frames) != NUM_PUBLISHED or len(frames[1]) != NUMBER_NBYTES:
         raise _other_frames("a message", frames, source, WHAT_TO_NAME)
@@ -54,7 +54,7 @@ def answered(frames: Sequence[bytes], source: str) -> Message | None:
         source: the endpoint, for errors.
 
     Raises:
-        RecordingError: these are not the frames of an answer.
+        RecordingError: the frames are not those of an answer.
     """
     if len(frames) not in NUM_ANSWERED or len(frames[-2]) != NUMBER_NBYTES:
         raise _other_frames("an answer", frames, source, WHAT_TO_NAME_AGAIN)
@@ -63,7 +63,7 @@ def answered(frames: Sequence[bytes], source: str) -> Message | None:
 
 
 def question(first: int) -> list[bytes]:
-    """Ask for the messages from a number on."""
+    """Build the request for the messages from a number on."""
     return [b"", first.to_bytes(NUMBER_NBYTES, "big")]
 
 

@@ -1,11 +1,12 @@
-"""The requests of a log that came while events were recorded, as a trace.
+"""The requests of a log that arrived while events were recorded, as a trace.
 
-From the log: which requests there were, when they came, how long they were, their sessions and tokens. From the events:
-the size of blocks, and which of the prompts' blocks were stored meanwhile. A prompt of unknown tokens stays unknown:
-events name no request, so no block is attributed to one by its time.
+The log gives the requests, their arrivals, lengths, sessions and tokens. The events give the block size, and which of
+the prompts' blocks were stored during the recording. A prompt of unknown tokens stays unknown: events name no request,
+and blocks are not attributed to requests by their times.
 
-The two clocks must be one. Times of events count from 1970. Those of a log that count from elsewhere cannot be placed,
-and all of its requests are taken; those without a year (vLLM's) are of the year that puts them nearest.
+Log and events need a common clock. Times of events count from 1970. If a log's times count from another start, they
+cannot be placed, and all of its requests are taken. Times without a year (vLLM's) get the year that is nearest to the
+recording.
 """
 
 from calendar import isleap
@@ -25,29 +26,29 @@ from pagedkv.planner.traces.token_blocks import TokenBlocks, chain_digests
 __all__ = ["JoinCounts", "LogClock", "joined"]
 
 WITHOUT_YEAR_S: Final = (946_684_800.0, 1_009_843_200.0)
-"""2000 and 2001: the years in which readers put times that tell none."""
+"""2000 and 2001: the years that readers give to times without a year."""
 LEAP_DAY: Final = (2, 29)
 FIRST_EPOCH_S: Final = 10**9
 FURTHEST_ZONE_H: Final = 14
 SECONDS_OF_HOUR: Final = 3600
 PLACES: Final = 6
-"""Microseconds: seconds since 1970 are no finer as floats."""
+"""Decimals of microseconds: floats of seconds since 1970 are no finer."""
 
 
 @dataclass(slots=True)
 class JoinCounts:
-    """What became of a log's requests.
+    """Counts of a log's requests.
 
     Args:
         num_read: in the log.
-        num_outside: that came before or after the recording.
-        num_taken: written.
-        num_without_content: of these, those of unknown tokens.
-        num_blocks: full blocks of the prompts of the others.
-        num_stored: of these, blocks whose content was seen stored.
+        num_outside: arrivals before or after the recording.
+        num_taken: requests that were written.
+        num_without_content: of these, requests of unknown tokens.
+        num_blocks: full blocks of the prompts of all others.
+        num_stored: of these, blocks whose content was stored by an event.
         num_generated: of these, blocks that an earlier answer had and no earlier prompt.
-        first_s: when the first of all came, on the clock of events.
-        last_s: when the last came.
+        first_s: first arrival of all, on the clock of events.
+        last_s: last arrival.
         has_own_clock: whether the log's times could not be placed.
     """
 
@@ -67,11 +68,11 @@ class LogClock:
     """Turns a log's times into those of events.
 
     Args:
-        utc_offset_h: of the log's dates, where they name no zone: hours ahead of UTC.
+        utc_offset_h: hours ahead of UTC of the log's dates, where they name no zone.
         near_s: a time of the recording.
 
     Raises:
-        ConfigurationError: no zone is as far ahead or behind.
+        ConfigurationError: no zone has such an offset.
     """
 
     def __init__(self, utc_offset_h: float, near_s: float) -> None:
@@ -83,7 +84,7 @@ class LogClock:
         self._near_s = near_s
 
     def seconds(self, arrival_s: float) -> float | None:
-        """Give the time since 1970, or None for one that counts from elsewhere."""
+        """Give the time since 1970, or None for a clock with another start."""
         if WITHOUT_YEAR_S[0] <= arrival_s < WITHOUT_YEAR_S[1]:
             return self._in_nearest_year(arrival_s) - self._offset_s
         return arrival_s - self._offset_s if arrival_s >= FIRST_EPOCH_S else None
@@ -92,7 +93,7 @@ class LogClock:
         when, year = datetime.fromtimestamp(arrival_s, UTC), datetime.fromtimestamp(self._near_s, UTC).year
         is_leap_day = (when.month, when.day) == LEAP_DAY
         years = [each for each in (year - 1, year, year + 1) if isleap(each) or not is_leap_day]
-        if not years:  # no log of these years has such a day
+        if not years:  # no year near the recording has such a day
             when, years = when.replace(month=3, day=1), [year]
         times_s = (when.replace(year=each).timestamp() for each in years)
         return min(times_s, key=lambda time_s: abs(time_s - self._near_s))
@@ -108,17 +109,17 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
     block_size: int | None,
     keeps_tokens: bool = False,
 ) -> Iterator[Request]:
-    """Take the requests that came meanwhile, the first one at 0, with ids of blocks instead of tokens.
+    """Give the requests that arrived during the recording, the first one at 0, with block ids instead of tokens.
 
     Args:
         requests: of the log, in order of arrival.
-        window_s: when the recording began and ended.
-        contents: what events told.
+        window_s: begin and end of the recording.
+        contents: of the stored blocks.
         clock: of the log.
         counts: filled in.
-        block_size: tokens of a block, or None where neither events nor the user tell: tokens stay then.
-        keeps_tokens: whether tokens stay anyway. Ids are of prompts alone, so that what an answer left in the cache
-            hits only where tokens stay.
+        block_size: tokens of a block, or None if neither events nor the user state it: tokens stay then.
+        keeps_tokens: whether tokens stay in any case. Ids exist for prompts alone, so that the cached blocks of an
+            answer hit only if tokens stay.
     """
     blocks = None if block_size is None else TokenBlocks(block_size)
     generated: set[bytes] = set()
@@ -159,7 +160,7 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
 
 
 def _generated(request: Request, block_size: int) -> Iterator[bytes]:
-    """Name the full blocks of an answer, and of what of the prompt fills them; its last token is never computed."""
+    """Name the full blocks of an answer, which may begin in the prompt; the last token is never computed."""
     assert request.prompt_token_ids is not None
     if request.output_token_ids is not None and request.num_samples == 1:
         tokens = np.concatenate([request.prompt_token_ids, request.output_token_ids[:-1]])

@@ -1,22 +1,22 @@
-"""What engines say of their cache and their hits on a metrics page, read again and again.
+"""The figures of cache and hits on an engine's metrics page, which is read repeatedly.
 
 ======================  ==================================================  ==========================================
 figure                  vLLM                                                SGLang
 ======================  ==================================================  ==========================================
 share of cache in use   ``kv_cache_usage_perc``, ``gpu_cache_usage_perc``   ``token_usage``
-tokens asked for        ``prefix_cache_queries``                            ``prompt_tokens``
+tokens looked up        ``prefix_cache_queries``                            ``prompt_tokens``
 tokens that hit         ``prefix_cache_hits``                               ``cached_tokens``
 preemptions             ``num_preemptions``                                 ``num_retracted_requests``
-requests that run       ``num_requests_running``                            ``num_running_reqs``
-requests that wait      ``num_requests_waiting``                            ``num_queue_reqs``
+requests running        ``num_requests_running``                            ``num_running_reqs``
+requests waiting        ``num_requests_waiting``                            ``num_queue_reqs``
 ======================  ==================================================  ==========================================
 
-Names begin with ``vllm:`` or ``sglang:`` (some exporters write ``_`` for ``:``), counters may end in ``_total``. A
-metric with several label sets is their sum, a share their mean: the ranks on one page are told together. Those that
-serve the same requests in parts (``tp_rank``, ``pp_rank``, ``moe_ep_rank`` of SGLang) count once, and what is told by
-``priority`` besides in all does not count again. What counters gained is summed over the pages, each label set by
-itself; one that fell began anew, as in Prometheus' own ``increase``, and one that comes with a later page began at 0.
-SGLang shows no counter of hits before the first hit. What a page does not have otherwise stays unknown.
+Names begin with ``vllm:`` or ``sglang:`` (some exporters write ``_`` for ``:``), counters may end in ``_total``. The
+values of several label sets are summed, those of a share averaged, so that all ranks on one page give one figure. Ranks
+that serve the same requests in parts (``tp_rank``, ``pp_rank``, ``moe_ep_rank`` of SGLang) count once, and a total that
+is also split by ``priority`` does not count again. The gains of counters are summed over the pages, each label set by
+itself. A counter that fell began anew, as in Prometheus' own ``increase``, and one that first appears on a later page
+began at 0. SGLang shows no counter of hits before the first hit. All other missing figures stay unknown.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from pagedkv.planner.recording.exposition import REMEDY, Sample, parse_expositio
 __all__ = ["EngineMetrics", "MetricsFollower", "fetch_page"]
 
 _Series: TypeAlias = tuple[str, tuple[object, ...]]
-"""A figure, and the labels that tell one source of it from another."""
+"""A figure, and the labels that distinguish its sources."""
 
 TIMEOUT_S: Final = 5.0
 MAX_PAGE_NBYTES: Final = 64 * 2**20
@@ -63,22 +63,22 @@ GAUGES: Final[Mapping[str, str]] = MappingProxyType(
 PARTS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 """Labels of ranks that serve the same requests in parts."""
 NO_HITS_YET: Final = "sglang:prompt_tokens"
-"""Where this counter is, hits that are not there are none."""
+"""If this counter is there without a counter of hits, there were no hits."""
 CACHE_CONFIG: Final = "vllm:cache_config_info"
 
 
 @dataclass(slots=True)
 class EngineMetrics:
-    """What the pages of a recording told.
+    """The figures on the pages of a recording.
 
     Args:
-        gained: what each counter gained, where it was told: queries and hits in tokens, preemptions.
+        gained: the gain of each counter that was there: queries and hits in tokens, preemptions.
         means: of each gauge, over the pages.
         peaks: of each gauge.
-        num_blocks: blocks of the cache, where the page tells.
+        num_blocks: blocks of the cache, if the page has them.
         num_pages: pages that were read.
         num_failures: pages that could not be read.
-        last_failure: why the last of these could not.
+        last_failure: the reason of the last failure.
     """
 
     gained: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class EngineMetrics:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Of tokens, as the engine counted them meanwhile; None where it did not tell, or nothing was asked for."""
+        """Hit tokens, of the tokens looked up during the recording; None without a count, or if it is 0."""
         queries, hits = self.gained.get("queries"), self.gained.get("hits")
         return hits / queries if queries and hits is not None else None
 
@@ -100,8 +100,8 @@ def fetch_page(url: str) -> str:
     """Fetch a page by HTTP.
 
     Raises:
-        ConfigurationError: it is no address of a page.
-        RecordingError: there is none, or it is no text.
+        ConfigurationError: the address is not one of a page.
+        RecordingError: there is no page, or it is not text.
     """
     if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).netloc:
         raise ConfigurationError(f"{url!r} is no address of a page. {REMEDY}")
@@ -123,7 +123,7 @@ class MetricsFollower:
         fetch: gives the text of a page.
 
     Raises:
-        ConfigurationError: the interval makes no sense.
+        ConfigurationError: the interval is not a positive number.
     """
 
     def __init__(self, url: str, interval_s: float, fetch: Callable[[str], str] = fetch_page) -> None:
@@ -136,13 +136,13 @@ class MetricsFollower:
         self._counters: dict[_Series, float] = {}
         self._sums: dict[str, float] = {}
         self.metrics = EngineMetrics()
-        """What was found out so far."""
+        """The figures so far."""
 
     def begin(self) -> None:
         """Read the page for the first time.
 
         Raises:
-            RecordingError: it cannot be read, or is no page of vLLM or SGLang.
+            RecordingError: the page cannot be read, or is not one of vLLM or SGLang.
         """
         if not self._read():
             raise RecordingError(self._url, "tells nothing of the cache of vLLM or SGLang", REMEDY)
@@ -162,7 +162,7 @@ class MetricsFollower:
             self.metrics.last_failure = error.reason
 
     def _read(self) -> bool:
-        """Read the page, whole or not at all; tells whether anything is known on it."""
+        """Read the page, whole or not at all; return whether it has any known figure."""
         samples = list(parse_exposition(self._fetch(self._url), self._url))
         counters, gauges = _series(samples, COUNTERS), _summed(samples)
         is_first = not self.metrics.num_pages
@@ -185,7 +185,7 @@ class MetricsFollower:
 
 
 def _summed(samples: list[Sample]) -> dict[str, float]:
-    """Add up what gauges of several label sets say of one figure; shares are averaged."""
+    """Add up the gauges of several label sets by figure; shares are averaged."""
     values: dict[str, list[float]] = {}
     for (figure, _), value in _series(samples, GAUGES).items():
         values.setdefault(figure, []).append(value)
@@ -193,7 +193,7 @@ def _summed(samples: list[Sample]) -> dict[str, float]:
 
 
 def _series(samples: list[Sample], names: Mapping[str, str]) -> dict[_Series, float]:
-    """Give the values of figures by what tells them apart: the largest of ranks that share their requests."""
+    """Give the values of figures by their sources; of ranks that share their requests, the largest."""
     values: dict[_Series, float] = {}
     for sample in samples:
         figure = names.get(_plain(sample.name))

@@ -1,7 +1,7 @@
-"""Messages and their numbers: which one this is, told by its number and its time.
+"""Messages and their numbers: the place of a message follows from its number and its time.
 
-A publisher numbers its messages from 0, and begins anew when its process does. Nothing tells one process from another
-but this: what was sent before comes with an old time, what a new process sends with a later one.
+A publisher numbers its messages from 0, and again from 0 after a restart. Only times distinguish two processes: a
+message that is sent again has its old time, a message of a new process a later one.
 """
 
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ __all__ = ["Message", "MessageNumbers", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, not yet understood: its number, what it carries, and what it is published under."""
+    """One message, not yet decoded: its number, its payload, and its topic."""
 
     number: int
     payload: bytes
     topic: bytes = field(default=b"", compare=False)
-    """Not of the message itself: one that is sent again may lack it."""
+    """Not part of equality: a message that is sent again may lack it."""
 
 
 class Place(Enum):
-    """Where a message stands among those before it."""
+    """The place of a message among those before it."""
 
     NEXT = auto()
     SEEN = auto()
-    """Asked for again, and there already."""
+    """Requested again, and received before."""
     BEHIND_GAP = auto()
     RESTARTED = auto()
-    """A lower number with a later time: of a new process, whose cache began empty."""
+    """A lower number with a later time: a new process, whose cache began empty."""
 
 
 class MessageNumbers:
@@ -45,17 +45,17 @@ class MessageNumbers:
         return self._latest_s > float("-inf")
 
     def place(self, number: int, sent_s: float) -> Place:
-        """Tell where a message stands. Changes nothing."""
+        """Return the place of a message. Changes nothing."""
         if number >= self.expected:
             return Place.NEXT if number == self.expected else Place.BEHIND_GAP
         return Place.SEEN if sent_s <= self._latest_s else Place.RESTARTED
 
     def is_past(self, sent_s: float) -> bool:
-        """Tell whether a time is before that of the last message taken. Changes nothing."""
+        """Return whether a time is before that of the last message taken. Changes nothing."""
         return sent_s < self._latest_s
 
     def take(self, number: int, sent_s: float) -> None:
-        """Go on behind a message."""
+        """Continue after a message."""
         self.expected = number + 1
         self._latest_s = sent_s
 

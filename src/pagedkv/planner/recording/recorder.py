@@ -1,8 +1,8 @@
-"""Follows one publisher until it is told to stop, and keeps what it found out.
+"""Follows one publisher until it is stopped, and holds the results.
 
-Owns the order of things: a message is the next one, or something was missed, which is asked for again where that can
-be; what cannot be had is a :class:`Gap`, and what is there is then unknown. A message that is no batch of events is a
-gap as well, but for the first one: who sends such is no publisher of KV events.
+Owns the order of messages: a message is the next one, or messages were missed. Missed messages are requested again if
+the publisher can replay; otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that
+is not a batch of events is a gap as well. If the first message is not, the endpoint is not a publisher of KV events.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 
 TICK_S: Final = 0.2
 FIRST_PATIENCE_S: Final = 5.0
-"""A connection takes its time, however little patience there is for one that broke."""
+"""Least patience for the first connection, even if the user sets less."""
 BEYOND_ALL: Final = 2**63
 """No message has this number."""
 MOST_GAPS: Final = 1000
-"""Gaps that are remembered one by one; all are counted."""
+"""Gaps that are listed singly; all are counted."""
 
 
 class Ending(Enum):
@@ -45,10 +45,10 @@ class Bounds:
     Args:
         duration_s: seconds since the recording began, or None.
         max_messages: messages taken, or None.
-        patience_s: seconds without any publisher.
+        patience_s: seconds to wait without a publisher.
 
     Raises:
-        ConfigurationError: a bound makes no sense.
+        ConfigurationError: a bound is not positive.
     """
 
     duration_s: float | None = None
@@ -66,11 +66,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages that were missed, and not to be had.
+    """Messages that were missed and could not be replayed.
 
     Args:
         first: number of the first.
-        last: number of the last, or None where nobody knows.
+        last: number of the last, or None if it is unknown.
         reason: why, in words.
     """
 
@@ -118,27 +118,27 @@ class Recorder:
         self._last: Message | None = None
         self._topic: bytes | None = None
         self.rank: int | None = None
-        """Which of several data-parallel engines this is, as far as its messages tell."""
+        """The rank of this data-parallel engine, if its messages have one."""
         self.began_s = clock()
-        """When the recording began; earlier if earlier messages could be had."""
+        """When the recording began; earlier if earlier messages were replayed."""
         self.ended_s = self.began_s
         """When it ended."""
         self.residency = Residency()
-        """Which blocks are where."""
+        """Which blocks are stored, by medium."""
         self.contents = Contents()
-        """What they hold."""
+        """Their contents."""
         self.num_messages = 0
-        """Messages taken, those that were asked for again included."""
+        """Messages taken, those requested again included."""
         self.num_asked_again = 0
-        """Of these, those that were asked for again."""
+        """Of these, those requested again."""
         self.num_restarts = 0
-        """New processes that were noticed."""
+        """Restarts of the publisher's process that were detected."""
         self.gaps: list[Gap] = []
         """The first thousand gaps."""
         self.num_gaps = 0
         """All gaps."""
         self.unknown_kinds: Counter[str] = Counter()
-        """Events of kinds that are not known, by name."""
+        """Events of unknown kinds, by name."""
 
     def run(
         self,
@@ -151,11 +151,11 @@ class Recorder:
 
         Args:
             bounds: when to stop.
-            is_over: asked several times a second whether to stop.
-            each_tick: called as often, with the time.
+            is_over: called several times a second; returns whether to stop.
+            each_tick: called equally often, with the time.
 
         Raises:
-            RecordingError: nobody publishes there, or something else than KV events. What was taken stays.
+            RecordingError: no publisher answers there, or it sends something else than KV events. Results so far stay.
         """
         started_s = alone_since_s = self.began_s = self._clock()
         was_connected = False
@@ -212,14 +212,14 @@ class Recorder:
         elif broke:
             self._prove_continuity(message.number)
         if self.num_restarts > num_restarts and self._numbers.is_past(batch.sent_s):
-            return  # it is of the process before
+            return  # it was sent by the process before
         if self._numbers.expected < message.number:
             self._miss(message.number)
         if message.number >= self._numbers.expected:
             self._apply(message, batch)
 
     def _require_topic(self, message: Message) -> None:
-        """Refuse the messages of several engines, whose numbers run side by side."""
+        """Refuse the messages of several engines, each of which has numbers of its own."""
         if self._topic is not None and message.topic != self._topic:
             reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
             remedy = "Several engines publish there: name one by its topic (`topic`)"
@@ -227,22 +227,23 @@ class Recorder:
         self._topic = message.topic
 
     def _catch_up(self, number: int) -> None:
-        """Fill what is missing before a message, as far as the publisher can."""
+        """Replay the messages missing before this one, as far as the publisher has them."""
         if number > self._numbers.expected and self._subscription.can_replay:
             while self._take_again(number):
                 pass
 
     def _miss(self, number: int) -> None:
-        """Go on at a number, those before it being missed."""
+        """Continue at a number; the messages before it are missed."""
         what = "were not received" if self._numbers.has_begun else "were sent before the recording began"
         self._lose(Gap(self._numbers.expected, number - 1, self._and_silence(what)))
         self._numbers.expected = number
 
     def _take_again(self, number: int) -> bool:
-        """Take one answer, up to a number; tells whether it is worth while to ask on.
+        """Take one answer, up to a number; return whether another request may bring more.
 
-        It begins with the last message taken, which must be the same: another one there is another process's, which is
-        followed from its first message on. What a full queue made the publisher drop is asked for once more.
+        The answer begins with the last message taken, which must be equal. If it differs, a new process sent it, which
+        is followed from its first message on. Messages that the publisher dropped because of a full queue are requested
+        once more.
         """
         first, is_proven = self._numbers.expected, self._last is None
         for message in self._subscription.replayed(first if self._last is None else self._last.number):
@@ -264,16 +265,16 @@ class Recorder:
                     self._apply(message, batch)
             if self._numbers.expected >= number:
                 return False
-        is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine goes on for ever
+        is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine never ends
         return first < self._numbers.expected < number and not is_whole
 
     def _take_the_rest(self, *, is_wanted: bool) -> None:
-        """Take what was sent and not received, which no later message shows: the last, or all of an idle engine."""
+        """Take messages that were missed without a later one to show it: the last ones, or all of an idle engine."""
         if is_wanted:
             self._catch_up(BEYOND_ALL)
 
     def _prove_continuity(self, number: int) -> None:
-        """After a break, the number that was expected may be that of another process."""
+        """Check, after a break, that the expected number was not sent by another process."""
         assert self._last is not None
         if self._subscription.can_replay:
             again = next(iter(self._subscription.replayed(self._last.number)), None)
@@ -287,7 +288,7 @@ class Recorder:
         self._lose(Gap(number, None, self._and_silence(reason)))
 
     def _and_silence(self, reason: str) -> str:
-        """Add that the publisher did not answer, if that is so."""
+        """Add to a reason that the publisher did not answer, if so."""
         return reason if self._subscription.silence is None else f"{reason}, and {self._subscription.silence}"
 
     def _restart(self) -> None:
@@ -304,7 +305,7 @@ class Recorder:
         if self._numbers.has_begun:
             self.residency.lose_track()
 
-    # What is in it
+    # Content of a message
 
     def _decoded(self, message: Message) -> EventBatch | None:
         source = f"{self._subscription.source}, message {message.number}"

@@ -1,12 +1,12 @@
-"""Which blocks are where, followed event by event: how many there are, and how long they stay.
+"""Which blocks are stored in which medium, event by event: how many there are, and how long they stay.
 
-Exact only in stretches that begin with an empty cache: a process whose first message was seen, or, for some media, a
-cache that was cleared: the device's, and the host's of SGLang, which empties both at once; others stay as they are.
-After a gap, or where the recording began in the middle, blocks that nobody saw stored may be there, and those that
-were seen may be gone: counting begins anew, with what is seen stored from then on, and is not called exact.
+The figures are exact only in stretches that begin with an empty cache. That is a process whose first message was
+received, or a cleared cache: a clear empties the device's cache, and with it SGLang's host cache, but no other medium.
+After a gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then
+counting begins anew with the blocks stored from there on, and is not exact.
 
 Two blocks may hold the same content: of equal prompts that end with a block, vLLM computes the last block each time.
-Both are stored and both are removed, so the content is there until the last of them goes.
+Both are stored and both are removed, so the content is there until the last of them is removed.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 10
 """Upper edges of the histogram of lifetimes; the last bucket has none."""
 MOST_POINTS: Final = 1024
 CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
-"""What a clear empties. The second is SGLang's name for its host memory, and nobody else's; vLLM's is CPU."""
+"""Media that a clear empties. Only SGLang names its host memory like the second; vLLM's name is CPU."""
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class MediumRecord:
     """What happened in one medium.
 
     Args:
-        num_blocks: there now, as far as seen.
-        num_stored: blocks that came.
-        num_copies: blocks that came while their content was there; they count nowhere else.
-        num_removed: blocks that went, and were seen to come.
-        num_removed_unseen: blocks that went and were never seen to come.
-        peak: most at once, in exact stretches.
+        num_blocks: stored now, as far as events show.
+        num_stored: blocks that were stored.
+        num_copies: blocks stored while their content was there; counted nowhere else.
+        num_removed: removed blocks that an event had stored.
+        num_removed_unseen: removed blocks that no event had stored.
+        peak: most blocks at once, in exact stretches.
         seconds: of exact stretches.
         block_seconds: blocks times seconds, in these.
         lifetimes: blocks by the bucket of the time that they stayed.
@@ -60,7 +60,7 @@ class MediumRecord:
         return self.block_seconds / self.seconds if self.seconds else None
 
     def note(self, at_s: float, num_blocks: int | None) -> None:
-        """Put a point on the timeline, which is thinned when it is full."""
+        """Add a point to the timeline, which is thinned when it is full."""
         if self.timeline and num_blocks is not None and at_s - self.timeline[-1][0] < self._least_gap_s:
             return
         self.timeline.append((at_s, num_blocks))
@@ -81,15 +81,15 @@ class Residency:
         """Whether every block of the device is known now."""
         self._are_others_exact = False
         self.was_exact = False
-        """Whether that was so at any time."""
+        """Whether ``is_exact`` was ever true."""
         self.num_clears = 0
         """Times that the device's cache was cleared."""
         self.num_censored = 0
-        """Blocks whose end was not seen: a gap, a restart, or the end of the recording came first."""
+        """Blocks whose removal was not observed, because of a gap, a restart, or the end of the recording."""
         self._now_s: float | None = None
 
     def store(self, stored: BlocksStored) -> None:
-        """Take blocks, those that are there already as copies. At the time of the last `advance`."""
+        """Note stored blocks; those already stored count as copies. At the time of the last `advance`."""
         medium = self._medium(stored.medium)
         for block_hash in stored.block_hashes:
             key = (stored.medium, stored.group, block_hash)
@@ -103,7 +103,7 @@ class Residency:
         self._note(stored.medium)
 
     def remove(self, removed: BlocksRemoved) -> None:
-        """Take blocks away, of copies one."""
+        """Remove blocks; of several copies, one."""
         medium = self._medium(removed.medium)
         for block_hash in removed.block_hashes:
             key = (removed.medium, removed.group, block_hash)
@@ -118,7 +118,7 @@ class Residency:
         self._note(removed.medium)
 
     def clear(self) -> None:
-        """Take every block of the media away that are cleared at once; what is there is known from here on."""
+        """Remove all blocks of the media that a clear empties; their content is known from here on."""
         self.num_clears += 1
         for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
             self._end(self._medium(key[0]), self._since_s.pop(key))
@@ -126,20 +126,20 @@ class Residency:
         self._begin_exact()
 
     def begin_empty(self) -> None:
-        """Follow a new process, whose cache is empty; what was there is gone, nobody saw when."""
+        """Follow a new process, whose cache is empty; the old blocks were removed at an unknown time."""
         self._censor()
         self._are_others_exact = True
         self._begin_exact()
 
     def lose_track(self) -> None:
-        """Something went unseen: what is there is unknown from here on."""
+        """Note that events were missed: which blocks are stored is unknown from here on."""
         self._censor()
         self.is_exact = self._are_others_exact = False
         for medium in self.media.values():
             medium.note(self._at_s, None)
 
     def advance(self, at_s: float) -> None:
-        """Let time pass until ``at_s``, in seconds since 1970; a clock that goes back counts as one that stands."""
+        """Let time pass until ``at_s``, in seconds since 1970; a clock that goes back counts as stopped."""
         if self._now_s is None:
             self._now_s = at_s
         passed_s = max(0.0, at_s - self._now_s)
@@ -151,7 +151,7 @@ class Residency:
 
     @property
     def num_open(self) -> int:
-        """Blocks that are there now, as far as seen."""
+        """Blocks that are stored now, as far as events show."""
         return len(self._since_s)
 
     @property

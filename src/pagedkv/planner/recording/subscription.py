@@ -1,10 +1,10 @@
-"""The sockets of one publisher of KV events: messages as they come, and those that are asked for again.
+"""The sockets of one publisher of KV events: messages as they arrive, and those that are requested again.
 
-What was missed is asked for at a second socket, where the publisher offers one: a number goes there, and the messages
-from that number on come back, as far as it kept them, then an end. ZeroMQ connects again by itself; that it had to is
-told, since a process that is started again counts from 0, and nothing else tells the two apart.
+Missed messages are requested at a second socket, if the publisher has one: the request is a number, and the answer is
+the messages from that number on, as far as the publisher kept them, then an end. ZeroMQ reconnects by itself. A
+reconnection is reported, since a restarted process counts from 0, and nothing else distinguishes it from the old one.
 
-Knows nothing of what is in a payload.
+Knows nothing of the content of a payload.
 """
 
 from collections.abc import Iterator
@@ -25,23 +25,23 @@ with needing("record", "recording"):
 __all__ = ["Endpoints", "Subscription"]
 
 MOST_WAITING: Final = 100_000
-"""Messages that wait to be read, as many as publishers keep by default; those beyond are a gap."""
+"""Most messages that wait to be read, as many as publishers keep by default; messages beyond are a gap."""
 REPLAY_PATIENCE_MS: Final = 5000
-"""A publisher answers between two messages of its own."""
+"""Long, because a publisher answers between two messages of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a publisher is.
+    """The addresses of a publisher.
 
     Args:
-        events: of its messages: tcp://HOST:PORT or ipc://PATH.
-        replay: where it sends messages again, if it does.
-        topic: what topics must begin with.
-        bind: whether the publisher connects to us, as one does whose own endpoint names a machine.
+        events: address of its messages: tcp://HOST:PORT or ipc://PATH.
+        replay: address for requesting messages again, if it has one.
+        topic: required beginning of topics.
+        bind: whether the publisher connects to this endpoint, as it does if its own endpoint names a machine.
 
     Raises:
-        ConfigurationError: an endpoint cannot be one.
+        ConfigurationError: an endpoint is not valid.
     """
 
     events: str
@@ -50,7 +50,7 @@ class Endpoints:
     bind: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be connected to."""
+        """Refuse endpoints that cannot be connected to."""
         for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
             scheme, found, rest = endpoint.partition("://")
             if not found or scheme not in {"tcp", "ipc"} or not rest:
@@ -63,7 +63,7 @@ class Subscription:
     """Follows one publisher; use it as a context manager.
 
     Args:
-        endpoints: where it is.
+        endpoints: its addresses.
 
     Raises:
         ConfigurationError: the system refuses an endpoint.
@@ -91,27 +91,27 @@ class Subscription:
 
     @property
     def source(self) -> str:
-        """The endpoint, for messages to humans."""
+        """The endpoint, for error messages."""
         return self._endpoints.events
 
     @property
     def can_replay(self) -> bool:
-        """Whether messages can be asked for again."""
+        """Whether messages can be requested again."""
         return self._endpoints.replay is not None
 
     @property
     def is_connected(self) -> bool:
-        """Whether a publisher is there, as far as was noticed."""
+        """Whether a publisher is connected, as far as the socket reported."""
         return self._is_connected
 
     @property
     def num_breaks(self) -> int:
-        """How often the connection broke so far, behind the messages received so far."""
+        """How often the connection broke after the messages received so far."""
         return self._num_breaks
 
     @property
     def silence(self) -> str | None:
-        """Why the last question for messages got no whole answer, or None if it did."""
+        """Why the last request for messages got no complete answer, or None if it did."""
         return self._silence
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class Subscription:
         Messages that came before the connection broke are given first.
 
         Raises:
-            RecordingError: what came has not the frames of KV events.
+            RecordingError: a message does not have the frames of KV events.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         if self._socket in ready:
@@ -140,13 +140,14 @@ class Subscription:
         return None
 
     def replayed(self, first: int) -> Iterator[Message]:
-        """Ask for the messages from a number on, as far as the publisher kept them.
+        """Request the messages from a number on, as far as the publisher kept them.
 
-        The answer may break off, which `silence` tells then: a publisher drops what its queue cannot hold.
+        The answer may be incomplete, because a publisher drops messages that its queue cannot hold; `silence` then has
+        the reason.
 
         Raises:
             ConfigurationError: the system refuses the endpoint.
-            RecordingError: what came has not the frames of an answer.
+            RecordingError: a message does not have the frames of an answer.
         """
         endpoint = self._endpoints.replay
         assert endpoint is not None
@@ -178,7 +179,7 @@ class Subscription:
 
 
 def _is_ipv6(endpoint: str) -> bool:
-    """Tell whether an address is one of IPv6; with names, sockets that know both would try no other than the first."""
+    """Return whether an address is IPv6; with names, sockets that allow both would try only the first one."""
     return "[" in endpoint
 
 

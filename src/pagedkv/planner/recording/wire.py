@@ -1,4 +1,4 @@
-"""KV events as they come over the wire: one MessagePack payload as values.
+"""KV events on the wire: one MessagePack payload as values.
 
 vLLM and SGLang send the same three events in two spellings, which may be mixed:
 
@@ -11,8 +11,8 @@ removed             ``["BlockRemoved", block_hashes, ...]``    ``{"type": "Block
 device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
 ==================  =========================================  ==================================================
 
-Fields at an array's end, and keys of a map, may be missing. Fields that are not named here are ignored, events of
-other kinds are counted. A hash is a number or bytes, and means nothing but itself.
+Fields at an array's end, and keys of a map, may be missing. Other fields are ignored, events of other kinds are
+counted. A hash is a number or bytes, and only its identity matters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ __all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "E
 BlockHash: TypeAlias = int | bytes
 
 DEVICE: Final = "GPU"
-"""The medium of events that name none."""
+"""The medium of events without a medium."""
 REMOTE: Final = "REMOTE"
 MAX_BLOCK_SIZE: Final = 2**24
 MAX_TOKEN_ID: Final = 2**31 - 1
@@ -68,18 +68,18 @@ REMEDY: Final = "Name the endpoint of KV events of vLLM or SGLang: --kv-events-c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlocksStored:
-    """Consecutive blocks of one prefix became findable.
+    """Consecutive blocks of one prefix were stored, so that they can be hit.
 
     Args:
         block_hashes: of each block.
         parent_hash: of the block before the first, or None where the first begins a prompt.
-        token_ids: int32 ``[len(block_hashes) * block_size]``, or None where the event has not just these, or no size.
-        block_size: tokens of a block, or 0 where none is told, as of blocks that vLLM's connectors offloaded.
-        medium: where they are: GPU, CPU, STORAGE, ...; with what tells it from another one of that kind: the tier that
-            owns it, and whether it is remote.
-        group: number of the group of layers, 0 where none is told.
-        has_keys: whether more than tokens tells these blocks apart: an adapter, a salt, an image.
-        has_lookahead: whether the tokens behind a block tell it apart, too.
+        token_ids: int32 ``[len(block_hashes) * block_size]``, or None if the event has other tokens, or no block size.
+        block_size: tokens of a block, or 0 without a size, as of blocks that vLLM's connectors offloaded.
+        medium: GPU, CPU, STORAGE, ...; with the owning tier, and whether it is remote, to distinguish media of one
+            kind.
+        group: number of the group of layers, 0 by default.
+        has_keys: whether their content depends on more than tokens: an adapter, a salt, an image.
+        has_lookahead: whether the content of a block depends on the tokens after it, too.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -94,7 +94,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks ceased to be findable in a medium."""
+    """Blocks were removed from a medium, so that they cannot be hit there."""
 
     block_hashes: tuple[BlockHash, ...]
     medium: str = DEVICE
@@ -103,7 +103,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Every block of the device was removed at once; of other media, SGLang's host memory is emptied with it."""
+    """Every block of the device was removed at once; SGLang's host memory is emptied with it, no other medium."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
@@ -116,7 +116,7 @@ class EventBatch:
     Args:
         sent_s: when it was sent, in seconds since 1970 by the publisher's clock.
         events: those of known kinds.
-        rank: of the data-parallel engine, 0 where none is told.
+        rank: of the data-parallel engine, 0 by default.
         unknown_kinds: names of events of other kinds, one for each.
     """
 
@@ -167,7 +167,7 @@ def decode_batch(payload: bytes, source: str) -> EventBatch:
         source: the endpoint and the message, for errors.
 
     Raises:
-        RecordingError: it is no MessagePack, or no batch of events. O(tokens).
+        RecordingError: the payload is not MessagePack, or not a batch of events. O(tokens).
     """
     try:
         value = msgspec.msgpack.decode(payload)
@@ -183,7 +183,7 @@ def decode_batch(payload: bytes, source: str) -> EventBatch:
 
 
 def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
-    """Give the values of an array their names; a map has them."""
+    """Name the values of an array; a map has names."""
     if isinstance(value, list):
         return dict(zip(names, value, strict=False))
     if isinstance(value, dict):
@@ -192,12 +192,12 @@ def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _converted(fields: Mapping[str, Any], kind: type[_T]) -> _T:
-    """Check fields; a text is never taken for bytes in base64."""
+    """Check fields; a text is never decoded as base64 bytes."""
     return msgspec.convert(fields, kind, builtin_types=(bytes,))
 
 
 def _tagged(event: object) -> tuple[str, Mapping[str, Any]]:
-    """Take the kind off an event."""
+    """Split an event into its kind and its fields."""
     if isinstance(event, list) and event:
         kind, values = event[0], event[1:]
         fields = _named(values, EVENT_FIELDS[kind]) if isinstance(kind, str) and kind in EVENT_FIELDS else {}
@@ -233,7 +233,7 @@ def _stored(stored: _Stored) -> BlocksStored:
 
 
 def _medium(event: _Stored | _Removed) -> str:
-    """Name a medium: a second tier of the same kind, and one of another machine, are media of their own."""
+    """Name a medium: a second tier of the same kind, and a remote tier, are separate media."""
     told = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
     if isinstance(event.locality, str) and event.locality.upper() == REMOTE:
         told.append(REMOTE.lower())
@@ -242,7 +242,7 @@ def _medium(event: _Stored | _Removed) -> str:
 
 
 def _tokens(token_ids: Sequence[object] | None, num_tokens: int) -> Int32Array | None:
-    """Take tokens that fill the blocks and are tokens; some publishers send pairs of them."""
+    """Return the tokens if they are valid and fill the blocks, else None; some publishers send pairs of tokens."""
     if token_ids is None or len(token_ids) != num_tokens:
         return None
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in token_ids):

@@ -2,22 +2,22 @@
 
 In the order in which data flows::
 
-    documents      what a replay and a capacity curve say, as plain dicts
-    key_figures    the figures that sum a run up; number_text writes them
-    captions       every title, and the sentence that says what is shown
-    timelines      pages' parts, one module a family: blocks and requests over time,
+    documents      the results of a replay and of a capacity curve, as plain dicts
+    key_figures    the summary figures of a run; number_text writes them
+    captions       every title, and the sentence that explains it
+    timelines      parts of pages, one module a family: blocks and requests over time,
     memory         waste, sharing and the pools,
     ages           the ages of hits and evictions,
     latencies      percentiles of latencies, preemptions,
     capacity       hit ratio over capacity,
     settings       configuration and command lines,
     comparison     several runs side by side
-    plan_page      the page of a plan, of what plan_documents says
+    plan_page      the page of a plan, from plan_documents
     drawing        matplotlib's SVG, in the colours of the page
     elements       tables, plots and sections: what the template lays out
     page           puts the parts in order; templates/ is the page itself
 
-It knows neither files nor terminals, nor anything else of this library but its errors. Only :mod:`documents` and
+It depends on no files, no terminals, and nothing else of this library but its errors. Only :mod:`documents` and
 :mod:`plan_documents` may be imported without the ``report`` extra (matplotlib, Jinja2).
 """
 

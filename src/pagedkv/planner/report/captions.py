@@ -1,4 +1,4 @@
-"""Every title of the report, and the one sentence that says what is shown.
+"""Every title of the report, and the one sentence that explains it.
 
 The definitions are those of docs/replay.md, in short. Knows nothing of numbers or drawings.
 """
@@ -96,7 +96,7 @@ PLOTS: Final = MappingProxyType(
         ),
         "hits_by_age": Caption(
             "Hits by age",
-            "Seconds since a hit block was last given up, by upper edge; 0 is a block that somebody was still using.",
+            "Seconds since a hit block was last released, by upper edge; 0 is a block still in use.",
         ),
         "evictions_by_age": Caption(
             "Evictions by age", "Seconds since an evicted block was last given up, by upper edge."

@@ -38,12 +38,12 @@ from pagedkv.planner.report.timelines import TimeAxis, levels
 __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 
 MAX_RUNS: Final = len(LINES)
-"""As many as can be told apart in a plot."""
+"""As many as can be distinguished in a plot."""
 OWN_MARK_SIZE: Final = 11
 MOST_TOLD: Final = 512
-"""Times at which the page tells values, about; runs have intervals of their own."""
+"""Approximate number of times at which the page shows values, since runs have different intervals."""
 FIRST_OF_LINE: Final = PERCENTILES.index("p50")
-"""The mean is no percentile: it has no place in their order."""
+"""The mean is not a percentile: it has no place in their order."""
 
 
 def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
@@ -68,7 +68,7 @@ def _cells(figure: KeyFigure, values: Sequence[float | None]) -> list[Cell]:
 
 
 def _compared(figure: KeyFigure, first: float | None, value: float | None) -> Cell:
-    """Write a value with its difference to the first; one that the digits shown do not tell is not judged."""
+    """Write a value with its difference to the first; a difference below the shown digits is not rated."""
     text = figure.unit.text(value)
     if value is None or first is None:
         return Cell(text)
@@ -81,7 +81,7 @@ def _compared(figure: KeyFigure, first: float | None, value: float | None) -> Ce
 
 
 def overlaid_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
-    """Draw the runs over each other; a plot for which no run has anything is left out."""
+    """Draw the runs over each other; plots without data of any run are left out."""
     sentences = [
         f"{name} is not in the capacity plot. {run.without_curve}"
         for name, run in zip(names, runs, strict=True)
@@ -142,7 +142,7 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
 
 
 def _sentence(key: str, styled: Sequence[_StyledRun]) -> str:
-    """Say what a plot shows; that of capacities has lines only where a curve was measured."""
+    """Say what a plot shows; capacities have lines only for runs with a curve."""
     if key == "compared_capacity" and not any(each.run.curve for each in styled):
         return PLOTS["compared_marks"].sentence
     return PLOTS[key].sentence
@@ -179,7 +179,7 @@ def _ratios_by_tokens(run: ReportRun) -> dict[int, float]:
 
 
 def _read_out(axes: Axes, series: Sequence[Mapping[int, float]], unit: str) -> None:
-    """Let the page tell shares at all places that any run has."""
+    """Make the page show shares at all places of any run."""
     places = sorted({place for each in series for place in each})
     headings = [f"{place:,} {unit}" for place in places]
     read_out(axes, places, headings, [[RATIO.text(each.get(place)) for place in places] for each in series])
@@ -227,7 +227,7 @@ def _paint_live(figure: Figure, styled: Sequence[_StyledRun]) -> None:
 
 
 def _live_at(run: ReportRun, time: TimeAxis, places: NDArray[np.float64]) -> list[str]:
-    """Live blocks of all pools at some times; none before and after the run's own."""
+    """Live blocks of all pools at given times; none outside the run's own times."""
     timeline = run.replay["timeline"]
     live = np.sum([pool["num_live"] for pool in timeline["pools"].values()], axis=0)
     edges = time.edges(timeline)

@@ -1,4 +1,4 @@
-"""Tables of what came of each tenant, and of each window of recorded time, where a run was divided."""
+"""Tables of the results of each tenant, and of each window of recorded time, if a run was divided."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,11 +14,11 @@ FIRST: Final = {"by_tenant": "tenant", "by_window": "window"}
 
 
 def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Section | None:
-    """Lay out a run by its parts; None where it was not divided.
+    """Lay out a run by its parts; None if it was not divided.
 
     Args:
-        parts: by_tenant, by_window, busiest_window and quietest_window, as far as there are any.
-        has_bounds: whether good answers differ from others.
+        parts: by_tenant, by_window, busiest_window and quietest_window, as far as they are there.
+        has_bounds: whether there are bounds, so that not every answer is good.
     """
     tables = tuple(_table(kind, parts[kind], has_bounds=has_bounds) for kind in TITLES if parts.get(kind))
     if not tables:

@@ -1,8 +1,8 @@
-"""What a report is made of: the documents of a replay and of a capacity curve, as plain dicts.
+"""The input of a report: the documents of a replay and of a capacity curve, as plain dicts.
 
-Owns their types, which name the fields that the report reads; other fields may be there and are ignored. The meaning
-of each is in docs/replay.md. Knows neither who measured them nor who shows them, and imports nothing but the standard
-library, so that readers of files can check a document against these types without the ``report`` extra.
+Owns their types, which name the fields that the report reads; other fields are ignored. docs/replay.md explains each
+field. Depends neither on the code that measures nor on the code that shows them, and imports only the standard library,
+so that readers of files can check a document against these types without the ``report`` extra.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Requests(TypedDict):
-    """How many requests there were, and their tokens; older ones all had content."""
+    """Counts of requests and their tokens; in older documents all have content."""
 
     num_requests: int
     num_rejected: int
@@ -86,7 +86,7 @@ class Contiguous(TypedDict):
 
 
 class Waste(TypedDict):
-    """Slots without a token, of all slots; by block size (in tokens, as text) as if each sequence had its own."""
+    """Share of slots without a token; by block size (in tokens, as text) as if no blocks were shared."""
 
     mean: float | None
     by_block_size: dict[str, float | None]
@@ -95,7 +95,7 @@ class Waste(TypedDict):
 
 
 class Preemptions(TypedDict):
-    """Requests that gave their blocks up, and what that cost."""
+    """Preempted requests, and the cost of preemption."""
 
     num_recompute: int
     num_swap: int
@@ -112,7 +112,7 @@ class Sharing(TypedDict):
 
 
 class Percentiles(TypedDict):
-    """Seconds; None when no request came that far."""
+    """Seconds; None if no request reached that point."""
 
     mean: float | None
     p50: float | None
@@ -130,7 +130,7 @@ class Latency(TypedDict):
 
 
 class Level(TypedDict):
-    """Number of blocks over time: weighted by seconds, and at most."""
+    """Number of blocks over time: the mean weighted by seconds, and the peak."""
 
     mean: float | None
     peak: float | None
@@ -144,7 +144,7 @@ class AgeHistogram(TypedDict):
 
 
 class Pool(TypedDict):
-    """One pool of blocks: its size, what it held, what it lost."""
+    """One pool of blocks: its size, its occupancy and its evictions."""
 
     num_blocks: int
     block_nbytes: int | None
@@ -166,7 +166,7 @@ class PoolTimeline(TypedDict):
 
 
 class Timeline(TypedDict):
-    """What happened in each interval; all lists are of one length, and may be empty."""
+    """Counts in each interval; all lists have one length, and may be empty."""
 
     time_s: list[float]
     duration_s: list[float]
@@ -178,7 +178,7 @@ class Timeline(TypedDict):
 
 
 class Seconds(TypedDict):
-    """Whose seconds they are: the cost model, where it comes from, and of a calibrated one its relative errors."""
+    """The source of the seconds: the cost model, its origin, and the relative errors of a calibrated one."""
 
     cost_model_name: str
     in_short: str
@@ -190,7 +190,7 @@ class Seconds(TypedDict):
 
 
 class Replay(TypedDict):
-    """The document of ``pagedkv replay --json``. Older ones lack what need not be there."""
+    """The document of ``pagedkv replay --json``. Older documents lack the optional fields."""
 
     trace: str
     command: str
@@ -223,7 +223,7 @@ class Gaps(TypedDict):
 
 
 class Gain(TypedDict):
-    """What so many times a capacity (in blocks) bring: shares of all references, by policy."""
+    """Gain of a multiple of a capacity (in blocks): shares of all references, by policy."""
 
     capacity: int
     factor: int
@@ -231,7 +231,7 @@ class Gain(TypedDict):
 
 
 class Curve(TypedDict):
-    """The document of ``pagedkv curve --json``. Older ones have no gains, and do not tell of answers."""
+    """The document of ``pagedkv curve --json``. Older documents have no gains and no counts of answers."""
 
     block_size: int
     num_requests: int
@@ -252,10 +252,10 @@ class ReportRun:
     """One run as a report shows it.
 
     Args:
-        name: what to call it; any text.
-        replay: what it measured.
+        name: shown on the page; any text.
+        replay: its document.
         curve: hits by capacity of the same trace, or None.
-        without_curve: the sentence that says why there is none; shown where the curve would be.
+        without_curve: the sentence that explains a missing curve; shown in its place.
     """
 
     name: str
@@ -265,13 +265,13 @@ class ReportRun:
 
 
 def knows_content(replay: Replay) -> bool:
-    """Tell whether the trace told what requests share, so that hits mean something."""
+    """Return whether the trace has content, so that hits are known."""
     requests = replay["requests"]
     return requests.get("num_with_content", 1) > 0 or requests["num_requests"] == 0
 
 
 def whose_seconds(replay: Replay) -> str | None:
-    """Name the cost model whose seconds the replay has, and where it comes from; None where neither is told."""
+    """Name the cost model of the replay's seconds, and its origin; None if both are unknown."""
     seconds = replay.get("seconds")
     if seconds is not None:
         return f"{without_folders(seconds['cost_model_name'])}, {seconds['in_short']}"

@@ -1,13 +1,13 @@
 """Drawings: matplotlib's SVG, turned into a part of a page that follows the page's theme.
 
-Owns colours, line styles and the making of SVG; knows nothing of what is drawn. matplotlib draws in sentinel colours,
-which become CSS variables (``--ink``, ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``): the page defines
-them, light and dark. Text stays text, in the page's font. Ids get the drawing's own prefix, for all drawings of a page
-share one space of names. Nothing global is touched: no pyplot, and settings hold for the drawing only. The same
-call gives the same bytes. No other module imports matplotlib; what they need of it is named again here.
+Owns colours, line styles and SVG; knows nothing of the data. matplotlib draws in sentinel colours, which become CSS
+variables (``--ink``, ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``): the page defines them, light and
+dark. Text stays text, in the page's font. Ids get the drawing's own prefix, for all drawings of a page share one
+namespace. No global state is used: no pyplot, and settings hold for the drawing only. Equal calls give equal bytes. No
+other module imports matplotlib; the names that they need are exported here.
 
-Names that users chose never go into a drawing (matplotlib would read ``$`` as mathematics, and long ones overlap);
-they go into the legend, which is HTML.
+Names that users chose are not put into a drawing (matplotlib would read ``$`` as mathematics, and long names overlap),
+but into the legend, which is HTML.
 """
 
 import re
@@ -100,7 +100,7 @@ FONT: Final = re.compile(r"font-family: [^;]*; ")
 REFERENCE: Final = re.compile(r"(^|url\()#([\w-]+)")
 LONG_NUMBER: Final = re.compile(r"-?\d+\.\d{3,}")
 PLACED: Final = ("d", "x", "y", "width", "height", "points", "transform")
-"""Attributes whose numbers are lengths: two decimals of a point are finer than any screen."""
+"""Attributes whose numbers are lengths; they are rounded to two decimals of a point, finer than any screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,10 @@ WIDE: Final = Size(900, 300)
 SWATCH: Final = Size(34, 14)
 NARROW: Final = Size(350, 260)
 NARROW_PANELS: Final = Size(350, 620)
-"""On a phone: several panels are below one another."""
+"""On a phone, panels are below one another."""
 WITHIN_A_DECADE: Final = 5
 FEW_DECADES: Final = 100
-"""How many times its lower end the upper end of a logarithmic axis is: within these, the powers alone are too few."""
+"""Ratio of the ends of a logarithmic axis; up to it, ticks at powers alone are too few."""
 
 
 Dashes: TypeAlias = Literal["-", "--", "-.", ":", ""]
@@ -127,7 +127,7 @@ Dashes: TypeAlias = Literal["-", "--", "-.", ":", ""]
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How one line looks: told apart by its dashes and markers too, not by colour alone."""
+    """The style of one line: distinct dashes and markers, not colour alone."""
 
     colour: str
     dashes: Dashes
@@ -136,7 +136,7 @@ class LineStyle:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How one area or bar looks: told apart by its hatching too, not by colour alone."""
+    """The style of one area or bar: distinct hatching, not colour alone."""
 
     colour: str
     hatch: str = ""
@@ -146,7 +146,7 @@ class Fill:
 DASHES: Final[tuple[Dashes, ...]] = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS: Final = "os^DvP*X"
 LINES: Final = tuple(map(LineStyle, SERIES_COLOURS, DASHES, MARKERS))
-"""One a series."""
+"""One style a series."""
 
 FILLS: Final = (
     Fill(SERIES_COLOURS[0]),
@@ -154,15 +154,15 @@ FILLS: Final = (
     Fill(SERIES_COLOURS[2], "\\\\"),
     Fill(SERIES_COLOURS[7], alpha=0.25),
 )
-"""Of a stack, from the bottom; the last is what is left over."""
+"""Fills of a stack, from the bottom; the last is the remainder."""
 
 BETWEEN: Final = "|"
-"""Between texts, and ``;`` between series, in the attributes that the page's script reads."""
+"""Separates texts, as ``;`` separates series, in the attributes that the page's script reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readout:
-    """What a page tells of a drawing where the pointer is: at each place along x, a heading and a value a series."""
+    """The values that a page shows at the pointer: at each place along x, a heading and a value of each series."""
 
     axes: Axes
     places: Sequence[float]
@@ -171,13 +171,13 @@ class Readout:
 
 
 class Figure(MatplotlibFigure):
-    """A drawing in the making: matplotlib's, and what is to be told of one pair of its axes, if anything."""
+    """A matplotlib figure, and the readout of one pair of its axes, if there is one."""
 
     readout: Readout | None = None
 
 
 PERCENT_TICKS: Final = FuncFormatter(lambda value, _position: f"{100 * value:.3g}%")
-"""Not matplotlib's own, which looks at one axis alone: two panels would show the digits of the last."""
+"""Not matplotlib's own, which uses one axis alone: two panels would show the digits of the last."""
 COUNT_TICKS: Final = FuncFormatter(lambda value, _position: compact(value))
 
 
@@ -187,11 +187,11 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
     Args:
         key: prefix of its ids, unique in the page.
         size: in points; the page scales it.
-        label: what is seen, for those who do not see it.
-        paint: draws into a figure; gets it empty.
+        label: description for readers who cannot see the drawing.
+        paint: draws into an empty figure.
 
     Returns:
-        An ``svg`` element, to be put into a page as it is.
+        An ``svg`` element, to be put into a page unchanged.
     """
     text = StringIO()
     with styles.context(dict(STYLE), after_reset=True):
@@ -204,13 +204,13 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
 
 
 def read_out(axes: Axes, places: Sequence[float], headings: Sequence[str], values: Sequence[Sequence[str]]) -> None:
-    """Let the page tell values where the pointer is; to be called when the range of the axes is settled.
+    """Make the page show values at the pointer; call it after the range of the axes is final.
 
     Args:
         axes: one pair of a drawing.
         places: along x, in ascending order.
         headings: of each place.
-        values: of each series in the order of the legend, at each place. Texts of ours, never a user's.
+        values: of each series in the order of the legend, at each place. No text of a user.
     """
     figure = axes.figure
     assert isinstance(figure, Figure)
@@ -218,7 +218,7 @@ def read_out(axes: Axes, places: Sequence[float], headings: Sequence[str], value
 
 
 def only_axes(figure: Figure, x_label: str, y_label: str) -> Axes:
-    """Give a figure its one pair of axes, named."""
+    """Add the only pair of axes to a figure, with labels."""
     axes = figure.add_subplot()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -226,9 +226,9 @@ def only_axes(figure: Figure, x_label: str, y_label: str) -> Axes:
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Scale an axis by logarithms: numbers at the powers, at more places within few decades, none as mathematics.
+    """Scale an axis by logarithms: plain numbers at the powers, and at more places within few decades.
 
-    To be called when everything is drawn, for the range of it decides.
+    Call it after everything is drawn, for it depends on the range.
     """
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log"})
@@ -242,7 +242,7 @@ def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def panels(figure: Figure, count: int) -> list[Axes]:
-    """Give a figure axes beside one another, or below where it is narrow."""
+    """Add axes to a figure beside one another, or below one another if it is narrow."""
     if figure.get_figwidth() < figure.get_figheight():
         return [figure.add_subplot(count, 1, place) for place in range(1, count + 1)]
     return [figure.add_subplot(1, count, place) for place in range(1, count + 1)]
@@ -251,7 +251,7 @@ def panels(figure: Figure, count: int) -> list[Axes]:
 def line(
     axes: Axes, xs: Sequence[float], ys: Sequence[float], style: LineStyle, hollow_size: float | None = None
 ) -> None:
-    """Draw a line whose markers are whole, also at the edge of the axes; hollow ones of a size, where that is given."""
+    """Draw a line with unclipped markers, also at the edge of the axes; hollow markers if a size is given."""
     (drawn,) = axes.plot(xs, ys, color=style.colour, linestyle=style.dashes, marker=style.marker, zorder=3)
     drawn.set_clip_on(False)
     if hollow_size is not None:
@@ -262,7 +262,7 @@ def line(
 def draw_both(
     key: str, size: Size, label: str, paint: Callable[[Figure], None], narrow: Size | None = None
 ) -> tuple[str, str]:
-    """Draw for a wide page, and once more for a phone, as the texts would otherwise shrink with the drawing."""
+    """Draw for a wide page, and again for a phone, as texts would shrink with the drawing."""
     return draw(key, size, label, paint), draw(f"narrow-{key}", narrow or NARROW, label, paint)
 
 
@@ -296,7 +296,7 @@ def fill_legend(key: str, fill: Fill, label: str) -> LegendEntry:
 
 
 def _told(readout: Readout) -> dict[str, str]:
-    """Write a readout as attributes; places as shares of the axes' width, and these as shares of the drawing."""
+    """Write a readout as attributes; places are shares of the axes' width, and axes are shares of the drawing."""
     axes = readout.axes
     box = axes.get_position()
     xs = axes.transAxes.inverted().transform(axes.transData.transform([(place, 0.5) for place in readout.places]))[:, 0]
@@ -309,7 +309,7 @@ def _told(readout: Readout) -> dict[str, str]:
 
 
 def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[str, str]) -> str:
-    """Leave out what a page does not need, and turn sentinels into variables, ids into the drawing's own."""
+    """Remove unneeded parts, and turn sentinels into CSS variables and ids into prefixed ids."""
     for parent in root.iter():
         for child in list(parent):
             if _plain(child.tag) in {"metadata", "style"}:
@@ -334,7 +334,7 @@ def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[st
     root.attrib = {
         "xmlns": "http://www.w3.org/2000/svg",
         "viewBox": root.attrib["viewBox"],
-        "style": "stroke-linejoin: round; stroke-linecap: butt",  # what matplotlib says in the style left out above
+        "style": "stroke-linejoin: round; stroke-linecap: butt",  # of the style element left out above
         **described,
         **told,
     }
@@ -342,7 +342,7 @@ def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[st
 
 
 def _plain(name: str) -> str:
-    """Take the XML namespace off a name: a part of a page needs none."""
+    """Remove the XML namespace from a name: a part of a page needs none."""
     return name.rpartition("}")[2]
 
 

@@ -1,4 +1,4 @@
-"""What a page is laid out from: tiles, tables, plots and sections. Values only; the template gives them their looks.
+"""The elements of a page: tiles, tables, plots and sections. Values only; the template decides their appearance.
 
 Texts are plain and are escaped by the template. Only ``svg`` is markup, and only
 :mod:`pagedkv.planner.report.drawing` makes it.
@@ -13,7 +13,7 @@ __all__ = ["Cell", "LegendEntry", "Plot", "Section", "Table", "Tile"]
 class Cell:
     """One cell of a table: a text, a smaller note below it, and a tone: "better", "worse" or none.
 
-    The note says in words what the tone shows in colour.
+    The note states in words what the tone shows in colour.
     """
 
     text: str
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """What one series of a plot looks like, and what it is."""
+    """The style of one series of a plot, and its name."""
 
     svg: str
     label: str
@@ -44,7 +44,7 @@ class Plot:
 
     Args:
         title: a heading.
-        sentence: what is shown.
+        sentence: explains the drawing.
         svg: markup.
         narrow: the same for a screen as narrow as a phone's.
         legend: may be empty.

@@ -1,4 +1,4 @@
-"""What a page says first: the answer that its figures come to, in a sentence; names of files stand below."""
+"""The headline of a page: its result in a sentence; names of files are below it."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ __all__ = ["headline_of", "headline_of_several"]
 
 
 def headline_of(run: ReportRun) -> str:
-    """Say what one run came to: what hit, and how soon answers began.
+    """Sum up one run: what hit, and how soon answers began.
 
-    By the seconds of the cost model, where the run names one.
+    Times are seconds of the cost model, if the run names one.
     """
     ratio = run.replay["hits"]["token_hit_ratio"]
     hits = "What would hit is unknown" if ratio is None else f"{ratio:.1%} of the prompt tokens were in the cache"
@@ -24,7 +24,7 @@ def headline_of(run: ReportRun) -> str:
 
 
 def headline_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> str:
-    """Say which of several runs hits the most, if that is known of all and one does."""
+    """Say which of several runs hits the most, if all hit ratios are known and one is the highest."""
     ratios = [run.replay["hits"]["token_hit_ratio"] for run in runs]
     known = [ratio for ratio in ratios if ratio is not None]
     if len(known) < len(runs):

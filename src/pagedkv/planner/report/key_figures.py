@@ -1,6 +1,6 @@
-"""The figures that sum a run up: where each is found, how it is written, and whether more of it is better.
+"""The summary figures of a run: where each is found, how it is written, and whether higher is better.
 
-Tiles and the comparison are made of these. Knows the documents; knows nothing of pages.
+Tiles and the comparison are made of these. Depends on the documents, not on pages.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ class KeyFigure:
     """One figure of a run.
 
     Args:
-        key: its caption's.
-        unit: how it is written.
-        value: finds it; None where the run has none.
-        better: which way it improves, other things being equal; of blocks, whose size may differ, neither.
-        in_tiles: whether it stands at the top of the page of one run.
+        key: of its caption.
+        unit: writes it.
+        value: reads it from a run; None if the run has none.
+        better: which way it improves, other things being equal; neither for blocks, whose size may differ.
+        in_tiles: whether it is shown at the top of the page of one run.
     """
 
     key: str
@@ -53,13 +53,13 @@ class KeyFigure:
 
 
 def level_nbytes(pool: Pool, num_blocks: float | None) -> float | None:
-    """Size of so many of a pool's blocks; None where either is unknown."""
+    """Bytes of a number of a pool's blocks; None if either is unknown."""
     nbytes = pool["block_nbytes"]
     return None if nbytes is None or num_blocks is None else nbytes * num_blocks
 
 
 def _total(parts: list[float | None]) -> float | None:
-    """Add up what must all be known."""
+    """Add up values; None if any of them is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if parts and len(known) == len(parts) else None
 
@@ -120,4 +120,4 @@ KEY_FIGURES: Final = (
     KeyFigure("mean_sequences", MEAN, lambda run: run.replay["steps"]["mean_sequences"]),
     KeyFigure("virtual_s", SECONDS, lambda run: run.replay["steps"]["virtual_s"], Better.LESS),
 )
-"""In the order in which they are shown. The optional ones (GiB, sharing) are left out of tiles where there are none."""
+"""In the order in which they are shown. Tiles leave out optional figures (GiB, sharing) that the run does not have."""

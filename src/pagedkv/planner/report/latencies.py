@@ -1,4 +1,4 @@
-"""Latency and preemption: how long requests took, and what running out of blocks cost."""
+"""Latency and preemption: how long requests took, and the cost of running out of blocks."""
 
 from typing import Final
 

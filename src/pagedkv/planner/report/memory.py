@@ -27,7 +27,7 @@ RESERVED_FILL: Final = FILLS[1]
 LEVELS: Final = ("live", "cached", "free")
 ROOM_FOR_LABELS: Final = 0.12
 LABEL_SIZE: Final = 11
-"""Points: seven bars with two decimals each stand side by side."""
+"""Points: small enough for seven bars with two decimals each."""
 
 
 def memory_section(run: ReportRun) -> Section:
@@ -58,7 +58,7 @@ def _sharing_sentence(run: ReportRun) -> str:
 
 
 def _shares(waste: Waste) -> dict[str, float | None]:
-    """Waste of each scheme, blocks first, then the reservations in one piece."""
+    """Waste of each scheme, blocks first, then the contiguous reservations."""
     contiguous = waste["contiguous"]
     maximum = "maximum" if waste["max_length"] is None else f"maximum\n{COUNT.text(waste['max_length'])}"
     return {
@@ -70,7 +70,7 @@ def _shares(waste: Waste) -> dict[str, float | None]:
 
 
 def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
-    """Draw blocks and reservations on scales of their own: next to reservations all sizes of blocks look alike."""
+    """Draw blocks and reservations on separate scales: on that of reservations all block sizes look alike."""
     named = list(shares.items())
     parts = [
         (dict(named[:num_block_sizes]), BLOCKS_FILL, "tokens a block"),

@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["COUNT", "GIB", "MEAN", "NONE", "RATIO", "SECONDS", "Unit", "compact", "edge", "rate", "relative"]
 
 NONE: Final = "none"
-"""Stands where there is no value, for eyes and screen readers alike."""
+"""Shown in place of a missing value, readable by screen readers too."""
 
 NBYTES_OF_GIB: Final = 2**30
 MANY_SECONDS: Final = 100
@@ -25,7 +25,7 @@ class Unit:
     """A way to write a quantity.
 
     Args:
-        write: writes a value that is there.
+        write: writes a value.
         write_size: writes the size of a difference, without its sign.
     """
 
@@ -33,7 +33,7 @@ class Unit:
     write_size: Callable[[float], str]
 
     def text(self, value: float | None) -> str:
-        """Write a value, or that there is none.
+        """Write a value, or ``NONE`` without one.
 
         >>> COUNT.text(1234567), RATIO.text(0.1842), SECONDS.text(0.0125), SECONDS.text(None)
         ('1,234,567', '18.42%', '12.5 ms', 'none')
@@ -50,7 +50,7 @@ class Unit:
 
 
 def relative(difference: float, first: float) -> str:
-    """Write a difference as a share of the first value, or nothing where there is no such share.
+    """Write a difference as a share of the first value; empty if that value is 0.
 
     >>> relative(5, 20), relative(5, 0)
     ('+25.0%', '')
@@ -59,7 +59,7 @@ def relative(difference: float, first: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """Write how many a second: whole ones, unless they are few.
+    """Write a number a second: a whole number, unless it is small.
 
     >>> rate(12345.6), rate(0.152), rate(0)
     ('12,346', '0.15', '0')

@@ -34,7 +34,7 @@ LONGEST_NAME: Final = 48
 
 
 def require_num_runs(num_runs: int) -> None:
-    """Refuse to show no run, or more than can be told apart in one plot. Raises ConfigurationError."""
+    """Refuse no run, or more runs than can be distinguished in one plot. Raises ConfigurationError."""
     if not 1 <= num_runs <= MAX_RUNS:
         raise ConfigurationError(f"a report shows 1 to {MAX_RUNS} runs, got {num_runs}")
 
@@ -43,12 +43,12 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
     """Write the page of one run, or of several side by side.
 
     Args:
-        runs: the first is the one that the others are compared with.
+        runs: the others are compared with the first.
         version: of the program that made the runs.
         command: the command line that made the report.
 
     Returns:
-        One HTML document that refers to nothing outside itself.
+        One self-contained HTML document.
 
     Raises:
         ConfigurationError: see :func:`require_num_runs`.
@@ -72,7 +72,7 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
 
 
 def page_template() -> Template:
-    """Give the template that every page is laid out by."""
+    """Return the template of every page."""
     environment = Environment(
         loader=PackageLoader("pagedkv.planner.report"),
         autoescape=True,
@@ -85,7 +85,7 @@ def page_template() -> Template:
 
 
 def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...]:
-    """List what must be known before figures are believed, with the run's name where there are several."""
+    """List what a reader must know before trusting figures, with the run's name if there are several."""
     return tuple(
         without_folders(f"{name}: {warning}" if len(runs) > 1 else f"{warning[:1].upper()}{warning[1:]}")
         for run, name in zip(runs, names, strict=True)
@@ -94,7 +94,7 @@ def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...
 
 
 def _in_short(name: str) -> str:
-    """Leave the middle of a long name out, for legends and columns; the list at the top has it whole."""
+    """Cut the middle out of a long name, for legends and columns; the list at the top has the whole name."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]} ... {name[-LONGEST_NAME // 4 :]}"
 
 

@@ -8,7 +8,7 @@ __all__ = ["Plan", "PlanPointDocument", "PlanSettingDocument"]
 
 
 class PlanSettingDocument(TypedDict):
-    """How much a setting takes: the highest load that held, the lowest that did not or is not told; what it costs."""
+    """The load limit of a setting: the highest load that held, the lowest that did not or is undecided; its price."""
 
     choices: dict[str, str]
     held: float | None
@@ -19,7 +19,7 @@ class PlanSettingDocument(TypedDict):
 
 
 class PlanPointDocument(TypedDict):
-    """One setting under one load: what was chosen, and what came of it (``PointFigures.as_dict``)."""
+    """One setting under one load: its choices, and its figures (``PointFigures.as_dict``)."""
 
     choices: dict[str, str]
     load: float
@@ -35,7 +35,7 @@ class PlanPointDocument(TypedDict):
 
 
 class Plan(TypedDict):
-    """Everything found out: the decision, what it rests on, every point, and parts of the chosen one."""
+    """All results: the decision, its basis, every point, and the parts of the chosen one."""
 
     trace: str
     command: str

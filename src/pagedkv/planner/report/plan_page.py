@@ -1,7 +1,7 @@
 """The page of a plan: the decision as its headline, why, figures over GiB of memory, and every point.
 
-Made of the document of ``pagedkv plan --json`` alone, so that a page can be made again from the file. The same document
-gives the same bytes. Lays out what was found; concludes nothing.
+Made from the document of ``pagedkv plan --json`` alone, so that a page can be made again from the file. Equal documents
+give equal bytes. Shows results and draws no conclusions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ __all__ = ["render_plan"]
 
 LINES_A_PLOT: Final = 4
 MOST_DRAWN: Final = 2 * LINES_A_PLOT
-"""More lines than four cross until none can be followed."""
+"""More than four lines a plot would be hard to follow."""
 ROOM_ABOVE: Final = 1.08
 OF_MEMORY: Final = ("gpu", "memory")
 HOLDS: Final = {"holds": "yes", "too short": "not told"}
@@ -60,7 +60,7 @@ GLOSSARY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What is drawn over memory: its name on the axis, how to find it, and how it is told."""
+    """A figure drawn over memory: its name on the axis, how to find it, and how it is written."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class _Measure:
 
 
 def _traffic(figures: Mapping[str, Any]) -> float:
-    """Give the good answers a second: by arrivals where a load holds, as the headline does; else as long as it took."""
+    """Give the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
     steady = figures["steadiness"]
     holds = steady["verdict"] == "holds"
     return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])
@@ -119,7 +119,7 @@ def render_plan(plan: Plan, *, version: str) -> str:
     """Write the page of a plan.
 
     Args:
-        plan: everything found out.
+        plan: its document.
         version: of the program that made it.
 
     Returns:
@@ -148,7 +148,7 @@ def _chosen(plan: Plan) -> PlanPointDocument:
 
 
 def _compared(plan: Plan) -> list[PlanPointDocument]:
-    """Give of each setting one point: the highest load that holds; where none does, the lowest that was run."""
+    """Give one point of each setting: the highest load that holds, or else the lowest that was run."""
     held = {_key(setting["choices"]): setting["held"] for setting in plan["settings"]}
     best: dict[tuple[str, ...], PlanPointDocument] = {}
     for point in plan["points"]:
@@ -219,7 +219,7 @@ def _effects(plan: Plan) -> tuple[Table, ...]:
 
 
 def _pairs(num_serving: int, num_pairs: int) -> str:
-    """Say how many pairs were compared; of traffic, where those are fewer, too."""
+    """Say how many pairs were compared, and how many by traffic if those are fewer."""
     of_traffic = "" if num_serving == num_pairs else f"{COUNT.text(num_serving)} of "
     return f"{of_traffic}{COUNT.text(num_pairs)}"
 
@@ -250,7 +250,7 @@ def _figures(plan: Plan) -> Section:
 
 
 def _plots(measure: _Measure, series: Sequence[tuple[str, list[PlanPointDocument]]]) -> Iterator[Plot]:
-    """Draw a few lines a plot, all to one scale."""
+    """Draw a few lines in each plot, all plots to one scale."""
     values = [measure.value(point["figures"]) for _, points in series for point in points]
     highest = max((value for value in values if value is not None), default=0.0)
     num_plots = -(-len(series) // LINES_A_PLOT)
@@ -261,7 +261,7 @@ def _plots(measure: _Measure, series: Sequence[tuple[str, list[PlanPointDocument
 
 
 def _series(points: Sequence[PlanPointDocument]) -> dict[str, list[PlanPointDocument]]:
-    """Gather what differs in memory alone, by the names of everything else."""
+    """Gather points that differ in memory alone, by the names of all other choices."""
     series: dict[str, list[PlanPointDocument]] = {}
     for point in points:
         name = ", ".join(value for axis, value in point["choices"].items() if axis not in OF_MEMORY)
@@ -297,7 +297,7 @@ def _plot(
 
 
 def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:
-    """Let the page tell values by memory as it was chosen; the same choice may be a few blocks more or less."""
+    """Make the page show values by the chosen memory; one choice may differ by a few blocks."""
     memory = {_memory(point): point["kv_gib"] for points in reversed(series) for point in reversed(points)}
     ascending = sorted(memory, key=lambda choice: memory[choice])
     by_choice = [{_memory(point): measure.value(point["figures"]) for point in points} for points in series]
@@ -314,7 +314,7 @@ def _memory(point: PlanPointDocument) -> tuple[str, ...]:
 
 
 def _points(plan: Plan) -> Section:
-    """Lay every point out, in three tables: in one they would be wider than a screen."""
+    """Show every point in three tables, since one would be wider than a screen."""
     columns = ("setting", "load", "holds", "GiB", "answers/s", "good", "tokens/s", "hit ratio", "preempted")
     of_times = ("setting", "load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p50", "ITL p99")
     points = plan["points"]

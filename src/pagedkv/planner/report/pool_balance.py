@@ -1,6 +1,6 @@
-"""Whether memory lies well among pools: told where one is full while another lies idle.
+"""Whether memory is well divided among pools: a warning if one is full while another is idle.
 
-Knows the pools of a replay's result alone, so that the tables on the terminal and the page say the same.
+Depends on the pools of a replay's result alone, so that terminal and page agree.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ __all__ = ["pool_balance"]
 
 FULL: Final = 0.9
 IDLE: Final = 0.5
-"""Shares of a pool that are live at its peak: beyond the one it is short of blocks, below the other it has too many."""
+"""Shares of a pool live at its peak: from ``FULL`` on it is short of blocks, up to ``IDLE`` it has too many."""
 
 
 def pool_balance(pools: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say so where one pool was full while another one's memory lay idle; an empty text where it lies well.
+    """Describe a pool that was full while another was idle; an empty text if there is none.
 
-    Cached blocks count as idle only in the pool that is not full: they serve no request that runs.
+    Cached blocks count as idle only in the pool that is not full: they serve no running request.
     """
     peaks = {name: pool["num_live"]["peak"] or 0 for name, pool in pools.items()}
     shares = {name: peaks[name] / max(1, pool["num_blocks"]) for name, pool in pools.items()}

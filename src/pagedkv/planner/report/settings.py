@@ -51,7 +51,7 @@ def _row(key: str, values: Sequence[str]) -> tuple[Cell, ...]:
 
 
 def _flattened(settings: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Write settings out, those inside others behind the others' names and a dot."""
+    """Flatten settings; nested names are joined by dots."""
     flat: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Over time: what the blocks and the requests did. An interval is drawn as a level, from its begin to its end."""
+"""Blocks and requests over time. An interval is drawn as a level, from its begin to its end."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +34,7 @@ FREE_FILL: Final = FILLS[-1]
 LEVEL_FILLS: Final = (FILLS[0], FILLS[1], FREE_FILL)
 UNITS_OF_TIME: Final = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 ENOUGH: Final = 5
-"""As many units at least must an axis of time span."""
+"""Least number of units that an axis of time spans."""
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class TimeAxis:
 
     @property
     def label(self) -> str:
-        """What to write at the axis."""
+        """Label of the axis."""
         return f"virtual time, {self.unit}"
 
     def centres(self, timeline: Timeline) -> Floats:
@@ -62,7 +62,7 @@ class TimeAxis:
         return (edges[::2] + edges[1::2]) / 2
 
     def read_out(self, axes: Axes, timeline: Timeline, series: Sequence[Sequence[str]]) -> None:
-        """Let the page tell the values of each interval, as texts, in the order of the legend."""
+        """Make the page show the values of each interval, as texts, in the order of the legend."""
         centres = self.centres(timeline).tolist()
         read_out(axes, centres, [f"{centre:,.3g} {self.unit}" for centre in centres], series)
 
@@ -79,7 +79,7 @@ def levels(values: Sequence[float | None]) -> Floats:
 
 
 def time_section(run: ReportRun) -> Section:
-    """Draw what happened over time, or say that nothing did."""
+    """Draw the timeline, or say that it is empty."""
     timeline = run.replay["timeline"]
     if not timeline["time_s"]:
         return Section("time", SECTIONS["time"], ("No time passed: no request was served.",))

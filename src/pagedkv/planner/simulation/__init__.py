@@ -3,23 +3,23 @@
 In the order in which data flows::
 
     cost              CostModel: how long a step takes
-    calibration       the same, fitted to steps that were measured
+    calibration       a CostModel fitted to measured steps
     config            ServingConfig: the pools, the limits of a step, the rules
-    scripted_sampler  what will be generated, in a model's place
+    scripted_sampler  generated tokens, in place of a model
     output_store      outputs of the requests under way, in one array
-    space_watch       SpaceWatch: what follows the block space, and knows its blocks' history
-    running_rows      RunningRows: who runs, in arrays for the meters
+    space_watch       SpaceWatch: follows the block space, and records its blocks' history
+    running_rows      RunningRows: running rows, in arrays for the meters
     step_work         StepWork: what a plan computes, for the cost model
-    request_timings   RequestTimings: what else is known of each request under way
-    meters            what is measured on the way: waste, ages, latencies, sharing, time series
-    result            ServingResult: what came out
-    queue_file        QueueFile: who arrived long before their turn, in a file
+    request_timings   RequestTimings: times and losses of each request under way
+    meters            measurements: waste, ages, latencies, sharing, time series
+    result            ServingResult: all figures
+    queue_file        QueueFile: requests far back in the queue, in a file
     virtual_clock     VirtualClock: the loop over steps
-    server            VirtualServer: the clock, and all of the above
-    planning          many settings on one trace, with few meters, and what they tell
-    one_at_a_time     instead of all that: one request after another, without a clock
+    server            VirtualServer: the clock with all meters
+    planning          many settings on one trace, with few meters, and a decision
+    one_at_a_time     an alternative: one request after another, without a clock
 
-What exactly happens in a step is told in docs/replay.md.
+docs/replay.md describes a step exactly.
 """
 
 from pagedkv.planner.simulation.config import ServingConfig

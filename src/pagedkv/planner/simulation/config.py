@@ -1,4 +1,4 @@
-"""What a replay on a virtual clock is told: the pools, the limits of a step, the rules of scheduling."""
+"""The configuration of a replay on a virtual clock: the pools, the limits of a step, the rules of scheduling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from typing import Final
 
 from pagedkv.memory.contract.arguments import LARGEST_SIZE, as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantLimits
 from pagedkv.memory.contract.spec import FullAttention, GroupSpec, keeps_state
 from pagedkv.memory.pool import policy_named
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
@@ -17,8 +17,8 @@ LONGEST_SEQUENCE: Final = 2**25
 LEAST_EVENTS: Final = 65_536
 LARGEST_SEED: Final = 2**63 - 1
 MOST_NBYTES: Final = 2**63 - 1
-GHOSTS_A_BLOCK: Final = 8  # what is forgotten by then counts as unknown
-EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; events are drained after it
+GHOSTS_A_BLOCK: Final = 8  # misses of older ghosts count as unknown
+EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; then events are read
 """Tokens of a longest prompt and a longest output, as trace readers admit them."""
 
 
@@ -28,21 +28,23 @@ class ServingConfig:
 
     Args:
         num_blocks: blocks of each pool, the null block included; one number stands for each pool.
-        block_size: tokens a block, of the one full-attention group, unless ``groups`` are given.
+        block_size: tokens a block of the only group, one of full attention, unless ``groups`` are given.
         groups: the model's KV-cache groups, each in a pool of its own; ``block_size`` must then be theirs.
         block_nbytes: bytes of a block of each pool, where they are known.
         model: name of the model, for the record.
-        cost_model_name: name of the cost model whose seconds these are, for the record.
+        cost_model_name: name of the cost model, for the record.
         num_host_blocks: blocks of the host pool of each pool, the null block included; 0 for none.
         max_sequences: sequences that run at once, samples and beams counted one by one.
         max_batched_tokens: tokens that a step computes, decoded ones included.
         watermark: fraction of a pool that admissions leave free.
         eviction: eviction policy, by name.
-        preemption: what becomes of a request that must give its blocks up.
+        preemption: treatment of a preempted request.
         num_samples: samples of every request, whatever the trace says; None to go by the trace.
         beam_width: beams of every request; None for no beam search.
-        load: times the recorded traffic: so many seconds of the trace pass in one of the replay.
+        load: multiple of the recorded traffic: seconds of the trace that pass in one second of the replay.
         seed: everything random (the parents of beams) follows from it.
+        tenants: caps and floors by tenant name. Requests of these tenants are charged to them, all others to the
+            unnamed one. None: tenants are not distinguished.
         max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
 
     Raises:
@@ -66,9 +68,10 @@ class ServingConfig:
     load: float = 1.0
     seed: int = 0
     max_length: int | None = None
+    tenants: Mapping[str, TenantLimits] | None = None
 
     def __post_init__(self) -> None:
-        """Check what the block space does not check."""
+        """Check the values that the block space does not check."""
         self.scheduling_config()
         self._check_memory()
         policy_named(self.eviction)
@@ -87,7 +90,7 @@ class ServingConfig:
         )
 
     def _check_memory(self) -> None:
-        """Check types alone: what is too little, or names other pools, the space tells."""
+        """Check types alone: the space refuses too few blocks and unknown pools."""
         as_count(self.block_size, "block_size", least=1)
         is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
         _require(self.groups is None or is_groups, f"groups must be a tuple of group rules, got {self.groups!r}")
@@ -113,12 +116,12 @@ class ServingConfig:
 
     @property
     def group_specs(self) -> tuple[GroupSpec, ...]:
-        """The groups, given or the one of full attention."""
+        """The given groups, or else one of full attention."""
         return self.groups or (FullAttention(block_size=self.block_size),)
 
     @property
     def tokens_per_block(self) -> dict[str, float]:
-        """Tokens whose keys and values, of all groups, are as many bytes as those in a block of each pool."""
+        """For each pool, the tokens whose keys and values in all groups take the bytes of one block."""
         nbytes = {
             group.pool: self.block_nbytes.get(group.pool, 1) / group.block_size
             for group in self.group_specs
@@ -134,10 +137,10 @@ class ServingConfig:
         return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption)
 
     def space_config(self, *, is_watched: bool = True) -> SpaceConfig:
-        """Configure the block space; a sequence may be as long as the largest pool, and as many swapped out as run.
+        """Configure the block space: a sequence may fill the largest pool, and as many may be swapped out as may run.
 
         Args:
-            is_watched: whether it tells of blocks that come and go, and why prompts miss; that is half of the time.
+            is_watched: whether it records events of blocks and causes of misses, which takes half of the time.
         """
         names = dict.fromkeys(group.pool for group in self.group_specs)
         num_blocks, num_host_blocks = (
@@ -156,12 +159,14 @@ class ServingConfig:
             eviction=self.eviction,
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
+            tenants=self.tenants,
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the configuration out for JSON."""
+        """Lay the configuration out for JSON; tenants only where there are any."""
+        tenants = {name: {"cap": limits.cap, "floor": limits.floor} for name, limits in (self.tenants or {}).items()}
         return {
             "num_blocks": _plain(self.num_blocks),
             "block_size": self.block_size,
@@ -177,6 +182,7 @@ class ServingConfig:
             "seed": self.seed,
             "model": self.model,
             "cost_model_name": self.cost_model_name,
+            **({"tenants": tenants} if tenants else {}),
         }
 
 

@@ -1,4 +1,4 @@
-"""Outputs of the requests under way, end to end in one array: who decode together get their tokens in one go."""
+"""Outputs of the requests under way, end to end in one array, to gather tokens of many requests at once."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +13,7 @@ LEAST_ROOM: Final = 4096
 
 
 class OutputStore:
-    """Outputs by numbers of requests. Takes at most twice the memory of those that it holds, and of the largest since.
+    """Outputs by numbers of requests. Takes at most twice the memory of its outputs, and of the largest since.
 
     >>> store = OutputStore()
     >>> store.put(7, np.array([1, 2, 3], np.int32))
@@ -38,7 +38,7 @@ class OutputStore:
         self._num_used = stop
 
     def drop(self, number: int) -> None:
-        """Let an output go, if there is one."""
+        """Drop an output, if there is one."""
         self._spans.pop(number, None)
 
     def of(self, number: int, first: int, count: int) -> Int32Array:
@@ -50,9 +50,9 @@ class OutputStore:
         """Give as many tokens of each of several outputs: int32 ``[count, outputs]``. Raises KeyError.
 
         Args:
-            numbers: whose outputs.
+            numbers: of the outputs.
             firsts: int64 ``[outputs]``, where to begin in each.
-            count: how many of each; no output may end before.
+            count: how many of each; no output may end earlier.
         """
         spans = self._spans
         places = np.array([spans[number][0] for number in numbers], np.int64) + firsts
@@ -60,7 +60,7 @@ class OutputStore:
         return tokens
 
     def _move(self, num_more: int) -> None:
-        """Put what is held into a new array, with as much room again."""
+        """Move the outputs into a new array of twice their size."""
         num_held = sum(stop - start for start, stop in self._spans.values())
         moved = np.empty(max(LEAST_ROOM, 2 * (num_held + num_more)), np.int32)
         self._num_used = 0

@@ -1,7 +1,7 @@
-"""QueueFile: requests that arrived long before their turn, in a file, so that an endless queue takes no memory.
+"""QueueFile: requests far back in the queue, in a file, so that a very long queue takes no memory.
 
-Where a machine is offered more than it can serve, its queue grows as long as the trace does. Only the head of the queue
-decides anything; the rest is written to a temporary file, which nobody else sees, and read when its turn comes.
+Under more load than a machine can serve, its queue grows as long as the trace. Scheduling depends only on the head of
+the queue. The rest is written to a private temporary file, and read in its turn.
 """
 
 import os
@@ -16,7 +16,7 @@ __all__ = ["QueueFile"]
 
 
 class QueueFile:
-    """A queue in a file, which is there while somebody waits: first in, first out. O(size of a request).
+    """A queue in a file, which exists while the queue is not empty: first in, first out. O(size of a request).
 
     >>> queue_file = QueueFile()
     >>> for seconds in (1.0, 2.0):
@@ -35,7 +35,7 @@ class QueueFile:
         return self._num_requests
 
     def push(self, request: Request | TokenizedRequest) -> None:
-        """Let a request wait behind the others."""
+        """Append a request."""
         if self._file is None:
             self._file = TemporaryFile()  # noqa: SIM115 - open for as long as somebody waits
             weakref.finalize(self, self._file.close)
@@ -45,7 +45,7 @@ class QueueFile:
         self._num_requests += 1
 
     def pop(self) -> Request | TokenizedRequest:
-        """Take the request that came first. The last to go closes the file. Raises IndexError."""
+        """Remove and return the first request. Taking the last one closes the file. Raises IndexError."""
         if self._file is None:
             raise IndexError("nobody is kept back")
         self._file.seek(self._read_to)

@@ -1,4 +1,4 @@
-"""What the meters know of each request under way: its times, and what it must compute again."""
+"""State of each request under way for the meters: its times, and the tokens that it must compute again."""
 
 from dataclasses import dataclass
 
@@ -32,11 +32,11 @@ class RequestTimings:
         self._recomputing: dict[Request, int] = {}
 
     def begin(self, request: Request, arrival_s: float) -> None:
-        """Let a request be under way."""
+        """Add a request."""
         self._of[request] = RequestTiming(arrival_s)
 
     def end(self, request: Request) -> RequestTiming:
-        """Let a request be under way no more."""
+        """Remove a request, and give its timing."""
         self._recomputing.pop(request, None)
         return self._of.pop(request)
 
@@ -45,7 +45,7 @@ class RequestTimings:
         return self._of[request]
 
     def preempted(self, request: Request, num_computed_tokens: int) -> None:
-        """Note that what was computed of a request is lost."""
+        """Note that the computed tokens of a request are lost."""
         timing = self._of[request]
         timing.most_computed = max(timing.most_computed, num_computed_tokens)
         self._recomputing[request] = timing.most_computed

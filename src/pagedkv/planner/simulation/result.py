@@ -1,7 +1,7 @@
-"""What a replay on a virtual clock found out, laid out for JSON and tables.
+"""The result of a replay on a virtual clock, for JSON and tables.
 
-A value, made of plain numbers; everything in it follows from the requests and the configuration, and comes out the same
-on every run. Times of this machine are not in it.
+A value of plain numbers. It follows from the requests and the configuration alone, and is equal on every run. It
+contains no times of this machine.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ __all__ = ["ServingResult", "sum_up"]
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """All figures, in sections; docs/replay.md tells what each means.
+    """All figures, in sections; docs/replay.md explains each.
 
     Args:
-        config: what was run; requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
+        config: of the replay; requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
         pools: by pool, its blocks over time, hits and evictions by age.
-        timeline: how it went, in at most 512 intervals.
+        timeline: levels and counts over time, in at most 512 intervals.
     """
 
     config: Mapping[str, Any]
@@ -43,7 +43,7 @@ class ServingResult:
 def sum_up(
     meters: Meters, config: Mapping[str, Any], virtual_s: float, block_nbytes: Mapping[str, int]
 ) -> ServingResult:
-    """Make the result of what the meters show.
+    """Make the result from the meters.
 
     Args:
         meters: the meters; config: the configuration, laid out.
@@ -125,7 +125,7 @@ def _timeline(meters: Meters) -> dict[str, Any]:
 
 
 def _hit_ratio(meters: Meters, part: int, whole: int) -> float | None:
-    """Divide, taking nothing of nothing as 0; None where the trace tells no content, and so no hits."""
+    """Divide; 0 / 0 is 0. None if the trace has no content, so that hits are unknown."""
     if meters.num_requests and not meters.num_with_content:
         return None
     return part / whole if whole else 0.0

@@ -1,4 +1,4 @@
-"""The rows of all running sequences as arrays, for the meters: made anew only when somebody comes or goes."""
+"""The rows of all running sequences as arrays, for the meters: rebuilt only when a request begins or ends running."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["RunningRows", "rows_of"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningRows:
-    """Who runs.
+    """The running rows.
 
     Args:
         rows: int32 ``[sequences]``, request by request.

@@ -1,7 +1,7 @@
-"""A sampler that knows what will be generated: the outputs of the trace, and which beam continues which.
+"""A sampler of known tokens: the outputs of the trace, and which beam continues which.
 
-Takes the place of a model. Tokens of those who decode together are laid out for many steps ahead, so that a step takes
-a line of an array.
+Replaces a model. Tokens of requests that decode together are laid out for many steps ahead, so that a step takes one
+line of an array.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ __all__ = ["ScriptedSampler", "sequence_tokens"]
 
 FIRST_STEPS_AHEAD: Final = 4
 MOST_STEPS_AHEAD: Final = 64
-"""Steps whose tokens are laid out when somebody has come or gone, which is often, and each time that nobody has since,
-four times as many, up to so many."""
+"""Most steps whose tokens are laid out ahead. The number begins small after each change of the running requests, which
+is frequent, and grows fourfold each time that there was no change since."""
 TOKEN_MASK: Final = 2**31 - 1
 SEQUENCE_STRIDE: Final = 0x61C88647
-"""Odd, so that different multiples of it differ, up to ``TOKEN_MASK``."""
+"""Odd, so that its first ``TOKEN_MASK`` multiples differ."""
 
 
 class ScriptedSampler:
-    """Gives the tokens of every batch.
+    """Samples the tokens of every batch.
 
     Args:
         seed: of the whole replay.
@@ -51,7 +51,7 @@ class ScriptedSampler:
         return np.concatenate((request.prompt_token_ids, request.output_token_ids[:num_generated]))
 
     def forget(self, request: Request) -> None:
-        """Forget what was drawn for a request that is preempted, or over."""
+        """Drop the state of a request that is preempted or has ended."""
         self._outputs.drop(request.number)
         if self._parents is not None:
             self._parents.forget(request)
@@ -67,7 +67,7 @@ class ScriptedSampler:
         return np.concatenate((decoded, *first)) if first else decoded
 
     def _next_tokens(self, request: Request, num_generated: int, num_tokens: int) -> Int32Array:
-        """Give what a request generates next: int32 ``[num_sequences * num_tokens]``, sequence by sequence."""
+        """Give the next tokens of a request: int32 ``[num_sequences * num_tokens]``, sequence by sequence."""
         token_ids = self._outputs.of(request.number, num_generated, num_tokens)
         if request.num_sequences == 1:
             return token_ids
@@ -85,7 +85,7 @@ class ScriptedSampler:
         return tokens
 
     def _ahead(self, decoding: Decoding, num_wanted: int) -> Int32Array:
-        """Lay out what those who decode together generate next: int32 ``[steps, sequences]``."""
+        """Lay out the next tokens of requests that decode together: int32 ``[steps, sequences]``."""
         num_ahead = min(num_wanted, decoding.num_steps_left)
         if len(decoding.rows) == len(decoding.requests):
             numbers = [request.number for request in decoding.requests]
@@ -99,7 +99,7 @@ class ScriptedSampler:
         return np.ascontiguousarray(by_sequence.reshape(len(decoding.rows), num_ahead).T)
 
     def parents(self, batch: Batch) -> Mapping[Request, list[int]]:
-        """Say which beams continue, for every request of a batch that has decoded beams."""
+        """Give the parent of each beam, for every request of a batch that has decoded beams."""
         if self._parents is None or batch.decoding is None:
             return {}
         return {request: self._parents.draw(request) for request in batch.decoding.requests}
@@ -109,7 +109,7 @@ class BeamParents:
     """Draws which beam each new beam continues: independently, each with equal probability.
 
     In population genetics this is the Wright-Fisher process (Fisher 1930; Wright 1931): going back in time, any two
-    of k beams have a common ancestor k tokens ago in the mean. Each request draws from a generator of its own.
+    of k beams have a common ancestor a mean of k tokens ago. Each request has its own generator.
 
     Args:
         seed: of the whole replay.
@@ -128,15 +128,15 @@ class BeamParents:
         return parents
 
     def forget(self, request: Request) -> None:
-        """Drop what is known of a request that is over, or begins again."""
+        """Drop the generator of a request that has ended, or begins again."""
         self._generators.pop(request.number, None)
 
 
 def sequence_tokens(token_ids: Int32Array, num_sequences: int, number: int) -> Int32Array:
-    """Make the tokens of samples or beams from those of the first: other ones at each position, and in each request.
+    """Make the tokens of samples or beams from those of the first: different at each position, and in each request.
 
-    Requests and sequences are counted together by Cantor's pairing, so that no two of the first 65,000 requests get the
-    same, not even where the trace gives both the same output.
+    Requests and sequences are counted together by Cantor's pairing, so that no two of the first 65,000 requests get
+    equal tokens, even if the trace gives them equal outputs.
 
     Args:
         token_ids: int32 ``[n]``, none negative.

@@ -1,6 +1,6 @@
 """VirtualServer: a trace served on the virtual clock, with everything measured.
 
-The caller holds the loop, so that it alone decides about progress, limits and interruption::
+The caller runs the loop, and so decides about progress, limits and interruption::
 
     server = VirtualServer(config, cost_model)
     for request in trace:
@@ -37,10 +37,10 @@ class VirtualServer(VirtualClock):
     Args:
         config: the pools and the rules.
         costs: how long steps take.
-        is_divided: whether :meth:`parts` are wanted; they take 44 bytes a request.
+        is_divided: whether :meth:`parts` will be called; it takes 44 bytes a request.
 
     Raises:
-        ConfigurationError: the configuration cannot work.
+        ConfigurationError: the configuration is contradictory.
     """
 
     def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
@@ -62,14 +62,14 @@ class VirtualServer(VirtualClock):
         self.finish()
         return self.result()
 
-    # What came out
+    # Results
 
     def statistics(self) -> SpaceStatistics:
         """Take a snapshot of the block space."""
         return self._space.statistics()
 
     def parts(self, division: Division) -> tuple[PartFigures, ...]:
-        """Sum up by tenant and by window, once everybody is served; nothing unless it was asked for.
+        """Sum up by tenant and by window, after all requests are served; empty unless ``is_divided``.
 
         Raises:
             ConfigurationError: the trace has no such windows.
@@ -81,18 +81,18 @@ class VirtualServer(VirtualClock):
         self._space.check()
 
     def result(self) -> ServingResult:
-        """Sum up what was seen so far. Changes nothing."""
+        """Sum up the replay so far. Changes nothing."""
         config = {**self._config.as_dict(), "cost_model": dict(self._costs.as_dict())}
         return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes)
 
 
 def compile_loops(eviction: str = DEFAULT_EVICTION) -> None:
-    """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
+    """Serve a few tiny requests in a temporary space, so that loops compile before time is measured.
 
-    They hit, evict, branch, swap and preempt: all that a replay can come upon.
+    They hit, evict, branch, swap and preempt: every case of a replay.
 
     Args:
-        eviction: what the space of the replay evicts by.
+        eviction: policy of the replay's space.
     """
     make_ready(of_spaces(eviction))
     config = ServingConfig(

@@ -1,4 +1,4 @@
-"""What a replay sees of its block space: the history of blocks, and why each prompt that was admitted missed."""
+"""Observations of a replay's block space: the history of blocks, and why each admitted prompt missed."""
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Miss
@@ -9,10 +9,10 @@ __all__ = ["SpaceWatch"]
 
 
 class SpaceWatch(SpaceObserver):
-    """Follows a space that records events, and notes when its blocks are given up, hit and evicted.
+    """Follows a space that records events, and notes when its blocks are released, hit and evicted.
 
     Attributes:
-        history: when each block was last given up.
+        history: when each block was last released.
         now_s: the virtual time.
     """
 
@@ -28,7 +28,7 @@ class SpaceWatch(SpaceObserver):
         self.history = BlockHistory(space, space.config.groups)
 
     def take_misses(self) -> list[tuple[Miss, ...]]:
-        """Tell of each prompt that was allocated since the last call what did not hit, and why; in their order."""
+        """Give the misses of each prompt allocated since the last call, with their causes, in order."""
         misses, self._misses = self._misses, []
         return misses
 
@@ -43,15 +43,15 @@ class SpaceWatch(SpaceObserver):
         self.history.admitted(row, hit.num_tokens, hit.tails, self.now_s)
 
     def grown(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note what new blocks evicted."""
+        """Note the evictions for new blocks."""
         self.history.note_events(self.now_s)
 
     def returned(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note what new blocks evicted."""
+        """Note the evictions for new blocks."""
         self.history.note_events(self.now_s)
 
     def leaving(self, batch: Int32Array) -> None:
-        """Remember which blocks some rows have."""
+        """Remember the blocks of some rows."""
         self._leaving = self.history.blocks_of(batch.tolist())
 
     def freed(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
@@ -71,5 +71,5 @@ class SpaceWatch(SpaceObserver):
         self.history.after_acknowledge(self.now_s)
 
     def advanced(self, now_s: float) -> None:
-        """Note the time, with which whatever happens from now on is noted."""
+        """Set the time for all further notes."""
         self.now_s = now_s

@@ -1,4 +1,4 @@
-"""What a step computes, as far as it costs time: counted from its plan."""
+"""The work of a step that costs time, counted from its plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class StepWork:
     Args:
         num_new_tokens: positions computed.
         num_attended_pairs: (query, key) pairs, as if there were no windows.
-        num_context_tokens: lengths of the sequences of which something is computed, summed.
-        num_sequences: how many these are.
+        num_context_tokens: sum of the lengths of the sequences with tokens in the step.
+        num_sequences: the number of these sequences.
         num_swapped_out_blocks, num_swapped_in_blocks: blocks that move to the host pools and back.
         num_swapped_tokens: slots of these blocks; of several pools, weighted by their bytes.
     """
@@ -33,7 +33,7 @@ class StepWork:
 
 
 def work_of(plan: StepPlan, tokens_per_block: Mapping[str, float]) -> StepWork:
-    """Count the work of a plan; a swapped block of a pool counts for so many tokens."""
+    """Count the work of a plan; ``tokens_per_block`` converts swapped blocks of each pool to tokens."""
     starts, ends = plan.compute.starts, plan.compute.ends
     counts = (ends - starts).astype(np.int64)
     num_new_tokens = int(counts.sum())

@@ -1,7 +1,7 @@
-"""The virtual clock: requests arrive, steps take the time that the cost model says, and meters are told.
+"""The virtual clock: requests arrive, steps take the time of the cost model, and meters are notified.
 
-Owns the loop over steps; what is measured is the meters' affair, and which space serves the caller's. Who has few
-questions about very many runs brings meters that answer only these.
+Owns the loop over steps. The meters decide what is measured, and the caller supplies the space. For very many runs, a
+caller can supply meters that measure little.
 """
 
 from functools import partial
@@ -24,15 +24,15 @@ from pagedkv.planner.traces.tokens import tokenize
 __all__ = ["StepMeters", "VirtualClock"]
 
 MOST_WAITING: Final = 4096
-"""Requests that wait in the scheduler, and take some 2 KiB each, before others are kept back; or as many as may run."""
+"""Requests that wait in the scheduler, some 2 KiB each, before others wait in the file; or as many as may run."""
 
 
 class StepMeters(Protocol):
-    """What a clock tells of. Requests come in the order of their numbers, steps in that of time."""
+    """The calls of a clock. Requests come in the order of their numbers, steps in that of time."""
 
     @property
     def wants_rows(self) -> bool:
-        """Whether anything is made of the rows that run; gathering them takes a tenth of the time."""
+        """Whether the running rows are used; gathering them takes a tenth of the time."""
 
     @property
     def num_requests(self) -> int:
@@ -41,25 +41,25 @@ class StepMeters(Protocol):
     def arrived(
         self, request: scheduling.Request, arrival_s: float, *, has_content: bool, tenant: str | None = None
     ) -> None:
-        """Learn of a request, whether what it shares with others is known, and whose it is."""
+        """Note a request, whether its content is known, and its tenant."""
 
     def rejected(self, request: scheduling.Request) -> None:
-        """Learn that a request cannot be served."""
+        """Note that a request cannot be served."""
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
-        """Learn who was admitted, preempted and rejected."""
+        """Note admitted, preempted and rejected requests."""
 
     def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
-        """Learn what a step computes."""
+        """Note the work of a step."""
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Learn that everything stays as it is for some time."""
+        """Note that the present state lasts for some time."""
 
     def stepped(self, step_s: float) -> None:
-        """Learn how long the step took that was planned last."""
+        """Note the seconds of the step planned last."""
 
     def progressed(self, progress: Progress, end_s: float) -> None:
-        """Learn who has got a first token, or all tokens."""
+        """Note requests that got their first token, or all tokens."""
 
 
 class VirtualClock:
@@ -68,10 +68,10 @@ class VirtualClock:
     Args:
         config: the pools and the rules.
         costs: how long steps take.
-        space: the block space that serves, configured as ``config`` says.
-        meters: what is told of everything; of who is kept back, when its turn comes near.
+        space: the block space, configured by ``config``.
+        meters: notified of every event; of a request that waits in the file, only when it leaves the file.
         keeps_back: whether requests far behind in the queue wait in a file. They are served all the same; those that
-            cannot be served are told later.
+            cannot be served are reported later.
     """
 
     def __init__(
@@ -95,9 +95,12 @@ class VirtualClock:
         self._now_s = 0.0
         self._last_arrival_s = 0.0
         self._queue_file = QueueFile()
-        self._keeps_back = keeps_back
-        self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step lets more in
+        self._keeps_back = keeps_back and not config.tenants  # a tenant at its cap is passed by others
+        self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step admits more
         self._priority: int | None = None
+        self._intents: dict[str | None, scheduling.CacheIntent] = {
+            name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
+        }
 
     @property
     def now_s(self) -> float:
@@ -132,13 +135,13 @@ class VirtualClock:
         self._let_wait(request)
 
     def finish(self) -> None:
-        """Run until everybody is served."""
+        """Run until all requests are served."""
         self._run_until(float("inf"))
 
     # The queue
 
     def _let_wait(self, request: Request | TokenizedRequest) -> None:
-        """Let a request wait; far behind others it is kept back, as long as all are of one priority."""
+        """Queue a request; far back in the queue it goes to the file, if all requests have one priority."""
         if self._priority not in {None, request.priority}:
             self._keeps_back = False
             self._call_up(len(self._queue_file))
@@ -149,7 +152,7 @@ class VirtualClock:
             self._add(request)
 
     def _call_up(self, most: int) -> None:
-        """Let the first of those who were kept back wait with the others."""
+        """Move the first requests of the file to the scheduler's queue."""
         for _ in range(min(most, len(self._queue_file))):
             self._add(self._queue_file.pop())
 
@@ -172,6 +175,7 @@ class VirtualClock:
             num_sequences=config.beam_width or config.num_samples or request.num_samples,
             priority=request.priority,
             keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
+            intent=self._intents.get(request.tenant or "", scheduling.NO_INTENT),
         )
 
     # The clock
@@ -225,7 +229,7 @@ class VirtualClock:
         self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
 
     def _running_rows(self) -> RunningRows:
-        """Give the rows of all who run, made anew only when they have changed."""
+        """Give the running rows, rebuilt only when they have changed."""
         if self._meters.wants_rows and self._num_changes != self._scheduler.num_changes:
             self._num_changes = self._scheduler.num_changes
             self._rows = rows_of(self._scheduler.running)

@@ -3,13 +3,13 @@
 In the order in which data flows::
 
     request        Request and TokenizedRequest, the values that flow
-    lines          numbered lines of a plain, gzip or zst file (zstd_stream); file_kinds: what is no text, by name
+    lines          numbered lines of a plain, gzip or zst file (zstd_stream); file_kinds: files that are not text
     json_array     the objects of a file that is an array; parquet_rows: those of a Parquet file
     clocks         times as files write them, in seconds; texts: texts as tokens
     block_runs     run-length coded block ids, and the tokens that an id stands for
     formats        what a line of each trace format means
-    arrival_order  arrivals that fall are found out
-    bad_lines      lines that are passed over, and counted; stamps: times made up, or spread
+    arrival_order  arrivals that fall are refused
+    bad_lines      lines that are passed over, and counted; stamps: times that are generated, or spread
     reader         TraceReader: a file as a stream of Request
     interleaving   sessions with clocks of their own, merged into one order; sorting for requests out of order
     anonymizing    requests without their texts: salted digests of blocks

@@ -1,9 +1,9 @@
-"""Requests without their texts: what stays is which prompts begin alike, as salted digests.
+"""Requests without their texts: salted digests keep which prompts begin alike.
 
-The tokens of a text can be read back, by whoever has the tokenizer or a list of words. So each full block is named by a
-digest over the salt, the block before it and its tokens; the tokens go, those of the output too. Names of sessions
-become digests as well. Without the salt nobody can tell whether a text they know is in the trace; with the same salt,
-two traces can be put together.
+With the tokenizer or a list of words, the text can be read back from its tokens. So each full block is named by a
+digest over the salt, the block before it and its tokens; the tokens are removed, those of the output too. Names of
+sessions become digests as well. Without the salt, a known text cannot be searched for in the trace. Two traces with the
+same salt can be merged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,12 +30,13 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
     """Take texts and names out of requests.
 
     Args:
-        requests: with tokens; of others, which hold no text, only the names of sessions and tenants are replaced.
+        requests: with tokens. Requests without tokens hold no text: only their names of sessions and tenants are
+            replaced.
         salt: any bytes, kept secret.
-        block_size: tokens of a block, 16 unless told.
+        block_size: tokens of a block, 16 by default.
 
     Returns:
-        the requests, with ids of full blocks below 2**63. O(tokens), and no memory for those that are done.
+        the requests, with ids of full blocks below 2**63. O(tokens), and no memory for finished requests.
 
     Raises:
         ConfigurationError: the block size is not positive.
@@ -47,7 +48,7 @@ def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None 
         session = None if request.session is None else _name(salt, request.session)
         tenant = None if request.tenant is None else _name(salt, request.tenant)
         if request.prompt_token_ids is None:
-            known = request.block_size or (size if request.block_ids is None else 0)  # of the others, for the header
+            known = request.block_size or (size if request.block_ids is None else 0)  # else for the header
             yield replace(request, session=session, tenant=tenant, block_size=known, output_token_ids=None)
         else:
             ids = _block_ids(salt, request.prompt_token_ids, size)

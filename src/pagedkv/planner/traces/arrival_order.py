@@ -1,7 +1,7 @@
 """The one rule about time that all formats share: arrivals never fall.
 
 Equal ones are fine, and count in file order. A trace out of order would make a replay send requests into the past;
-sorting takes more than one row in memory, so it is asked for, not done silently.
+sorting takes more than one row in memory, so it needs an option.
 """
 
 import shlex

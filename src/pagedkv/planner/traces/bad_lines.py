@@ -1,4 +1,4 @@
-"""Lines that cannot be read, passed over as far as the user allows, and told by kind."""
+"""Lines that cannot be read: skipped, up to the number that the user allows, and counted by kind."""
 
 import re
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["BadLines"]
 
 VALUE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:[.,]\d+)*")
-"""What differs from line to line of one kind of fault."""
+"""The parts of a message that differ between lines with the same kind of fault."""
 
 
 class BadLines:
     """Counts lines that are passed over.
 
     Args:
-        most: how many of them; the next one is an error.
+        most: how many may be skipped; the next one is an error.
 
     Raises:
-        ConfigurationError: their number is negative.
+        ConfigurationError: ``most`` is negative.
     """
 
     def __init__(self, most: int) -> None:
@@ -45,10 +45,10 @@ class BadLines:
         return [f"bad lines passed over: {num:,}, {'; '.join(kinds)}"]
 
     def requests(self, row_format: RowFormat, line: Line) -> Iterator[Request]:
-        """Read a line; a bad one is passed over, if there may be one more of them.
+        """Read a line; a bad line is skipped, if fewer than ``most`` were skipped before.
 
         Raises:
-            TraceError: it is bad, and there may be no more.
+            TraceError: the line is bad, and ``most`` lines were skipped before.
         """
         if not self._most:
             return row_format.requests(line)

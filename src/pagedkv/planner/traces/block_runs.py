@@ -1,10 +1,10 @@
 """Block ids of a prompt: their run-length coding, and how many tokens each stands for.
 
 Owns the two facts about ids that no single row states. Ids come as runs ``[first, count]``, standing for
-``first, first + 1, ... first + count - 1``. And a trace of full blocks only, whose rows do not name the
-block size b, still tells it: a row of ``length`` tokens has ``length // b`` ids, and b is a power of two. For k >= 1
-ids, ``length // b == k`` holds for b in ``(length / (k + 1), length / k]``, which is never longer than a factor
-of two and contains at most one power of two: the first row with ids settles b, all others must agree.
+``first, first + 1, ... first + count - 1``. A trace of full blocks whose rows do not name the block size b still
+determines it: a row of ``length`` tokens has ``length // b`` ids, and b is a power of two. For k >= 1 ids, ``length //
+b == k`` holds for b in ``(length / (k + 1), length / k]``, which is never longer than a factor of two and contains at
+most one power of two: the first row with ids settles b, all others must agree.
 """
 
 from collections.abc import Sequence
@@ -81,10 +81,10 @@ def wrong_number_of_ids(line: Line, input_length: int, num_ids: int, block_size:
 
 
 class InferredBlockSize:
-    """Tokens an id stands for, in a trace of full blocks: given, or found out from the first row with ids.
+    """Tokens an id stands for, in a trace of full blocks: given, or inferred from the first row with ids.
 
     Args:
-        given: the user's word, or None to find out.
+        given: the block size that the user states, or None to infer it.
     """
 
     def __init__(self, given: int | None) -> None:
@@ -92,7 +92,7 @@ class InferredBlockSize:
         self._longest_without_ids: tuple[int, Line] | None = None
 
     def learn(self, line: Line, input_length: int, num_ids: int) -> int:
-        """Take one row into account.
+        """Infer the block size from one row, or check it against the row.
 
         Returns:
             The block size, or 0 as long as no row had ids.
@@ -123,7 +123,7 @@ class InferredBlockSize:
 
 
 def _power_of_two_that_fits(line: Line, input_length: int, num_ids: int) -> int:
-    """Find the block size: the largest power of two up to ``input_length / num_ids`` fits, or none does."""
+    """Find the block size: the largest power of two up to ``input_length / num_ids``, if it fits."""
     tokens_per_id = max(1, input_length // num_ids)
     block_size = 1 << (tokens_per_id.bit_length() - 1)
     if input_length // block_size != num_ids:

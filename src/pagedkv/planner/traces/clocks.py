@@ -1,11 +1,11 @@
 """Times of arrival as files write them, turned into seconds: which unit, and from when.
 
-A format says in which unit it counts; a file that counts from 1970 tells by its first number, whatever the format
-says, for that many seconds, milli-, micro- or nanoseconds since then lie far apart. Dates are read as ISO 8601, those
-without a zone as UTC. Whoever knows better says so (``--time-unit``). What cannot be is refused: a year's wait between
-two requests is a change of units, or damage.
+Each format has a unit. If a file counts from 1970, its first number determines the unit instead, for present times in
+seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601, those without a zone as
+UTC. ``--time-unit`` overrides all of this. A wait of a year between two requests is refused: it is a change of units,
+or damage.
 
-A clock that began long before the first request began elsewhere: :func:`rebased` lets such a trace begin at 0.
+:func:`rebased` lets a trace begin at 0 if its clock began long before its first request.
 """
 
 import math
@@ -27,20 +27,20 @@ TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10
 ISO: Final = "ISO 8601"
 FIRST_EPOCH_S: Final = 10**9
 LAST_EPOCH_S: Final = 10**10
-"""Seconds since 1970 of 2001 and of 2286: the same in another unit lie outside."""
+"""Seconds since 1970 in the years 2001 and 2286: present times in other units lie outside."""
 LONGEST_WAIT_S: Final = 366 * 86_400
 LONGEST_LEAD_S: Final = 3600
 """A trace whose first request comes later than this was not timed from its own start."""
 FEWEST_WHOLE: Final = 20
-"""Times from which on it is told that all of them are whole seconds."""
+"""From this number of times on, a note says if all of them are whole seconds."""
 EQUAL_SHARE: Final = 4
-"""A quarter of them equal to the one before makes bursts."""
+"""Times are in bursts if a quarter of them equal the time before."""
 COARSE_S: Final = 0.5
-"""A clock that never takes a smaller step gathers requests that came apart."""
+"""If no step of the clock is smaller, its rounding gives one time to requests that arrived apart."""
 REMEDY: Final = "Say in which unit the times are (`time_unit=s`, ms, us or ns), or repair the row"
 PLACES: Final = 9
 MOST_SEEN: Final = 2**20
-"""Times that are remembered of a file out of order, where equal ones need not stand together."""
+"""Number of times that are remembered of an unsorted file, where equal times need not be adjacent."""
 MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
 
 
@@ -49,7 +49,7 @@ class ArrivalClock:
 
     Args:
         declared: the unit that the format, or the name of the column, states: one of ``TIME_UNITS``.
-        given: the user's word, which goes before everything else.
+        given: the unit that the user states, which overrides everything else.
     """
 
     def __init__(self, declared: str = "s", given: str | None = None) -> None:
@@ -78,7 +78,7 @@ class ArrivalClock:
 
     @property
     def told(self) -> str:
-        """Say how times were read, for humans; nothing before the first."""
+        """Say how times were read, for humans; empty before the first time."""
         return f"times in {self._unit}" if self._latest_s is not None else "times"
 
     def seconds(self, line: Line, value: float | str, *, any_order: bool = False) -> float:
@@ -112,19 +112,20 @@ class ArrivalClock:
 
 
 def require_time_unit(unit: str | None) -> None:
-    """Refuse a unit that is none. Raises ConfigurationError."""
+    """Refuse an unknown unit. Raises ConfigurationError."""
     if unit is not None and unit not in TIME_UNITS:
         raise ConfigurationError(f"`time_unit` must be one of {', '.join(TIME_UNITS)}, got {unit!r}")
 
 
 class Rebased:
-    """Lets a trace begin at 0 whose first request comes more than an hour after its clock began. Iterate once.
+    """Moves a trace to begin at 0 if its first request comes over an hour after its clock began. Iterate once.
 
     Args:
         requests: on their clock.
 
     Attributes:
-        origin_s: what arrivals were moved by, once the first is there: with it they are recorded times again.
+        origin_s: the seconds that were subtracted from arrivals, known after the first request; added, they give
+            recorded times.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""What a file is that is no text: told by how it begins, so that it can be named, and what to do with it."""
+"""Kinds of files that are not text, recognised by their first bytes, and what to do with each."""
 
 from typing import Final
 
@@ -28,13 +28,13 @@ FEWEST: Final = 16
 
 
 def named_kind(head: bytes) -> tuple[str, str] | None:
-    """Name a file that is no text.
+    """Name the kind of a file that is not text.
 
     Args:
-        head: how it begins; some hundred bytes.
+        head: its first bytes, some hundred.
 
     Returns:
-        what it is, and what to do; None for what may be text.
+        the kind, and what to do with it; None for a file that may be text.
     """
     for magic, name, remedy in KINDS:
         if head.startswith(magic):
@@ -49,5 +49,5 @@ def named_kind(head: bytes) -> tuple[str, str] | None:
 
 
 def _alternates(places: bytes) -> bool:
-    """Tell whether every second byte is 0, as in UTF-16 of plain letters without a mark at the beginning."""
+    """Return whether every second byte is 0, as in UTF-16 of plain letters without a mark at the beginning."""
     return not any(places[: FEWEST // 2])

@@ -1,11 +1,11 @@
 """Sessions with clocks of their own, merged into one order of arrival.
 
-A trace of sessions tells when each request came within its session, but not when the sessions began. Here session k
+A trace of sessions has the time of each request within its session, but not when the sessions began. Here session k
 (from 0, in file order, those without requests included) begins at ``k * interval_s``. A gap between two requests of a
-session may be cut, for people go to lunch, and a cache under study should not have to wait for them.
+session may be cut, because long pauses of users would dominate a cache under study.
 
-A heap holds the next request of each session under way, and the reading goes only so far that no session still to
-come can begin earlier: memory is that of the sessions that overlap.
+A heap holds the next request of each session under way. Sessions are read only until the next one begins after the
+earliest request in the heap, so memory is that of the sessions that overlap.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["interleave_sessions"]
 
 NUM_DECIMALS: Final = 6
-"""Arrivals are rounded to the microsecond, so that equal times stay equal whatever sums they come from."""
+"""Arrivals are rounded to the microsecond, so that equal times stay equal when they are different sums."""
 
 
 def interleave_sessions(
@@ -48,7 +48,7 @@ def interleave_sessions(
 
 
 def _merged(sessions: Iterator[Iterable[Request]], interval_s: float, max_gap_s: float | None) -> Iterator[Request]:
-    # Entries are told apart by arrival and number, so that requests are never compared.
+    # Entries are ordered by arrival and number, so that requests are never compared.
     under_way: list[tuple[float, int, Request, Iterator[Request]]] = []
     for number in count():
         start_s = interval_s * number
@@ -84,7 +84,7 @@ def _on_common_clock(session: Iterable[Request], start_s: float, max_gap_s: floa
         if max_gap_s is not None and local_s is not None:
             cut_s += max(0.0, request.arrival_s - local_s - max_gap_s)
         local_s = request.arrival_s
-        # The larger: the error of a sum must not let arrivals fall.
+        # The larger one: a rounding error must not let arrivals fall.
         arrival_s = max(arrival_s, round(start_s + local_s - cut_s, NUM_DECIMALS))
         yield replace(request, arrival_s=arrival_s)
 

@@ -1,7 +1,7 @@
-"""A JSON array of objects, however it is laid out, one object at a time: a file that is one array may fit no memory.
+"""A JSON array of objects in any layout, one object at a time, since a file that is one array may not fit in memory.
 
 Owns no file: takes pieces of one, which need not end where objects do, nor lines. Strings and brackets are found by one
-regular expression; the objects themselves are parsed by whoever takes them.
+regular expression; the objects themselves are parsed by the caller.
 """
 
 import re
@@ -33,7 +33,7 @@ def array_elements(pieces: Iterable[Line]) -> Iterator[Line]:
             raise (first or piece).fault(f"an object is longer than {MAX_LINE_NBYTES} characters", REMEDY)
         while match := MARK.search(text, place):
             mark = match.group()
-            if mark[0] == '"' and match["end"] != '"':  # goes on in the next piece
+            if mark[0] == '"' and match["end"] != '"':  # continues in the next piece
                 place = match.start()
                 break
             place = match.end()

@@ -1,8 +1,8 @@
 """Numbered lines of a trace file, plain, gzip or zst, as a stream.
 
-Owns the open file. Knows nothing of what a line means; it makes sure that whatever can be wrong with a *file* (missing,
-a directory, cut short, damaged, no text) becomes a :class:`~pagedkv.memory.contract.errors.TraceError` with the line at
-which reading had to stop. At most one line is held in memory.
+Owns the open file. Knows nothing of what a line means; every fault of a *file* (missing, a directory, cut short,
+damaged, not text) becomes a :class:`~pagedkv.memory.contract.errors.TraceError` with the line at which reading had to
+stop. At most one line is held in memory.
 """
 
 import codecs
@@ -60,11 +60,11 @@ class LineReader:
     """Streams the lines of one file; use it as a context manager.
 
     Args:
-        path: a plain, gzip or zst file; its content tells which, not its name. Pipes work too.
+        path: a plain, gzip or zst file; its content determines which, not its name. Pipes work too.
 
     Raises:
         ConfigurationError: the file is a zst file, and the package for these is missing.
-        TraceError: the file cannot be opened, or is something that is no text.
+        TraceError: the file cannot be opened, or is not text.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -106,7 +106,7 @@ class LineReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """Stored (compressed) bytes read so far; 0 for a pipe, which cannot tell."""
+        """Stored (compressed) bytes read so far; 0 for a pipe, which has no position."""
         return self._file.tell() if self._file.seekable() else 0
 
     def __enter__(self) -> Self:
@@ -160,7 +160,7 @@ class LineReader:
             number += text.count("\n")
 
     def _taken(self, take: Callable[[], bytes], number: int) -> bytes:
-        """Take bytes from the stream; what goes wrong is the fault of a line."""
+        """Take bytes from the stream; an error names the line."""
         try:
             return take()
         except EOFError as error:

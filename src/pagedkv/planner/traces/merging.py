@@ -1,10 +1,10 @@
-"""Several logs as one trace: their requests on one clock, each with the tenant whose log it is.
+"""Several logs as one trace: their requests on one clock, each with the tenant of its log.
 
-Two clocks are one if both count from 1970, or if neither does: then each began with its file. A file whose clock is of
-the other kind cannot be placed, unless all files are to begin together. Equal arrivals come in the order of the files.
+Files share a clock if all count from 1970, or if none does: then each clock began with its file. A mixture of the two
+is refused, unless all files are to begin together. Equal arrivals come in the order of the files.
 
-Ids of blocks are each file's own, so those of different files are moved apart, unless they are of one numbering. Tokens
-and texts are compared whatever file they are in.
+Block ids of different files are moved apart, unless the files share one numbering. Tokens and texts are compared across
+files.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class LogFile:
 
     Args:
         path: for messages.
-        tenant: whose it is, for requests that name nobody; None: nobody's.
+        tenant: of the requests that name none; None: no tenant.
         requests: in order of arrival, on the file's clock.
     """
 
@@ -42,11 +42,11 @@ class LogFile:
 
 
 class MergedLogs:
-    """Merges logs. Iterate once; what must be known of them is there when all has been read.
+    """Merges logs. Iterate once; notes are complete when all has been read.
 
     Args:
         files: at least one.
-        has_shared_ids: whether ids of blocks are of one numbering in all files.
+        has_shared_ids: whether all files share one numbering of blocks.
         starts_together: whether each file's first request is to come at 0.
     """
 
@@ -63,14 +63,14 @@ class MergedLogs:
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of several files together, each in a sentence."""
+        """List what a reader must know about several files together, one sentence each."""
         return [*self._clock_notes(), *self._id_notes()] if len(self._files) > 1 else []
 
     def __iter__(self) -> Iterator[Request]:
         """Give the requests of all files in order of arrival.
 
         Raises:
-            TraceError: what reading a file raises; two clocks cannot be one.
+            TraceError: a file cannot be read; the files have no common clock.
         """
         return heapq.merge(*(self._of_file(number, file) for number, file in enumerate(self._files)), key=ARRIVAL)
 

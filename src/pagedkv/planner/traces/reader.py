@@ -1,7 +1,7 @@
 """A trace file as a stream of requests.
 
-Joins the two halves of reading: :mod:`~pagedkv.planner.traces.lines`, which knows files, and
-:mod:`~pagedkv.planner.traces.formats`, which knows rows. Only the row being read is in memory.
+Joins the two halves of reading: :mod:`~pagedkv.planner.traces.lines`, which reads files, and
+:mod:`~pagedkv.planner.traces.formats`, which reads rows. Only the row being read is in memory.
 """
 
 import os
@@ -30,23 +30,23 @@ class TraceReader:
     """Reads one trace, in any known format; iterate over it once, inside a ``with`` block.
 
     Args:
-        path: the file, plain, gzip, zst or Parquet; its content tells which, and the format.
+        path: the file, plain, gzip, zst or Parquet; its content determines which, and the format.
         block_size: tokens an id stands for, when the trace's own (or the inferred) value must not be used.
-        time_unit: of the arrivals, where the format's own, or what its numbers tell, must not be used.
+        time_unit: of the arrivals, when the format's own unit, or the one that its numbers determine, must not be used.
         columns: of a CSV or Parquet file, or fields of JSON lines, by what they hold: arrival, input, output, session,
             user, prompt, answer, status; dots lead into objects.
-        texts: how texts become tokens; 4 characters a token unless told.
+        texts: how texts become tokens; 4 characters a token by default.
         keep_failed: take requests that failed, too; by default they are left out and counted.
-        arrivals: times in the place of the file's, which may have none.
-        skip_bad: lines that may be bad, which are passed over and counted.
-        tenant_by: the column or field that says whose request it is.
+        arrivals: times that replace the file's, which may have none.
+        skip_bad: how many bad lines may be skipped; they are counted.
+        tenant_by: the column or field that names the tenant.
         is_spread: whether the caller spreads requests of one stamp.
-        any_order: take requests as they come. By default arrivals must not fall, in a trace of sessions within each.
-            A line that holds a whole session is put in order of arrival, as all of it is in memory.
+        any_order: accept unsorted requests. By default arrivals must not fall, in a trace of sessions within each
+            session. A line that holds a whole session is sorted by arrival, as all of it is in memory.
 
     Raises:
-        ConfigurationError: ``block_size`` is not positive, or the unit of time is none.
-        TraceError: the file cannot be opened; while iterating, also whatever is wrong with its content.
+        ConfigurationError: ``block_size`` is not positive, or the unit of time is unknown.
+        TraceError: the file cannot be opened; while iterating, also every fault of its content.
     """
 
     def __init__(  # noqa: PLR0913 - one file, and all that may be said of it, by keywords
@@ -90,12 +90,12 @@ class TraceReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """Stored bytes read so far: how far the iteration has come."""
+        """Stored bytes read so far, as a measure of progress."""
         return self._lines.num_bytes_read
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for, and what was made of its times and texts; more when it has been read.
+        """Say which format was recognised, and how times and texts were read; more is known when it has been read.
 
         Raises:
             TraceError: as :attr:`session_per_row`.
@@ -105,7 +105,7 @@ class TraceReader:
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known before figures are believed, each in a sentence; complete when all has been read.
+        """List what a reader must know before trusting figures, one sentence each; complete when all has been read.
 
         Raises:
             TraceError: as :attr:`session_per_row`.
@@ -153,10 +153,10 @@ class TraceReader:
     def sessions(self) -> Iterator[Iterator[Request]]:
         """Yield the sessions of a trace with a session a line, each as its requests, on its own clock.
 
-        A session may be drawn from at any time, also when later ones have been read. One without requests counts.
+        A session may be iterated at any time, also when later ones have been read. A session without requests counts.
 
         Raises:
-            TraceError: the trace is not such a one, or a line is wrong.
+            TraceError: the trace is not one of sessions, or a line is wrong.
         """
         if not self.session_per_row:
             raise TraceError(

@@ -1,14 +1,14 @@
-"""The two values that flow through a replay: a request as a trace tells it, and one with tokens.
+"""The two values that flow through a replay: a request as it is in a trace, and one with tokens.
 
 ::
 
     trace file --TraceReader--> Request --tokenized()--> TokenizedRequest --Replayer--> ReplaySummary
                                 seeded workload -------------^
 
-A trace seldom holds tokens: it holds lengths and, at best, ids of prompt blocks. Figures about the trace
-alone need no more than :class:`Request`. The block space matches and stores tokens, so whatever drives it
-takes :class:`TokenizedRequest`, from a trace through :func:`pagedkv.planner.traces.tokens.tokenized` or from a
-generator that knows its tokens.
+A trace seldom holds tokens. It holds lengths and, at best, ids of prompt blocks. Figures about the trace
+alone need no more than :class:`Request`. The block space matches and stores tokens, so its callers take
+:class:`TokenizedRequest`, from a trace through :func:`pagedkv.planner.traces.tokens.tokenized` or from a generator that
+knows its tokens.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class Request:
         block_ids: int64 ``[n]``, ids of the prompt's leading blocks, or None when the trace has no ids. Equal ids
             mean an equal *whole prefix* up to the end of that block.
         block_size: tokens an id stands for, whether this request has ids or not; 0 when that is not known.
-        session: name of the conversation that the request belongs to, if the trace tells.
+        session: name of the conversation that the request belongs to, if the trace has it.
         num_samples: sequences generated from the one prompt, at least 1.
         priority: requests of a higher one are admitted first.
         prompt_token_ids: int32 ``[input_length]`` when the trace has tokens, instead of block ids.
         output_token_ids: int32 ``[output_length]`` when the trace has these too.
-        tenant: whose request it is: a customer, a team, a log among several; if that is known.
-        salt: what its blocks are told apart by from equal ones of other salts; None: by nothing.
+        tenant: a customer, a team, or one of several logs; if that is known.
+        salt: blocks with equal tokens and different salts are different; None: no salt.
     """
 
     arrival_s: float
@@ -54,7 +54,7 @@ class Request:
 
     @property
     def has_content(self) -> bool:
-        """Whether the trace tells what the prompt shares with others: by its tokens, or by ids of its blocks."""
+        """Whether the trace shows what the prompt shares with others, by its tokens or by ids of its blocks."""
         return self.block_ids is not None or self.prompt_token_ids is not None
 
 
@@ -66,8 +66,8 @@ class TokenizedRequest:
         arrival_s: as in :class:`Request`.
         prompt_token_ids: int32 ``[input_length]``, at least one token.
         output_token_ids: int32 ``[output_length]``, possibly none.
-        session: as in :class:`Request`, like what follows.
-        has_content: False where the tokens are made up, since the trace tells lengths alone.
+        session: as in :class:`Request`, like the arguments after it.
+        has_content: False if the tokens are generated, since the trace has only lengths.
     """
 
     arrival_s: float

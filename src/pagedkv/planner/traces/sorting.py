@@ -1,4 +1,4 @@
-"""Requests sorted by arrival, of a trace that may not fit in memory: an external merge sort.
+"""Requests of a trace that may not fit in memory, sorted by arrival: an external merge sort.
 
 Requests are gathered up to a bound, sorted, and written to a temporary file as a *run*; then the runs are merged. Both
 steps are stable, and runs are merged in the order in which they were read, so equal arrivals keep their order. The
@@ -34,7 +34,7 @@ _ARRIVAL: Final = attrgetter("arrival_s")
 
 
 class _Record(msgspec.Struct):
-    """A line of a run: a row, and what the trace format leaves to its header."""
+    """A line of a run: a row, and the value that a trace has in its header."""
 
     row: TraceRow
     block_size: int
@@ -92,7 +92,7 @@ def _written(requests: Iterable[Request]) -> IO[bytes]:
 
 
 def _read(run: IO[bytes]) -> Iterator[Request]:
-    """Read a run from its start. Runs are our own writing, so nothing is checked."""
+    """Read a run from its start. This module wrote the runs, so nothing is checked."""
     run.seek(0)
     decoder = msgspec.json.Decoder(_Record)
     for line in run:

@@ -1,4 +1,4 @@
-"""Times of arrival where a file has none, or coarse ones: made up, or spread over what a stamp stands for."""
+"""Times of arrival for a file without times or with coarse ones: generated, or spread over the span of a stamp."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,18 +15,18 @@ __all__ = ["MadeUpArrivals", "parse_arrivals", "spread_stamps"]
 POISSON: Final = "poisson"
 PLACES: Final = 6
 MOST_WAITING: Final = 2**16
-"""Requests of one stamp that wait in memory; more of them are spread so many at a time."""
+"""Requests of one stamp that wait in memory; more of them are spread in batches of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUpArrivals:
-    """Requests that come at random, independently of one another: a Poisson process, always the same one.
+    """Generates random independent arrivals: a Poisson process with a fixed seed.
 
     Args:
         per_s: requests a second in the mean, positive and finite.
 
     Raises:
-        ConfigurationError: the rate is neither.
+        ConfigurationError: the rate is not positive, or not finite.
     """
 
     per_s: float
@@ -37,12 +37,12 @@ class MadeUpArrivals:
 
     @property
     def told(self) -> str:
-        """Say that these times are made up, for humans."""
+        """Say that these times are generated, for humans."""
         return f"arrivals made up: at random, {self.per_s:g} a second"
 
     @property
     def note(self) -> str:
-        """Say what figures rest on, in a sentence."""
+        """Say what figures rest on, in one sentence."""
         made_up = f"at random, {self.per_s:g} a second"
         return f"arrivals are made up, {made_up}: that is the recorded traffic wherever it is named"
 
@@ -72,14 +72,14 @@ def parse_arrivals(text: str) -> MadeUpArrivals:
 
 
 def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Request]:
-    """Spread requests with equal arrivals evenly over the time that their stamp stands for.
+    """Spread requests with equal arrivals evenly over the span of their stamp.
 
     Args:
         requests: in order of arrival.
-        span_s: seconds that a stamp stands for, or less where the next one comes sooner.
+        span_s: seconds that a stamp covers, or less where the next stamp is sooner.
 
     Returns:
-        the requests in their order, the first of each stamp where it was. As many in memory as have one stamp.
+        the requests in their order, the first of each stamp unmoved. Memory holds the requests of one stamp.
 
     Raises:
         ConfigurationError: the span is not positive, or not finite.

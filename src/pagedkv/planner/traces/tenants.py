@@ -5,7 +5,7 @@ from typing import Final
 __all__ = ["NOBODY", "Tenants"]
 
 NOBODY: Final = "(none)"
-"""What requests are told under that name no tenant, where others do."""
+"""The name for requests without a tenant, where other requests have one."""
 
 
 class Tenants:

@@ -1,4 +1,4 @@
-"""Texts of logs turned into tokens: by a tokenizer's file, or, without one, so many characters a token.
+"""Texts of logs turned into tokens: by a tokenizer's file, or by a fixed number of characters a token.
 
 Only two things about tokens matter here: how many there are, and that equal texts have equal ones. So without a
 tokenizer a text is cut into pieces of a stated number of characters, and a piece's token is a hash of it, the same on
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 CHARS_PER_TOKEN: Final = 4.0
-"""Of English text with today's vocabularies, roughly; what a result rests on it says so."""
+"""Of English text with today's vocabularies, roughly; a result that rests on it says so."""
 MOST_CHARS_PER_TOKEN: Final = 1000
 FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
 SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
@@ -38,7 +38,7 @@ class TextTokens(Protocol):
     """Makes tokens of texts."""
 
     is_estimate: bool
-    """Whether their number is a guess at that of a model."""
+    """Whether their number is an estimate of a model's."""
 
     @property
     def told(self) -> str:
@@ -51,7 +51,7 @@ class TextTokens(Protocol):
 
 
 class CharacterTokens:
-    """So many characters a token.
+    """Tokens of a fixed number of characters.
 
     Args:
         chars_per_token: a number from 1 to 1,000, not necessarily whole.
@@ -95,17 +95,17 @@ class CharacterTokens:
 
 
 class FileTokens:
-    """A tokenizer's file, as Hugging Face's tokenizers write them (tokenizer.json).
+    """A tokenizer's file, as Hugging Face's tokenizers write it (tokenizer.json).
 
     Raises:
-        ConfigurationError: the package is missing, or the file is no such file.
+        ConfigurationError: the package is missing, or the file is not such a file.
     """
 
     is_estimate = False
 
     def __init__(self, path: str) -> None:
         try:
-            tokenizers: Any = import_module("tokenizers")  # an extra, asked for by few
+            tokenizers: Any = import_module("tokenizers")  # an extra that few need
         except ModuleNotFoundError as error:
             reason = "`tokenizer` needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
             raise ConfigurationError(f"{reason}, or give `chars_per_token` instead") from error
@@ -123,7 +123,7 @@ class FileTokens:
         return f"tokens of {self._name}"
 
     def token_ids(self, text: str) -> Int32Array:
-        """Make the tokens of one text, without those that the tokenizer adds around a whole one."""
+        """Make the tokens of one text, without those that the tokenizer adds around a whole prompt."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
 
@@ -144,15 +144,15 @@ def marked_tokens(digest: bytes, num_tokens: int) -> Int32Array:
 
 
 def stretched_tokens(pieces: Int32Array, rate: tuple[int, int], num_tokens: int, digest: bytes) -> Int32Array:
-    """Write pieces of a text as so many tokens, the same ones as far as the pieces are the same.
+    """Write pieces of a text as a given number of tokens; equal leading pieces give equal leading tokens.
 
     Args:
         pieces: int32 ``[n]``.
-        rate: tokens, and the pieces that they are made of: whatever begins alike must be given the same rate. At equal
-            numbers a piece is its token.
-        num_tokens: how many to make: where the rate brings more, the others are left out, where it brings fewer, tokens
-            for the digest follow.
-        digest: of the whole text, which the last token stands for where others were left out.
+        rate: a number of tokens, and of the pieces that they are made from: texts that begin alike must have the same
+            rate. If the two numbers are equal, a piece is its token.
+        num_tokens: how many to make: if the rate gives more, the others are left out; if it gives fewer, tokens for the
+            digest follow.
+        digest: of the whole text, represented by the last token if others were left out.
 
     Returns:
         int32 ``[num_tokens]``, none negative. O(pieces + tokens).

@@ -18,10 +18,10 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]
 
 FIRST_UNSHARED: Final = 2**62
-"""Ids from here on are of prompts whose content is unknown: beyond all that are numbered as they appear."""
+"""Ids from here on belong to prompts of unknown content: beyond all numbers by first appearance."""
 COUNTED_BITS: Final = 40
 COUNTED: Final = 2**COUNTED_BITS
-"""Ids below this count blocks."""
+"""Ids below this are numbers of blocks."""
 MIXED: Final = 2**62
 GOLDEN_GAMMA: Final = 0x9E3779B97F4A7C15
 WORD: Final = 2**64 - 1
@@ -30,7 +30,7 @@ MIXING: Final = (
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
 MOST_HELD: Final = 1000
-"""Requests without content that wait for one that has some."""
+"""Requests without content that are held until one has content."""
 
 
 class TokenBlocks:
@@ -57,7 +57,7 @@ class TokenBlocks:
 
         Args:
             token_ids: int32 ``[n]``.
-            salt: what they are told apart by from equal ones of other salts.
+            salt: blocks with equal tokens and different salts get different ids.
 
         Returns:
             int64 ``[n // block_size]``. O(n).
@@ -79,15 +79,15 @@ class TokenBlocks:
         return len(self._ids_by_digest)
 
     def knows(self, digest: bytes) -> bool:
-        """Tell whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
+        """Return whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
         return digest in self._ids_by_digest
 
 
 class ContentBlocks:
-    """Puts block ids in the place of tokens, where a trace has tokens, and leaves it as it is where it has ids.
+    """Replaces tokens by block ids, where a trace has tokens; requests with ids stay as they are.
 
-    A prompt without content, in a trace where others have some, shares its blocks with nobody, as in a replay. Where
-    none of the first thousand has any, nothing is changed.
+    A prompt without content, in a trace where others have content, shares no block, as in a replay. If none of the
+    first thousand has content, nothing is changed.
 
     Args:
         block_size: tokens of a block.
@@ -112,11 +112,12 @@ class ContentBlocks:
         return (request for request, _ in self._named(requests, keeps_answers=False))
 
     def with_answers(self, requests: Iterable[Request]) -> Iterator[tuple[Request, int]]:
-        """Give the requests with ids of their prompts and answers, and how many of the last ones are an answer's.
+        """Give the requests with ids of their prompts and answers, and how many ids at the end are the answer's.
 
-        An engine keeps the blocks of an answer behind those of its prompt, and a next turn hits them. Only as far as
-        they are computed: the last token never is. An answer whose first block was there before has no ids here, so
-        that ids of answers are always new; of two that begin alike the first is kept. O(tokens).
+        An engine keeps the blocks of an answer after those of its prompt, and the next turn hits them. Only computed
+        tokens are in them, and the last token never is computed. If the first block of an answer is not new, the answer
+        gets no ids, so that ids of answers are always new; of two answers that begin alike the first gets ids.
+        O(tokens).
         """
         return self._named(requests, keeps_answers=True)
 
@@ -158,7 +159,7 @@ class ContentBlocks:
     def _answer_ids(
         self, request: Request, prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int64]:
-        """Name the blocks that an answer adds; none where the first of them was there before."""
+        """Name the blocks that an answer adds; none if the first of them is not new."""
         num_known, num_prompt_blocks = len(self._blocks), len(prompt) // self._block_size
         if (len(prompt) + len(answer) - 1) // self._block_size <= num_prompt_blocks:
             return np.empty(0, np.int64)
@@ -173,14 +174,14 @@ class ContentBlocks:
 
 
 def with_ids_apart(request: Request, number: int) -> Request:
-    """Move the ids of a request's blocks, which are of one numbering of several.
+    """Move the block ids of a request apart from those of other numberings.
 
-    Exact for ids below 2^40, as those that count blocks are; larger ones, as of digests, are mixed, and then equal by a
-    chance of 2^-62 as digests are.
+    Exact for ids below 2^40, as numbers of blocks are. Larger ids, such as digests, are mixed; two of them are then
+    equal with a probability of 2^-62, as digests are.
 
     Args:
         request: with ids or without.
-        number: which numbering they are of, below 2^22; 0 leaves those below 2^40 as they are.
+        number: the numbering that the ids belong to, below 2^22; 0 leaves ids below 2^40 unchanged.
     """
     if request.block_ids is None or not len(request.block_ids):
         return request
@@ -218,16 +219,16 @@ def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: byt
 
 
 def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> Iterator[Request]:
-    """Put block ids in the place of tokens. Tokens of the output are left out too: their number remains.
+    """Replace tokens by block ids. Tokens of the output are removed too; their number remains.
 
     Args:
         path: the trace, for messages.
-        requests: with the tokens of their prompts; of one whose content is unknown the lengths remain.
+        requests: with the tokens of their prompts; a request of unknown content keeps only its lengths.
         block_size: tokens of a block.
 
     Raises:
         ConfigurationError: ``block_size`` is not positive.
-        TraceError: a request has other block ids already; at the end, that not one had tokens.
+        TraceError: a request has other block ids already; at the end, if no request had tokens.
     """
     blocks = TokenBlocks(block_size)
     number, has_tokens = 0, False

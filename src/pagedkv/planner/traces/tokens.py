@@ -1,6 +1,6 @@
 """Tokens for every request of a trace: its own, or else a fixed function of block ids, the same everywhere.
 
-Where a trace holds the tokens of a prompt or of its output, these are what is sent. For all else they are made up.
+Tokens of a prompt or of an output that a trace holds are used. All others are generated.
 
 An id of a trace stands for a block of tokens *together with everything before it*: equal ids mean an equal
 whole prefix. So the tokens of a block may be a function of its id and the offset alone; prefixes that were
@@ -8,8 +8,8 @@ equal stay equal, and prefixes that differed differ from the first token of the 
 whatever block size the replay uses. (Text that two different blocks had in common cannot be known
 from a trace, and is lost.)
 
-What no id covers is taken to be shared with nobody, for a trace that does not tell of sharing shows none: the
-end of a prompt past its ids, prompts without ids, and all output.
+Tokens that no id covers are not shared, since the trace shows no sharing of them: the end of a prompt past its ids,
+prompts without ids, and all output.
 
 The function is splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014): the token at offset o is the o-th number, reduced to 31 bits, of the generator that starts from a

@@ -1,7 +1,7 @@
-"""Windows of recorded time: the hours of a trace, or the times of day, that figures are told apart by.
+"""Windows of recorded time: the hours of a trace, or the times of day, by which figures are divided.
 
-A window says which requests arrived in it. The trace is served as a whole, so that a cache is as warm in each window as
-it would have been; only the counting is divided.
+A window says which requests arrived in it. The trace is served as a whole, so that the cache is as warm in each window
+as without windows; only the counting is divided.
 """
 
 import re
@@ -36,9 +36,9 @@ class Window:
     """One window.
 
     Args:
-        name: what to call it.
+        name: for tables.
         duration_s: seconds of it that lie between the first and the last arrival of the trace.
-        is_whole: whether that is all of it.
+        is_whole: whether that is the whole window.
     """
 
     name: str
@@ -52,7 +52,7 @@ class WindowRule:
 
     Args:
         length_s: seconds of a window, or None for times of day.
-        times_s: begin and end of each time of day, in seconds from midnight; what lies outside is the rest.
+        times_s: begin and end of each time of day, in seconds from midnight; all other times are one more window.
         utc_offset_h: hours that the clocks of the place are ahead of UTC.
     """
 
@@ -65,13 +65,13 @@ class WindowRule:
 
         Args:
             arrivals_s: float64 ``[n]``, when each request arrives, never falling.
-            origin_s: what is added to make recorded times of these.
+            origin_s: added to arrivals, it gives recorded times.
 
         Returns:
             The windows in order, and the number of each request's: int32 ``[n]``. O(n + windows).
 
         Raises:
-            ConfigurationError: times of day of a trace that does not tell them; very many windows.
+            ConfigurationError: times of day for a trace whose clock has none; very many windows.
         """
         if not len(arrivals_s):
             return [], np.zeros(0, np.int32)
@@ -136,7 +136,7 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
     """Read windows as typed: a length, or times of day separated by commas.
 
     Raises:
-        ConfigurationError: it is neither; times overlap; the offset is none.
+        ConfigurationError: the text is neither; times overlap; the offset is impossible.
 
     >>> parse_window("15m").length_s, parse_window("22:00-06:00").times_s
     (900.0, ((79200.0, 21600.0),))
@@ -168,7 +168,7 @@ def _times(part: str, text: str) -> tuple[float, float]:
 
 
 def _unwrapped(begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
-    """Give the parts of one day that a time of day takes; one over midnight takes two."""
+    """Give the parts of one day that a time of day covers: two if it crosses midnight."""
     return [(begin_s, end_s)] if begin_s < end_s else [(begin_s, DAY_S), (0.0, end_s)]
 
 

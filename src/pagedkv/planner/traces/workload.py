@@ -1,8 +1,8 @@
-"""A conversation workload, generated on the spot from a seed: for runs without a trace at hand.
+"""A conversation workload, generated from a seed, for runs without a trace.
 
 Sessions start at random, pick one of a few shared system prompts, and take turns. The prompt of turn k + 1 is the
-prompt and the answer of turn k followed by what the user says next, so that a prefix cache may hit
-what it saw as prompt *and* what it generated. Turns of different sessions interleave by time::
+prompt and the answer of turn k followed by what the user says next, so that a prefix cache may hit prompts *and*
+generated tokens. Turns of different sessions interleave by time::
 
     turn 1   [system prompt][user 1]                      -> [answer 1]
     turn 2   [system prompt][user 1][answer 1][user 2]    -> [answer 2]
@@ -22,7 +22,7 @@ proportion to 1 / k; Poisson arrivals of one session a second; exponential think
 answers at 50 tokens a second. A session ends early when its next request would not fit the context window.
 
 Every session draws from a generator of its own, seeded with the workload's seed and the session's number. So the same
-seed and the same version of NumPy give the same requests, and more sessions only add to them.
+seed and the same version of NumPy give the same requests, and a larger number of sessions only adds requests.
 """
 
 import heapq
@@ -44,7 +44,7 @@ VOCABULARY_SIZE: Final = 128_256
 SHARED_STREAM: Final = 0
 """Random stream of what sessions share: system prompts and starting times."""
 SESSION_STREAM: Final = 1
-"""Random streams of the sessions, told apart by a further number."""
+"""Random streams of the sessions, each with a further number."""
 
 
 @dataclass(frozen=True, slots=True)

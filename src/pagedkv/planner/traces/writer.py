@@ -1,8 +1,8 @@
-"""Writes requests in the pagedkv trace format, in its canonical form: the same requests, the same bytes.
+"""Writes requests in the pagedkv trace format, in its canonical form: equal requests give equal bytes.
 
-Owns the order in which bytes come. A header names the block size, so rows wait until it is known: a foreign trace
-tells it only with its first row that has ids. They wait in memory up to a bound, then in a temporary file. Knows
-nothing of paths or compression.
+Owns the order of bytes. A header names the block size, so rows wait until it is known: a foreign trace has it only in
+its first row with ids. Rows wait in memory up to a bound, then in a temporary file. Knows nothing of paths or
+compression.
 """
 
 import shutil
@@ -25,7 +25,7 @@ MAX_WAITING_NBYTES: Final = 2**20
 
 
 class ByteSink(Protocol):
-    """Whatever takes bytes: a binary file, plain or compressed."""
+    """A sink of bytes: a binary file, plain or compressed."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of ``data``."""
@@ -33,7 +33,7 @@ class ByteSink(Protocol):
 
 
 class TraceWriter:
-    """Writes one trace; use it as a context manager. Leaving it without an error writes what still waits.
+    """Writes one trace; use it as a context manager. Leaving it without an error writes the waiting rows.
 
     Args:
         sink: takes the bytes; stays open.
@@ -59,7 +59,7 @@ class TraceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write the header and what waits for it, unless there was an error."""
+        """Write the header and the waiting rows, unless there was an error."""
         try:
             if kind is None and not self._has_header:
                 self._write_header()
@@ -70,7 +70,7 @@ class TraceWriter:
         """Write the next request. O(tokens or ids).
 
         Raises:
-            ConfigurationError: its blocks are of another size than those before, or it arrives beyond all limits.
+            ConfigurationError: its blocks are of another size than those before, or its arrival is beyond the limit.
         """
         self._num_requests += 1
         self._learn_block_size(request)
@@ -81,7 +81,7 @@ class TraceWriter:
         (self._sink if self._has_header else self._waiting).write(line)
 
     def _learn_block_size(self, request: Request) -> None:
-        """Settle the block size, and with it the header, as soon as a request tells it or cannot have one."""
+        """Settle the block size, and with it the header, at the first request that has one or cannot have one."""
         if not self._has_header:
             self._block_size = request.block_size
             if request.block_size or request.block_ids is None:

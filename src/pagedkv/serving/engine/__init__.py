@@ -11,6 +11,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
     config        EngineConfig: memory, limits, policies
     chat          Chat: a conversation as a prompt
+    intent        Intent: what is said about a request beside its answer; intent_rules: what it needs of the engine
     prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
     llm           LLM: prompts in, answers out
     async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
@@ -43,12 +44,14 @@ with needing("hf", "pagedkv.engine"):
     import tokenizers  # noqa: F401 - transformers does not say what it lacks
     import torch  # noqa: F401 - as safetensors
 
+from pagedkv.memory.scheduling import Breakpoint
 from pagedkv.serving.engine.answer_stream import AnswerStream
 from pagedkv.serving.engine.async_llm import AsyncLLM
 from pagedkv.serving.engine.chat import Chat
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
 from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.intent import Intent
 from pagedkv.serving.engine.llm import LLM
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
@@ -62,11 +65,13 @@ __all__ = [
     "LLM",
     "AnswerStream",
     "AsyncLLM",
+    "Breakpoint",
     "Chat",
     "Completion",
     "EngineConfig",
     "EngineCore",
     "EngineRequest",
+    "Intent",
     "PromptLookup",
     "RequestOutput",
     "Sample",

@@ -95,6 +95,19 @@ class AnswerStream:
         self._raise_problem()
         raise StopAsyncIteration
 
+    async def take(self) -> tuple[TokenUpdate, ...]:
+        """Wait for new tokens, and return all that have come; empty at the end. Raises as :meth:`output`, at the end.
+
+        A reader that was slow so gets in one piece what came meanwhile.
+        """
+        updates = self._mailbox.updates
+        await self._wait(lambda: bool(updates))
+        if not updates:
+            self._raise_problem()
+        taken = tuple(updates)
+        updates.clear()
+        return taken
+
     async def accepted(self) -> None:
         """Wait until the engine has taken the request into its queue; who then goes on feels back-pressure.
 

@@ -17,14 +17,21 @@ from typing import Literal, Self, TypeAlias, final
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
+from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine.answer_stream import AnswerStream, Mailbox
 from pagedkv.serving.engine.engine_thread import Call, Close, End, EngineThread, Submit
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
+from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampling import SamplingParams
 
 __all__ = ["AsyncLLM"]
 
 WhenFull: TypeAlias = Literal["wait", "refuse"]
+
+
+def _ignore(record: StepRecord) -> None:
+    """Do nothing with a step's record."""
 
 
 @final
@@ -40,6 +47,8 @@ class AsyncLLM:
         when_full: what becomes of more: they "wait" at the door in their order, or the engine is to "refuse" them
             (QueueFullError). Who awaits :meth:`AnswerStream.accepted` before the next goes on no faster than served.
         clock: gives seconds, never backwards; deadlines are by it.
+        on_step: called with each step's record, by the engine's thread, which waits for it; what it raises ends the
+            engine.
 
     Raises:
         ConfigurationError: ``max_waiting`` is not at least 1, or ``when_full`` is neither.
@@ -53,22 +62,29 @@ class AsyncLLM:
         max_waiting: int = 1024,
         when_full: WhenFull = "wait",
         clock: Callable[[], float] = time.monotonic,
+        on_step: Callable[[StepRecord], None] = _ignore,
     ) -> None:
         as_count(max_waiting, "max_waiting", least=1)
         if when_full not in {"wait", "refuse"}:
             raise ConfigurationError(f"when_full must be 'wait' or 'refuse', got {when_full!r}")
         self._clock = clock
-        self._thread = EngineThread(llm, max_waiting, refuses=when_full == "refuse", clock=clock)
+        self._thread = EngineThread(llm, max_waiting, refuses=when_full == "refuse", clock=clock, on_step=on_step)
         atexit.register(self.close)  # a thread in the middle of a step would stop Python from ending
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, deadline_s: float | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        intent: Intent | None = None,
+        deadline_s: float | None = None,
     ) -> AnswerStream:
         """Ask for answers to a prompt, from within an event loop. Returns at once.
 
         Args:
             prompt: a text, token ids, or messages, as :meth:`LLM.generate` takes them.
             params: what it asks for; None: 16 tokens, the most likely ones.
+            intent: what its caller says beside that; None: nothing.
             deadline_s: seconds from now, after which it ends with what it has, and finish reason "deadline".
 
         Returns:
@@ -82,9 +98,15 @@ class AsyncLLM:
             raise RequestError(f"deadline_s must be seconds from now, got {deadline_s}")
         deadline = None if deadline_s is None else self._clock() + deadline_s
         mailbox = Mailbox(asyncio.get_running_loop())
-        self._thread.send(Submit(mailbox, prompt, SamplingParams() if params is None else params, deadline))
+        wished, said = SamplingParams() if params is None else params, PLAIN if intent is None else intent
+        self._thread.send(Submit(mailbox, prompt, wished, deadline, said))
         thread = self._thread
         return AnswerStream(mailbox, lambda mailbox: thread.tell(End(mailbox)))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine serves nothing any more: it was closed, or a step failed."""
+        return self._thread.has_ended
 
     async def reset_prefix_cache(self) -> None:
         """Let later requests hit nothing of what was computed before: :meth:`EngineCore.reset_prefix_cache`.
@@ -100,6 +122,20 @@ class AsyncLLM:
         place, while requests are under way, does it in ``change``. Raises as there, and where the engine was closed.
         """
         await self._call(partial(LLM.set_weights_epoch, weights_epoch=weights_epoch, change=change))
+
+    async def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one, between two steps: :meth:`EngineCore.set_tenant`.
+
+        It has happened when this returns. Raises as there, and where the engine was closed.
+        """
+        await self._call(partial(LLM.set_tenant, name=name, limits=limits))
+
+    async def remove_tenant(self, name: str) -> None:
+        """Remove a tenant without requests, between two steps: :meth:`EngineCore.remove_tenant`.
+
+        It has happened when this returns. Raises as there, and where the engine was closed.
+        """
+        await self._call(partial(LLM.remove_tenant, name=name))
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from pagedkv.memory.contract.errors import RequestError
 
-__all__ = ["Chat", "Message", "chat_token_ids", "is_chat"]
+__all__ = ["Chat", "Message", "chat_text", "chat_token_ids", "is_chat"]
 
 Message: TypeAlias = Mapping[str, Any]
 """``{"role": "user", "content": "..."}``, and what else the template knows."""
@@ -53,6 +53,16 @@ def chat_token_ids(tokenizer: object, chat: Chat | Sequence[Message]) -> list[in
     Raises:
         RequestError: there is no template, the conversation is none, or the template refuses it.
     """
+    token_ids = _applied(tokenizer, chat, return_dict=False)
+    return list(token_ids)
+
+
+def chat_text(tokenizer: object, chat: Chat | Sequence[Message]) -> str:
+    """Write a conversation by the tokenizer's template, special tokens as text. Raises as :func:`chat_token_ids`."""
+    return str(_applied(tokenizer, chat, tokenize=False))
+
+
+def _applied(tokenizer: object, chat: Chat | Sequence[Message], **how: object) -> Any:  # noqa: ANN401 - the tokenizer's
     chat = chat if isinstance(chat, Chat) else Chat(chat)
     _require_messages(chat.messages)
     apply = getattr(tokenizer, "apply_chat_template", None)
@@ -68,16 +78,15 @@ def chat_token_ids(tokenizer: object, chat: Chat | Sequence[Message]) -> list[in
     if chat.template is not None:
         options["chat_template"] = chat.template
     try:
-        token_ids = apply(
+        return apply(
             list(chat.messages),
             add_generation_prompt=not chat.is_continued,
             continue_final_message=chat.is_continued,
-            return_dict=False,
+            **how,
             **options,
         )
     except Exception as problem:  # what a template raises is its author's choice
         raise RequestError(f"the chat template refuses it: {problem}") from problem
-    return list(token_ids)
 
 
 def _require_messages(messages: Sequence[Message]) -> None:

@@ -163,7 +163,7 @@ def _layers_of(model: compat.Model) -> dict[int, nn.Module]:
         for part in parts:
             numbers = {getattr(module, "layer_idx", None) for module in part.modules()} - {None}
             if len(numbers) == 1 and "forward" not in vars(part):
-                found.setdefault(numbers.pop(), part)
+                found.setdefault(int(numbers.pop() or 0), part)
     return found
 
 

@@ -8,7 +8,13 @@ import torch
 
 from pagedkv.memory.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES, SpaceConfig
+from pagedkv.memory.contract.space_config import (
+    DEFAULT_EVICTION,
+    EVICTION_POLICIES,
+    SpaceConfig,
+    TenantLimits,
+    require_tenants,
+)
 from pagedkv.memory.device import KeyValueShape, num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -64,6 +70,10 @@ class EngineConfig:
             steps are not captured (:attr:`EngineCore.capture_state`).
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
+        leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
+            space then shows the engine's seconds.
+        tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
+            are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
             the same order draw the same tokens.
     """
@@ -91,6 +101,8 @@ class EngineConfig:
     capture_steps: bool = True
     compile_model: bool = False
     speculation: PromptLookup | None = None
+    leases: bool = False
+    tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,13 +116,14 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "leases"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
+        require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
         as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
@@ -170,8 +183,9 @@ class EngineConfig:
             in_order=True,
             receipts=True,
             explain=True,
+            leases=self.leases,
         )
-        return replace(config, num_blocks=self._num_blocks(groups, longest))
+        return replace(config, num_blocks=self._num_blocks(groups, longest), tenants=self.tenants)
 
     def _num_blocks(self, groups: EngineGroups, longest: int) -> Mapping[str, int]:
         if self.num_blocks is not None:

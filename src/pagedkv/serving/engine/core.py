@@ -31,7 +31,7 @@ from pagedkv.memory.contract.errors import (
     TokenError,
     UnsupportedModelError,
 )
-from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
@@ -45,6 +45,8 @@ from pagedkv.serving.engine.engine_request import EngineRequest, Wish
 from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.intent import PLAIN, Intent
+from pagedkv.serving.engine.intent_rules import require_possible
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
@@ -134,6 +136,7 @@ class EngineCore:
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._decode = decode
         self._clock = clock
+        self._began = clock()
         self._requests: dict[Request, EngineRequest] = {}
         self._num_requests = 0
         self._decoding: Decoding | None = None
@@ -152,18 +155,26 @@ class EngineCore:
             )
 
     @property
+    def vocabulary_size(self) -> int:
+        """Columns of the logits: token ids are below it."""
+        return self._num_vocabulary
+
+    @property
     def capture_state(self) -> CaptureState:
         """Which steps are replayed as graphs, and why others are not."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
 
     # Requests
 
-    def add(self, prompt_token_ids: Int32Array, params: SamplingParams) -> EngineRequest:
+    def add(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent | None = None) -> EngineRequest:
         """Let a request wait.
 
         Args:
             prompt_token_ids: int32 ``[n]``, or whatever else holds integers that fit.
             params: what it asks for, bad words as token ids.
+            intent: what its caller says beside that; None: nothing.
+
+        Returns the request. If its tenant's limits leave too few blocks for it, even alone, it has ended, "rejected".
 
         Raises:
             RequestError: it could not be served, even alone, or names what this model does not have. Nothing is
@@ -176,11 +187,12 @@ class EngineCore:
                 tokens = as_token_array(prompt_token_ids)
             except TokenError as problem:
                 raise RequestError(f"a prompt must be token ids: {problem}") from problem
-            wish = self._complete(tokens, params)
+            wish = self._complete(tokens, params, PLAIN if intent is None else intent)
             request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
-            if not self.scheduler.add(request.scheduled):
-                raise self._too_large(wish)
-            self._enter(request)
+            if self.scheduler.add(request.scheduled):
+                self._enter(request)
+            else:
+                self._refuse(request)
             return request
 
     def fork(
@@ -190,11 +202,13 @@ class EngineCore:
         at: int | None = None,
         params: SamplingParams | None = None,
         sample: int = 0,
+        intent: Intent | None = None,
     ) -> EngineRequest:
         """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
         with self._driving():
             prefix = fork_prefix(request, sample, at)
-            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)))
+            wished = request.intent.for_fork(len(prefix)) if intent is None else intent
+            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)), wished)
             return self._branch_off(request, wish, sample)
 
     def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
@@ -206,7 +220,8 @@ class EngineCore:
         else:
             num_shared = self.scheduler.fork(request.scheduled, child.scheduled, sequence=sequence)
         if num_shared is None:
-            raise self._too_large(wish)
+            self._refuse(child)
+            return child
         if num_shared:
             child.num_cached_tokens, child.admitted = num_shared, child.arrived
         self._enter(child)
@@ -217,6 +232,22 @@ class EngineCore:
             request.guess_by(self.config.speculation)
         self._num_requests += 1
         self._requests[request.scheduled] = request
+
+    def _refuse(self, request: EngineRequest) -> None:
+        """End a request that its tenant's limits leave no room for, even alone; else raise RequestError."""
+        if request.intent.tenant is None or not self.scheduler.fits_alone(request.scheduled, within_limits=False):
+            raise self._too_large(request.wish)
+        self._num_requests += 1
+        request.end("rejected", self._clock(), self._beyond_limits(request))
+
+    def _beyond_limits(self, request: EngineRequest) -> str:
+        """Say that a tenant's limits leave too few blocks for a request."""
+        tenant, params = request.intent.tenant, request.params
+        return (
+            f"a prompt of {len(request.prompt_token_ids)} tokens with {max(params.n, params.num_beams)} answers of "
+            f"{request.wish.max_tokens} needs more than tenant {tenant!r} can have, {self.space.most_blocks(tenant)} "
+            "blocks: ask for less (n, max_tokens), or raise its cap"
+        )
 
     def _too_large(self, wish: Wish) -> RequestError:
         num_answers = max(wish.params.n, wish.params.num_beams)
@@ -234,6 +265,32 @@ class EngineCore:
         if not request.is_finished:
             with self.driver.at_the_wheel():
                 self._end(request, reason)
+
+    # Tenants
+
+    def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one, between two steps. Requests that wait are served by the new ones.
+
+        Raises:
+            ConfigurationError: tenants are not distinguished (``EngineConfig.tenants`` is None), limits that the pools
+                cannot keep, or a cap below what its requests use; nothing is changed.
+            EngineError: the engine has failed, or another thread drives it.
+        """
+        with self._driving():
+            self.space.set_tenant(name, limits)
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant without requests; what it left in the cache is charged to the unnamed tenant.
+
+        Raises:
+            ConfigurationError: there is no such tenant, or requests of it wait or run: they finish, or are aborted,
+                first. Nothing is changed.
+            EngineError: the engine has failed, or another thread drives it.
+        """
+        with self._driving():
+            if self.scheduler.has_tenant(name):
+                raise ConfigurationError(f"tenant {name!r} has requests: let them finish, or abort them, first")
+            self.space.remove_tenant(name)
 
     # What is cached
 
@@ -283,9 +340,10 @@ class EngineCore:
         """Whether there is a request to serve."""
         return not self.scheduler.is_idle
 
-    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams) -> Wish:
-        """Say what the parameters leave open. Raises RequestError where they cannot be met."""
+    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent) -> Wish:
+        """Say what the parameters leave open. Raises RequestError where they, or the intent, cannot be met."""
         self._require_tokens(prompt_token_ids)
+        require_possible(intent, self.space, len(prompt_token_ids))
         room = self.space.config.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self.config.beyond_context == "clip":
@@ -309,6 +367,7 @@ class EngineCore:
             seed,
             self._num_vocabulary,
             self._decode,
+            intent,
         )
 
     def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
@@ -336,6 +395,8 @@ class EngineCore:
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
         times = [self._clock()]
+        if self.config.leases:
+            self.space.advance(max(self.space.now_s, times[0] - self._began))
         batch = self.scheduler.schedule()
         self._note_admitted(batch)
         times.append(self._clock())
@@ -409,11 +470,10 @@ class EngineCore:
                 request.explanation = self.space.explanation(admission.request.rows[0])
                 request.admitted = self._clock()
         for rejected in batch.rejected:
-            self._end(
-                self._requests[rejected],
-                "rejected",
-                "it ran out of blocks, alone: ask for less, or give the engine more memory",
-            )
+            request = self._requests[rejected]
+            reason = "it ran out of blocks, alone: ask for less, or give the engine more memory"
+            fits = request.intent.tenant is None or self.scheduler.fits_alone(rejected)
+            self._end(request, "rejected", reason if fits else self._beyond_limits(request))
 
     def _note_progress(self, progress: Progress, taken: Taken, rows: Sequence[SampledRow]) -> None:
         now = self._clock()

@@ -5,15 +5,16 @@ prompt, and what was generated for each of its samples. The tokens of a request 
 asked from here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Explanation
-from pagedkv.memory.scheduling import Request
+from pagedkv.memory.scheduling import NO_INTENT, Request
 from pagedkv.serving.engine.beams import Beams
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import FinishReason, RequestOutput
 from pagedkv.serving.engine.prompt_lookup import LookupText, PromptLookup
 from pagedkv.serving.engine.sample import Decode, Sample
@@ -26,7 +27,13 @@ class Forker(Protocol):
     """How an engine forks a request: see :meth:`EngineRequest.fork`."""
 
     def __call__(
-        self, request: "EngineRequest", n: int | None, at: int | None, params: SamplingParams | None, sample: int
+        self,
+        request: "EngineRequest",
+        n: int | None,
+        at: int | None,
+        params: SamplingParams | None,
+        sample: int,
+        intent: Intent | None,
     ) -> "EngineRequest":
         """Let another request go on from this one."""
 
@@ -44,6 +51,7 @@ class Wish:
         seed: where its noise comes from if the parameters do not say.
         vocab_size: columns of the logits.
         decode: gives the text of token ids; None without a tokenizer.
+        intent: what its caller says beside that.
     """
 
     prompt_token_ids: Int32Array
@@ -54,6 +62,7 @@ class Wish:
     seed: int
     vocab_size: int
     decode: Decode | None
+    intent: Intent = PLAIN
 
     def make_samples(self, num_samples: int) -> list[Sample]:
         """Make answers, or beams, nothing generated yet.
@@ -131,8 +140,15 @@ class EngineRequest:
             self.wish.max_tokens,
             self._load,
             num_sequences=len(self.live),
+            priority=self.intent.priority,
+            keys=self.intent.keys,
             max_hit_tokens=0 if self.wants_prompt_logprobs else None,
+            intent=NO_INTENT if self.intent is PLAIN else self.intent,
+            replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
+            sequences=lambda: [self.tokens_of(sample) for sample in self.samples],
         )
+        if self.intent.replaces is not None:  # else each turn of a conversation would keep all turns before it
+            self.wish = replace(wish, intent=replace(self.intent, replaces=None))
 
     @property
     def prompt_token_ids(self) -> Int32Array:
@@ -143,6 +159,11 @@ class EngineRequest:
     def params(self) -> SamplingParams:
         """What it asks for."""
         return self.wish.params
+
+    @property
+    def intent(self) -> Intent:
+        """What its caller says beside that; a request that it replaces is named only until this one is made."""
+        return self.wish.intent
 
     @property
     def is_finished(self) -> bool:
@@ -164,7 +185,13 @@ class EngineRequest:
         return np.concatenate([self.prompt_token_ids, np.array(sample.token_ids, np.int32)])
 
     def fork(
-        self, n: int | None = None, *, at: int | None = None, params: SamplingParams | None = None, sample: int = 0
+        self,
+        n: int | None = None,
+        *,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        sample: int = 0,
+        intent: Intent | None = None,
     ) -> "EngineRequest":
         """Let another request go on from here: n answers that begin with the tokens of one of these.
 
@@ -178,16 +205,19 @@ class EngineRequest:
             params: what the fork asks for; None: as this request, with the tokens that are left to it, and noise of
                 its own.
             sample: which answer.
+            intent: of the fork; None: this one's. With another tenant, salt or publish limit it shares no blocks by
+                forking, and hits what it may hit.
 
         Returns:
-            A request like any other; its prompt are the tokens that it begins with.
+            A request like any other; its prompt are the tokens that it begins with. It has ended, "rejected", if its
+            tenant's limits leave too few blocks for it.
 
         Raises:
             RequestError: a place or an answer that is not there, n that params contradict, nothing left to generate,
                 or what
                 :meth:`~pagedkv.serving.engine.EngineCore.add` refuses.
         """
-        return self.fork_by(self, n, at, params, sample)
+        return self.fork_by(self, n, at, params, sample, intent)
 
     def guess_by(self, lookup: PromptLookup) -> None:
         """Let the tokens that follow be guessed, where each token is all that decides on the next.
@@ -224,6 +254,9 @@ class EngineRequest:
             receipt=self.scheduled.receipt,
             num_drafted_tokens=self.num_drafted,
             num_accepted_tokens=self.num_accepted,
+            num_leased_tokens=self.scheduled.num_leased_tokens,
+            breakpoint_tokens=tuple(num_leased or 0 for num_leased in self.scheduled.leased_at),
+            epochs=self.scheduled.epochs,
         )
 
     def _seconds_to(self, moment: float | None) -> float | None:

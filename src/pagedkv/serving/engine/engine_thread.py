@@ -21,8 +21,10 @@ from typing import Final, TypeAlias, assert_never, final
 from pagedkv.memory.contract.errors import EngineError, QueueFullError
 from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
 from pagedkv.serving.engine.engine_request import EngineRequest
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
 from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampling import SamplingParams
 from pagedkv.serving.engine.updates import NewTokens
 
@@ -39,12 +41,14 @@ class Submit:
         mailbox: for its letters.
         prompt, params: what is asked for.
         deadline: when it is to be over, by the clock; None: whenever it is.
+        intent: what its caller says beside that.
     """
 
     mailbox: Mailbox
     prompt: Prompt
     params: SamplingParams
     deadline: float | None
+    intent: Intent = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,22 @@ class EngineThread:
         max_waiting: requests that wait in the engine at most.
         refuses: whether those who find the queue full are refused; else they wait at the door, in their order.
         clock: gives seconds, never backwards; deadlines are by it.
+        on_step: called with each step's record, by the engine's thread.
 
     Raises:
         EngineError: another thread drives the engine.
     """
 
-    def __init__(self, llm: LLM, max_waiting: int, *, refuses: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        max_waiting: int,
+        *,
+        refuses: bool,
+        clock: Callable[[], float],
+        on_step: Callable[[StepRecord], None],
+    ) -> None:
+        self._on_step = on_step
         self._llm = llm
         self._max_waiting = max_waiting
         self._refuses = refuses
@@ -162,6 +176,11 @@ class EngineThread:
             if self._ended is None:
                 self._commands.put(command)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended, or was told to."""
+        return self._ended is not None or self._is_closed
+
     def join(self) -> None:
         """Wait until the thread has ended."""
         self._thread.join()
@@ -184,7 +203,7 @@ class EngineThread:
                 self._let_in()
                 self._post()  # who has ended is not to wait for others' step
                 if self._llm.core.has_work:
-                    self._llm.step()
+                    self._on_step(self._llm.step())
                 self._note_news()
                 self._post()
             self._end_all()
@@ -247,7 +266,7 @@ class EngineThread:
     def _admit(self, mailbox: Mailbox) -> None:
         wish = self._door.pop(mailbox)
         try:
-            (request,) = self._llm.submit([wish.prompt], wish.params)
+            (request,) = self._llm.submit([wish.prompt], wish.params, [wish.intent])
         except EngineError:
             self._door[mailbox] = wish
             raise

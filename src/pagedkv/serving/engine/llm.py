@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Final, Protocol, cast, final
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from pagedkv.memory.contract.arguments import TokenIds, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import RequestError, TokenError
+from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Sampler
@@ -23,6 +25,7 @@ from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.grouping import EngineGroups, group_layers
+from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.probe import probe
 from pagedkv.serving.engine.prompts import Prompt, TokensPrompt
@@ -58,6 +61,7 @@ class LLM:
         config: memory, limits, policies.
         tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
         sampler: what draws tokens; None: as each request's parameters say.
+        clock: gives seconds, never backwards: by it leases end, and outputs tell how long things took.
 
     Attributes:
         core: the loop, for whoever drives it step by step.
@@ -76,6 +80,7 @@ class LLM:
         *,
         tokenizer: Tokenizer | None = None,
         sampler: Sampler | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         config = EngineConfig() if config is None else config
         if config.warm_up:
@@ -91,11 +96,15 @@ class LLM:
             continues=found is not None and found.continues,
             decode=None if tokenizer is None else lambda token_ids: tokenizer.decode(list(token_ids)),
             sampler=sampler,
+            clock=clock,
         )
         self._tokenizer = tokenizer
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, together.
 
@@ -103,6 +112,7 @@ class LLM:
             prompts: texts, lists of token ids, :class:`~pagedkv.serving.engine.prompts.TokensPrompt`, or conversations:
                 lists of messages, :class:`Chat`.
             params: what all of them ask for, or each; None: 16 tokens, the most likely ones.
+            intents: what is said beside that about all of them, or each; None: nothing.
 
         Returns:
             an output for each prompt, in their order. Of a request that failed by itself (a logits processor raised,
@@ -112,7 +122,7 @@ class LLM:
             RequestError: one of them cannot be served; none is.
             EngineError: a step failed.
         """
-        requests = self.submit(prompts, params)
+        requests = self.submit(prompts, params, intents)
         try:
             while not all(request.is_finished for request in requests):
                 self.core.step()
@@ -123,33 +133,42 @@ class LLM:
         return [self._with_text(request.output()) for request in requests]
 
     def stream(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
     ) -> Iterator[TokenUpdate]:
         """Answer prompts, together, and give tokens as they come; who stops listening ends the requests.
 
         Raises as :meth:`generate`.
         """
-        requests = self.submit(prompts, params)
+        requests = self.submit(prompts, params, intents)
         news = [NewTokens(request, prompt) for prompt, request in enumerate(requests)]
         try:
             while not all(request.is_finished for request in requests):
                 self.core.step()
                 for each in news:
                     yield from each.take()
+            for each in news:  # of requests that had ended before a step
+                yield from each.take()
         finally:
             for request in requests:
                 self.core.abort(request)
 
     def submit(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
     ) -> list[EngineRequest]:
         """Let prompts wait, all of them or none; whoever submits drives :attr:`core`. Raises RequestError."""
         each = _wishes(prompts, params)
+        said = _intents(prompts, intents)
         tokens = [self._token_ids(prompt, place) for place, prompt in enumerate(prompts)]
         requests: list[EngineRequest] = []
         try:
-            for place, (prompt, wish) in enumerate(zip(tokens, each, strict=True)):
-                requests.append(self._add(place, prompt, wish))
+            for place, (prompt, wish, intent) in enumerate(zip(tokens, each, said, strict=True)):
+                requests.append(self._add(place, prompt, wish, intent))
         except BaseException:
             for request in requests:
                 self.core.abort(request)
@@ -168,13 +187,21 @@ class LLM:
         """Say that the model has other weights from now on: see :meth:`EngineCore.set_weights_epoch`."""
         self.core.set_weights_epoch(weights_epoch, change=change)
 
+    def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one: see :meth:`EngineCore.set_tenant`."""
+        self.core.set_tenant(name, limits)
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant without requests: see :meth:`EngineCore.remove_tenant`."""
+        self.core.remove_tenant(name)
+
     def output(self, request: EngineRequest) -> RequestOutput:
         """Tell how far a request has come, as text too where there is a tokenizer. Changes nothing."""
         return self._with_text(request.output())
 
-    def _add(self, place: int, prompt: Int32Array, params: SamplingParams) -> EngineRequest:
+    def _add(self, place: int, prompt: Int32Array, params: SamplingParams, intent: Intent) -> EngineRequest:
         try:
-            return self.core.add(prompt, self._with_ids(params))
+            return self.core.add(prompt, self._with_ids(params), intent)
         except RequestError as problem:
             raise RequestError(f"prompt {place}: {problem}") from problem
 
@@ -242,6 +269,17 @@ def _wishes(
     if len(params) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(params)}")
     return params
+
+
+def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | None) -> Sequence[Intent]:
+    """Give each prompt's intent. Raises RequestError."""
+    if intents is None or isinstance(intents, Intent):
+        return [intents or PLAIN] * len(prompts)
+    if not isinstance(intents, Sequence) or not all(isinstance(intent, Intent) for intent in intents):
+        raise RequestError(f"intents must be an Intent, or a list of them, got {intents!r}")
+    if len(intents) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts need as many Intents, got {len(intents)}")
+    return intents
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:

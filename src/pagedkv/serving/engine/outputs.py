@@ -55,6 +55,12 @@ class RequestOutput:
         explanation: why no more of its prompt was hit, as it was then; None where it was not admitted.
         receipt: what it took in the block space: of all of its sequences and lives, complete once it has ended.
         num_drafted_tokens: tokens that were guessed and computed for it; num_accepted_tokens: those that were right.
+        num_leased_tokens: leading tokens of prompt and answer that were leased when it ended, of the answer with the
+            most; 0 without ``keep_for_s``, or if the lease was refused.
+        breakpoint_tokens: for each breakpoint of its intent, in order, the leading tokens leased there; 0 until they
+            are computed, or if the lease was refused.
+        epochs: the oldest and the newest epoch of the weights that contributed to what it held; None before it gives
+            its blocks back, or if epochs are not counted.
     """
 
     number: int
@@ -72,6 +78,9 @@ class RequestOutput:
     receipt: Receipt = field(default_factory=Receipt)
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_leased_tokens: int = 0
+    breakpoint_tokens: tuple[int, ...] = ()
+    epochs: tuple[int, int] | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 In the order in which data flows::
 
-    backend    CPUBackend: which sequence goes which way
+    backend    CPUBackend: the path of each sequence
     memory     a layer's keys as a flat array and strides, for compiled loops
-    decode     one query a sequence, blocks read where they lie
+    decode     one query a sequence, blocks read in place
     prefill    many queries a sequence, keys gathered
 """
 

@@ -1,7 +1,7 @@
-"""CPUBackend: sends each sequence of a step the faster way, and writes keys and values.
+"""CPUBackend: computes each sequence of a step by the faster path, and writes keys and values.
 
-A sequence with one query, in 32-bit floats, is read in place; all others are gathered. In a step where everybody
-decodes nothing is gathered at all.
+The keys of a sequence with one query, in 32-bit floats, are read in place; those of all others are gathered. A step in
+which all sequences decode gathers nothing.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ class CPUBackend:
     """Attention on a CPU; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: where the keys lie.
+        storage: of the keys.
         layers: the layers, by number.
-        latent_dim: of latents, how many dimensions are values, the first ones.
+        latent_dim: leading dimensions of latents that are values.
 
     Raises:
-        ConfigurationError: a layer that it cannot serve, or a layout that parts the elements of a key.
+        ConfigurationError: a layer that it cannot serve, or a layout in which the elements of a key are not contiguous.
     """
 
     def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:
@@ -59,7 +59,7 @@ class CPUBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse sink tokens, which the loops here do not know."""
+        """Refuse sink tokens, which these loops do not support."""
         if layer.num_sink_tokens:
             return "it has sink tokens before its window, which are read on a GPU alone"
         return None
@@ -126,7 +126,7 @@ class CPUBackend:
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> int:
-        """Serve those with one query, where their blocks lie. Returns how many these are."""
+        """Serve the sequences with one query in place. Returns their number."""
         spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
         places = np.flatnonzero(np.diff(offsets) == 1)

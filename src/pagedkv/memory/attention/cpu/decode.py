@@ -1,7 +1,7 @@
-"""Decode attention that reads blocks in place: one query a sequence, no key is copied (Kwon et al., vLLM, SOSP 2023).
+"""Decode attention that reads blocks in place: one query a sequence, no copied keys (Kwon et al., vLLM, SOSP 2023).
 
 For each sequence and key head, the scores of the query heads that share it are computed block by block into a scratch
-row, then weighed, then the values are added up in a second pass over the blocks::
+row, then turned into weights, then the values are added up in a second pass over the blocks::
 
     scores   | block 0: dot products | block 1 | ... |      one row a query head of the group
     weights  exp(score - largest), their sum with the sink's
@@ -22,7 +22,7 @@ from pagedkv.memory.contract.arrays import Float32Array, Int32Array, Int64Array
 __all__ = ["decode_attention", "write_tokens"]
 
 FOUR: Final = 4
-"""Positions whose keys, or values, are taken at once."""
+"""Positions whose keys, or values, are processed at once."""
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126.0)
 EXPONENT_BIAS: Final = np.int32(127)
@@ -34,14 +34,14 @@ C3: Final = np.float32(0.055480629205703735)
 C4: Final = np.float32(0.009684186428785324)
 C5: Final = np.float32(0.0012391331838443875)
 C6: Final = np.float32(0.00021865784947294742)
-"""2**f on [0, 1), interpolated at the zeros of a Chebyshev polynomial: 3e-9 off, before rounding."""
+"""2**f on [0, 1), interpolated at the zeros of a Chebyshev polynomial: error 3e-9, before rounding."""
 
 
 @compiled_sums
 def write_tokens(
     flat: Float32Array, strides: Int64Array, block_size: int, slots: Int64Array, tokens: Float32Array
 ) -> None:
-    """Write tokens ``[n, heads, dim]`` to their slots; those of -1 go nowhere. O(elements)."""
+    """Write tokens ``[n, heads, dim]`` to their slots; tokens of slot -1 are skipped. O(elements)."""
     _, num_heads, dim = tokens.shape
     for token in range(len(slots)):
         if slots[token] < 0:
@@ -76,14 +76,14 @@ def decode_attention(
     """Attend with the last query of some sequences.
 
     Args:
-        out: float32 ``[tokens, heads, value_dim]``, of which the rows of ``tokens`` are written.
+        out: float32 ``[tokens, heads, value_dim]``; only the rows of ``tokens`` are written.
         query: float32 ``[tokens, heads, key_dim]``, C-contiguous.
-        places: int64 ``[n]``, which sequences; tokens: int64 ``[n]``, the query of each in the flat row.
+        places: int64 ``[n]``, the sequences; tokens: int64 ``[n]``, the query of each in the flat row.
         tables: int32 ``[places, width]``; seq_lens: int32 ``[places]``.
         keys, values: flat pools with their strides, see :mod:`pagedkv.memory.attention.cpu.memory`.
         shape: int64 ``[4]``: block size, key heads, window, chunk (0 for none).
-        scale, soft_cap: as the layer has them.
-        sinks: float32 ``[heads]``, or of no length.
+        scale, soft_cap: of the layer.
+        sinks: float32 ``[heads]``, or empty.
         scores: float32 ``[query heads of a key head, longest sequence]``, scratch.
         exponents: int32 ``[longest sequence]``, scratch; powers: float32, the same memory.
 
@@ -252,7 +252,7 @@ def _weigh(
 def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Array, powers: Float32Array) -> None:
     """Turn scores x, none above ``largest``, into exp(x - largest).
 
-    Off by 4e-6 of it at x - largest = -87, by 1e-7 near 0, where weights are large.
+    The relative error is 4e-6 at x - largest = -87, and 1e-7 near 0, where weights are large.
 
     exp(x) = 2**n * 2**f with n whole and f in [0, 1). The power of two is written as the bits of a float; 2**f is a
     polynomial (Cody and Waite, 1980). Unlike the library's, this exponential uses vectors: 0.5 ns
@@ -265,7 +265,7 @@ def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Arr
     for seen in range(len(scores)):
         exponent = (scores[seen] - largest) * LOG2_E
         whole = np.floor(exponent)
-        rest = exponent - whole  # NaN where the score is: the bound is for the power alone
+        rest = exponent - whole  # NaN if the score is NaN: the bound limits only the power
         exponents[seen] = (np.int32(max(whole, LEAST_EXPONENT)) + EXPONENT_BIAS) << FRACTION_BITS
         scores[seen] = C0 + rest * (C1 + rest * (C2 + rest * (C3 + rest * (C4 + rest * (C5 + rest * C6)))))
     for seen in range(len(scores)):

@@ -1,8 +1,8 @@
-"""A layer's keys, or values, as compiled loops take them: the pool's elements in one flat array, and strides.
+"""A layer's keys, or values, for compiled loops: the pool's elements in one flat array, and strides.
 
-A flat array is contiguous, whatever the layout of the pool, and so the elements of one key are: that is what lets a
-loop use vectors. The place of element c of head h of the token at offset t of block b is ``base + b * block + t * token
-+ h * head + c``.
+A flat array is contiguous for any layout of the pool, and so are the elements of one key, which lets a loop use
+vectors. The place of element c of head h of the token at offset t of block b is ``base + b * block + t * token + h *
+head + c``.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["LayerMemory"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:
-    """Where keys or values of a layer lie.
+    """The place of a layer's keys or values.
 
     Args:
         blocks: the view of the storage, ``[num_blocks, block_size, heads, dim]``.
@@ -33,7 +33,7 @@ class LayerMemory:
 
     @classmethod
     def of(cls, storage: KVStorage, group: int, blocks: torch.Tensor) -> "LayerMemory":
-        """Describe a view of the storage. Raises ConfigurationError: a layout that parts the elements of a key."""
+        """Describe a view of the storage. Raises ConfigurationError: the elements of a key are not contiguous."""
         if blocks.stride(3) != 1:
             raise ConfigurationError(
                 f"group {group} is laid out with {blocks.stride(3)} elements between those of one key: put C last"
@@ -42,6 +42,6 @@ class LayerMemory:
         return cls(blocks, strides, storage.pool_of(group).device_bytes)
 
     def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-        """Give the pool's elements. Asked for anew each time: a storage that slept lies elsewhere."""
+        """Give the pool's elements. Called anew for each use, since a storage moves when it sleeps."""
         elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
         return elements

@@ -21,7 +21,7 @@ def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleTy
 
     Raises:
         ConfigurationError: no such choice.
-        DeviceUnavailableError: Triton is not installed, or is asked for on a CPU while its interpreter is off.
+        DeviceUnavailableError: Triton is not installed, or is chosen on a CPU while its interpreter is off.
     """
     if not isinstance(choice, str) or choice not in {"auto", "torch", "triton"}:
         raise ConfigurationError(f"kernels must be 'auto', 'torch' or 'triton', got {choice!r}")

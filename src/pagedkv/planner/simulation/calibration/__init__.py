@@ -1,15 +1,15 @@
-"""A cost model that was measured: its parameters fitted to steps that an engine took.
+"""A measured cost model: its parameters are fitted to steps of an engine.
 
 In the order in which data flows::
 
     steps         MeasuredSteps: what each step computed, and how long it took
     step_files    read_steps(): a CSV file, records of steps as JSON lines, or a vLLM log
-    vllm_log      what a vLLM log tells of steps, which is little
-    bench_results what a result of vllm bench serve tells of them
-    bench_latencies what it states of latencies, beside the same requests on the virtual clock
+    vllm_log      steps from a vLLM log, of which only some can be used
+    bench_results steps from a result of vllm bench serve
+    bench_latencies latencies stated by that result, beside those on the virtual clock
     nonnegative   least squares without negative coefficients
     fitting       fit(): the parameters of a cost model that fit best
-    calibration   calibrate(): the fit, and its error on steps that it has not seen; validate(): that of any cost model
+    calibration   calibrate(): the fit, and its error on steps left out of it; validate(): the error of any cost model
 """
 
 from pagedkv.planner.simulation.calibration.bench_latencies import BenchLatencies, ComparedLatency, compare_latencies

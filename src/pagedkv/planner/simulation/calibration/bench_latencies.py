@@ -1,9 +1,9 @@
-"""What a result of ``vllm bench serve`` states of latencies, beside the same requests on the virtual clock.
+"""Latencies stated by a result of ``vllm bench serve``, beside those of the same requests on the virtual clock.
 
-The file says when each request was sent and how long it was, so it is a trace of its own; its percentiles of the first
-token (TTFT), of the time per further token (TPOT) and between two tokens (ITL) are those that the engine was seen to
-have. They have the network and the server in them, and whatever its cache hit; the virtual clock has neither, for the
-file does not tell what prompts share.
+The file has the send time and the lengths of each request, so it is itself a trace. Its percentiles of the first token
+(TTFT), of the time per further token (TPOT) and between two tokens (ITL) were measured on the engine. They include the
+network, the server and the hits of its cache. The virtual clock has none of these, for the file does not show what
+prompts share.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = ["BenchLatencies", "ComparedLatency", "compare_latencies"]
 METRICS: Final = ("ttft", "tpot", "itl")
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 STATED: Final = {"mean": "mean", "p50": "median"}
-"""How a file calls those that are no percentile there."""
+"""Names in the file of statistics that are not percentiles there."""
 MS_A_SECOND: Final = 1000
 BLOCK_SIZE: Final = 16
 MOST_BLOCKS: Final = 2**20
@@ -51,7 +51,7 @@ class ComparedLatency:
 
     @property
     def error(self) -> float:
-        """What is predicted less what is stated, as a share of the latter."""
+        """Predicted less stated, as a share of the stated."""
         return self.predicted_s / self.stated_s - 1 if self.stated_s else 0.0
 
     def as_dict(self) -> dict[str, float | str]:
@@ -61,7 +61,7 @@ class ComparedLatency:
 
 @dataclass(frozen=True, slots=True)
 class BenchLatencies:
-    """What came of a comparison.
+    """Result of a comparison.
 
     Args:
         num_requests: requests that were answered.
@@ -75,17 +75,17 @@ class BenchLatencies:
 def compare_latencies(
     line: Line, result: Mapping[str, Any], model: CostModel, max_sequences: int, max_batched_tokens: int
 ) -> BenchLatencies:
-    """Serve the requests of a result on the virtual clock, and hold its latencies against those that it states.
+    """Serve the requests of a result on the virtual clock, and compare latencies with those that it states.
 
-    Memory is as much as they need; a failed request is left out.
+    Memory suffices for all of them; failed requests are left out.
 
     Args:
         line: where the result was read; result: the result.
-        model: whose seconds.
+        model: cost model of the virtual clock.
         max_sequences, max_batched_tokens: limits of a step of the engine that was measured.
 
     Raises:
-        TraceError: a length or a time is none.
+        TraceError: a length or a time is not valid.
         ConfigurationError: a limit is out of range.
     """
     requests = _requests(line, result)
@@ -140,7 +140,7 @@ def _served(requests: Sequence[Request], model: CostModel, max_sequences: int, m
 
 
 def _latencies_of(log: RequestLog) -> Iterator[Float64Array]:
-    """Give the times of each kind, of each request, or for ITL each further token's, in the mean of its request."""
+    """Give the times of each kind by request; for ITL those of each further token, as the mean of its request."""
     num_further = log.counts("num_output_tokens").astype(np.int64) - 1
     yield log.first_token_s - log.arrival_s
     has_further = num_further > 0
@@ -150,7 +150,7 @@ def _latencies_of(log: RequestLog) -> Iterator[Float64Array]:
 
 
 def _detailed(result: Mapping[str, Any]) -> Iterator[Float64Array]:
-    """Give the same out of the details of a file."""
+    """Give the same from the details of a file."""
     answered = [
         (ttft_s, itl_s)
         for ttft_s, itl_s, num_output in zip(result["ttfts"], result["itls"], result["output_lens"], strict=True)
@@ -162,7 +162,7 @@ def _detailed(result: Mapping[str, Any]) -> Iterator[Float64Array]:
 
 
 def _stated(result: Mapping[str, Any], detailed: Float64Array, metric: str, statistic: str) -> float | None:
-    """Give what a file states, else what follows from its details; None if neither is there."""
+    """Give the statistic that a file states, or else compute it from the details; None without either."""
     value = result.get(f"{STATED.get(statistic, statistic)}_{metric}_ms")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return value / MS_A_SECOND

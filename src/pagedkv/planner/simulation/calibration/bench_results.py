@@ -1,15 +1,15 @@
-"""Steps from what ``vllm bench serve --save-result --save-detailed`` writes, where they can honestly be had.
+"""Steps from a result of ``vllm bench serve --save-result --save-detailed``, as far as it determines them.
 
-Such a file has, for each request, when it was sent, how long its first token took, and how long each further one
-(``start_times``, ``ttfts``, ``itls``). Two kinds of steps show in these:
+For each request, such a file has the send time, and the seconds to the first token and between further ones
+(``start_times``, ``ttfts``, ``itls``). Two kinds of steps can be derived from these:
 
-* While no request waited for its first token, and none ended, all that ran decoded: a step took the time between two
-  tokens, of as many sequences as there were, each as long as its prompt and its tokens until then. Of the requests that
-  decode together the one that began first tells, so that no step counts twice.
-* A request that nothing else ran beside: its first token took the step of its prompt, with all that is before and
-  behind an engine's step. Longer prompts than an engine computes at once are several steps, and are left out.
+* While no request waited for its first token, and none ended, all running requests decoded: a step took the time
+  between two tokens, for all these sequences, each as long as its prompt and its tokens until then. Only the request
+  that began first is read, so that no step counts twice.
+* A request that ran alone: its first token took the step of its prompt, and the server's work before and after that
+  step. Prompts longer than an engine computes at once take several steps, and are left out.
 
-Everything else mixes steps of several kinds.
+All other times mix steps of several kinds.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ __all__ = ["DETAILS", "is_bench_result", "steps_of_bench"]
 
 DETAILS: Final = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
 LONGEST_PROMPT: Final = 2048
-"""Tokens that every engine computes in one step, by its defaults."""
+"""Tokens that every engine computes in one step by default."""
 MOST_TOKENS: Final = 2**31
 REMEDY: Final = "Write it with --save-result --save-detailed"
 
 
 def is_bench_result(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of an object whether it is such a result, with or without details."""
+    """Return whether the keys of an object are those of such a result, with or without details."""
     return "total_input_tokens" in keys and ("ttfts" in keys or "request_throughput" in keys)
 
 
@@ -55,10 +55,10 @@ class _Served:
 
 
 def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
-    """Take the steps out of a result. O(tokens log requests).
+    """Extract the steps from a result. O(tokens log requests).
 
     Raises:
-        TraceError: it has no details, or they do not fit together.
+        TraceError: the result has no details, or they are inconsistent.
     """
     served, num_lumped = _served(line, result)
     decoding = _decoding_steps(served)
@@ -83,7 +83,7 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
 
 
 def _served(line: Line, result: Mapping[str, Any]) -> tuple[_Served, int]:
-    """Check the details, and take the requests whose tokens came one by one; and how many others there were."""
+    """Check the details; return the requests whose tokens arrived one by one, and the number of all others."""
     missing = [name for name in DETAILS if not isinstance(result.get(name), list)]
     if missing:
         raise line.fault(f"the result has no {missing[0]}", REMEDY)
@@ -93,7 +93,7 @@ def _served(line: Line, result: Mapping[str, Any]) -> tuple[_Served, int]:
     num_lumped = 0
     for start_s, ttft_s, itl_s, num_prompt, num_output in zip(*(result[name] for name in DETAILS), strict=True):
         if not num_output or not ttft_s:
-            continue  # it failed
+            continue  # a failed request
         if not isinstance(itl_s, list) or len(itl_s) != num_output - 1:
             num_lumped += 1
             continue
@@ -111,7 +111,7 @@ def _served(line: Line, result: Mapping[str, Any]) -> tuple[_Served, int]:
 
 
 def _decoding_steps(served: _Served) -> list[Float64Array]:
-    """Give seconds, new tokens, pairs, context and sequences of the steps in which all decoded."""
+    """Give seconds, new tokens, pairs, context and sequences of steps that only decode."""
     if not len(served.start_s):
         return [np.zeros(0)] * 5
     starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
@@ -133,7 +133,7 @@ def _decoding_steps(served: _Served) -> list[Float64Array]:
 
 
 def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
-    """Give the times between tokens, at each moment those of the request that began first of all that run."""
+    """Give the times between tokens, at each moment those of the running request that began first."""
     begins, ends, told_until_s = [], [], -np.inf
     for token_s in served.token_s:
         untold = token_s[:-1] >= told_until_s
@@ -144,7 +144,7 @@ def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
 
 
 def _prompt_steps(served: _Served) -> list[Float64Array]:
-    """Give the same of requests that nothing else ran beside until their first token."""
+    """Give the same for requests that ran alone until their first token."""
     starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
     num_sent = np.searchsorted(starts, served.first_s, "left")
     num_over = np.searchsorted(lasts, served.start_s, "right")

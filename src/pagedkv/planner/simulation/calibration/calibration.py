@@ -1,7 +1,7 @@
-"""Calibration: a cost model fitted to steps, and how far off it is on steps that it has not seen.
+"""Calibration: a cost model fitted to steps, and its error on steps left out of the fit.
 
-Errors are relative. They are those of five fits, each to four fifths of the steps (every fifth one is left out), on the
-steps that were left out; the model itself is fitted to all.
+Errors are relative. Five fits, each to four fifths of the steps (every fifth one is left out), give the errors on the
+steps left out. The model itself is fitted to all steps.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ __all__ = ["FEWEST_STEPS", "Calibration", "ErrorSummary", "Validation", "calibra
 FEWEST_STEPS: Final = 20
 NUM_PARTS: Final = 5
 UPPER_EDGES: Final = (8, 64, 512, 4096)
-"""Tokens of a step by which errors are told apart."""
+"""Bounds, in tokens of a step, by which errors are grouped."""
 WHAT_IS_CONSTANT: Final = ("weights_s", "fixed_s")
 OF_PROMPTS: Final = ("token_compute_s", "pair_compute_s")
-"""Where steps only decode, tokens are as many as sequences."""
+"""Not fitted if steps only decode, since tokens then equal sequences."""
 FREE: Final = CostModel()
 
 
@@ -35,8 +35,8 @@ class ErrorSummary:
     Args:
         least, most: tokens of these steps.
         num_steps: how many there are.
-        median, p90: of what is predicted less what was measured, without its sign, as a share of the latter.
-        bias: the median of the same with its sign: positive where too much is predicted.
+        median, p90: of the absolute difference of predicted and measured seconds, as a share of the measured.
+        bias: the median of the signed difference: positive if predictions are too high.
     """
 
     least: int
@@ -53,14 +53,14 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What came of a fit.
+    """Result of a fit.
 
     Args:
         model: the cost model.
-        fitted: the parameters that the steps determined; the others are those of the model to begin with.
+        fitted: the parameters that the steps determined; the others are those of the base model.
         overall: errors of all steps.
-        by_tokens: the same by tokens of a step, those that have any.
-        notes: what must be known before it is believed, each in a sentence.
+        by_tokens: the same by tokens of a step, for groups with steps.
+        notes: what a reader must know before trusting it, one sentence each.
     """
 
     model: CostModel
@@ -84,12 +84,12 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """How far off a cost model is on steps that were measured.
+    """Errors of a cost model on measured steps.
 
     Args:
         overall: errors of all steps.
-        by_tokens: the same by tokens of a step, those that have any.
-        notes: what must be known of the steps, each in a sentence.
+        by_tokens: the same by tokens of a step, for groups with steps.
+        notes: what a reader must know about the steps, one sentence each.
     """
 
     overall: ErrorSummary
@@ -106,10 +106,10 @@ class Validation:
 
 
 def validate(steps: MeasuredSteps, model: CostModel) -> Validation:
-    """Tell how far off a cost model is on measured steps. O(steps).
+    """Measure the errors of a cost model on measured steps. O(steps).
 
     Raises:
-        ConfigurationError: the steps are none, or their seconds not positive.
+        ConfigurationError: there are no steps, or their seconds are not positive.
     """
     if not len(steps) or not (np.isfinite(steps.seconds).all() and (steps.seconds > 0).all()):
         raise ConfigurationError("there must be steps, and their seconds positive and finite")
@@ -121,11 +121,11 @@ def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibratio
     """Fit a cost model to measured steps. Six fits, O(steps) each: a second for 10,000 steps.
 
     Args:
-        steps: what was measured.
-        base: the model that everything is taken from that the steps do not tell; None: nothing else costs anything.
+        steps: measured steps.
+        base: supplies the parameters that the steps do not determine; None: those are 0.
 
     Raises:
-        ConfigurationError: the steps are too few, or too much alike, to tell what anything costs.
+        ConfigurationError: the steps are too few, or too similar, to determine any parameter.
     """
     _require_enough(steps)
     names = _names(steps, base)
@@ -157,7 +157,7 @@ def _require_enough(steps: MeasuredSteps) -> None:
 
 
 def _names(steps: MeasuredSteps, base: CostModel | None) -> tuple[str, ...]:
-    """Tell which parameters the steps determine: those whose counts differ from step to step."""
+    """List the parameters that the steps determine: those whose counts differ from step to step."""
     num_sizes = len(np.unique(steps.num_new_tokens))
     varied = {name for name in set(COUNTED_BY.values()) if np.ptp(steps.counts(name)) > 0}
     if num_sizes == 1 and base is None:

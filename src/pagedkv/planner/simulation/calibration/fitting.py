@@ -1,12 +1,12 @@
 """The parameters of a cost model that fit measured steps best.
 
-A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``: linear in the parameters once it is known
-which of the two is longer. So steps are divided among the two, the parameters found by least squares, steps divided
-anew by them, until nothing changes (the least squares partition algorithm: Magnani and Boyd, Convex piecewise-linear
-fitting, 2009). That finds a good solution and not always the best, so it begins from several divisions, and the best of
-all that were seen counts.
+A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``: linear in the parameters once the longer
+of the two is known. So steps are divided by the longer term, the parameters are found by least squares, and the steps
+are divided again by these parameters, until nothing changes (the least squares partition algorithm: Magnani and Boyd,
+Convex piecewise-linear fitting, 2009). This finds a good solution, not always the best, so it begins from several
+divisions, and the best of all solutions is returned.
 
-Errors count relative to what was measured: steps differ by three orders of magnitude, and an outlier (a compilation,
+Errors are relative to the measured seconds: steps differ by three orders of magnitude, and an outlier (a compilation,
 another process) that took a hundred times as long is then off by 99 %, and not by 9,900.
 """
 
@@ -32,8 +32,8 @@ COUNTED_BY: Final[Mapping[str, str]] = {
     "context_token_s": "num_context_tokens",
     "sequence_s": "num_sequences",
 }
-"""The parameters that are fitted, with what must have been counted for that. What is constant is told apart by steps
-that wait for memory and others that compute; where there is but one kind, ``weights_s`` comes first and gets it all."""
+"""The fitted parameters, with the counts that each needs. The two constants are separated by steps that wait for memory
+and steps that compute; if all steps are of one kind, ``weights_s`` comes first and gets the whole constant."""
 
 IN_COMPUTE: Final = ("token_compute_s", "pair_compute_s")
 IN_MEMORY: Final = ("weights_s", "context_token_s")
@@ -43,11 +43,11 @@ MOST_ROUNDS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What steps are made of: a column for each parameter, and what others than these cost.
+    """The terms of steps: a column for each fitted parameter, and the cost of all others.
 
     Args:
-        columns: float64 ``[steps]`` by parameter, what one second of it adds up to.
-        compute_s, memory_s, other_s: float64 ``[steps]``, what the parameters that are not fitted bring.
+        columns: float64 ``[steps]`` by parameter, its count in each step.
+        compute_s, memory_s, other_s: float64 ``[steps]``, seconds from the parameters that are not fitted.
     """
 
     columns: Mapping[str, Float64Array]
@@ -60,8 +60,8 @@ def fit(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> CostMo
     """Fit some parameters of a cost model to steps; the others stay as they are.
 
     Args:
-        steps: what was measured.
-        base: the model whose other parameters hold.
+        steps: measured steps.
+        base: the model that supplies the other parameters.
         names: the parameters to fit, of ``COUNTED_BY``.
     """
     terms = _terms(steps, base, names)
@@ -74,7 +74,7 @@ def fit(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> CostMo
 
 
 def predicted_s(model: CostModel, steps: MeasuredSteps) -> Float64Array:
-    """Give the seconds that a model says of each step: float64 ``[steps]``."""
+    """Give the seconds that a model predicts for each step: float64 ``[steps]``."""
     counts = (
         steps.counts(name).tolist()
         for name in ("num_new_tokens", "num_attended_pairs", "num_context_tokens", "num_sequences")
@@ -83,7 +83,7 @@ def predicted_s(model: CostModel, steps: MeasuredSteps) -> Float64Array:
 
 
 def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterator[CostModel]:
-    """Give the models that are come upon, from each division of the steps to begin with."""
+    """Give the models found from each initial division of the steps."""
     for share in START_SHARES:
         computes = steps.num_new_tokens > np.quantile(steps.num_new_tokens, share)
         if share == 0:
@@ -99,7 +99,7 @@ def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterato
 
 
 def _solved(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Find the parameters, where it is known which steps compute longer than they wait for memory."""
+    """Find the parameters for a given division into steps that compute and steps that wait for memory."""
     applies = {
         name: computes if name in IN_COMPUTE else ~computes if name in IN_MEMORY else np.ones(len(steps), bool)
         for name in terms.columns

@@ -1,7 +1,7 @@
 """Least squares without negative coefficients: the active set method of Lawson and Hanson (1974), chapter 23.
 
-A step costs nothing or something, never less than nothing; where the plain solution has a negative coefficient, its
-column explains nothing that the others do not, and is left out.
+Costs are never negative. If the plain solution has a negative coefficient, its column explains no more than the others
+do, and is left out.
 """
 
 from typing import Final, TypeAlias
@@ -22,7 +22,7 @@ ROUNDS_A_COLUMN: Final = 10
 def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Float64Array:
     """Find coefficients, none negative, for which ``columns @ coefficients`` comes nearest to ``wanted``.
 
-    Of columns that say the same, the first one gets the coefficient. O(rows * columns^2) for each column that is used.
+    Of equivalent columns, the first one gets the coefficient. O(rows * columns^2) for each column that is used.
 
     Args:
         columns: float64 ``[rows, columns]``.
@@ -62,7 +62,7 @@ def _solved(scaled: Float64Array, wanted: Float64Array, used: BoolArray, found: 
             return plain
         falls = found[negative] - plain[negative]
         shares = np.divide(found[negative], falls, out=np.zeros_like(falls), where=falls > 0)
-        found = found + shares.min() * (plain - found)  # as far as no coefficient is negative
+        found = found + shares.min() * (plain - found)  # until the first coefficient becomes 0
         used &= found > TOLERANCE * np.abs(found).max(initial=0.0)
         found = np.where(used, found, 0.0)
     return np.zeros_like(found)

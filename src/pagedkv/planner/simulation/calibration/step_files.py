@@ -1,8 +1,8 @@
-"""Files that tell of measured steps: CSV, records of steps as JSON lines, a vLLM log, a result of its benchmark.
+"""Files of measured steps: CSV, records of steps as JSON lines, a vLLM log, a result of its benchmark.
 
-What a file is, its first line tells. CSV has a header with ``num_new_tokens`` and ``seconds``, and if they were counted
+The first line determines the kind of file. CSV has a header with ``num_new_tokens`` and ``seconds``, and optionally
 ``num_attended_pairs``, ``num_context_tokens`` and ``num_sequences``, in any order; other columns are ignored. JSON
-lines are the fields of :class:`pagedkv.serving.engine.StepRecord`, and count steps in which something was computed.
+lines are the fields of :class:`pagedkv.serving.engine.StepRecord`, of steps in which tokens were computed.
 """
 
 import csv
@@ -67,7 +67,7 @@ class _RecordRow(msgspec.Struct):
 
 
 def bench_result_in(path: str) -> tuple[Line, dict[str, Any]] | None:
-    """Give the result of ``vllm bench serve`` that a file holds, and where; None if it holds something else.
+    """Give the result of ``vllm bench serve`` in a file, and its line; None if the file holds something else.
 
     Raises:
         TraceError: the file cannot be read.
@@ -85,10 +85,10 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
 
     Args:
         path: the file, plain or gzip.
-        block_size: tokens a block, for records, which count blocks and not tokens.
+        block_size: tokens a block, for records, which count blocks instead of tokens.
 
     Raises:
-        TraceError: the file cannot be read, or tells of no step.
+        TraceError: the file cannot be read, or has no step.
     """
     with LineReader(path) as reader:
         lines = iter(reader)

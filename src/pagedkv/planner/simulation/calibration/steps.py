@@ -17,11 +17,11 @@ class MeasuredSteps:
     Args:
         seconds: float64 ``[steps]``, how long each took; all positive.
         num_new_tokens: int64 ``[steps]``, tokens computed.
-        num_attended_pairs: int64 ``[steps]``, or None where nobody counted them; likewise the next two.
+        num_attended_pairs: int64 ``[steps]``, or None if they were not counted; likewise the next two.
         num_context_tokens: see :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s`.
         num_sequences: likewise.
-        told_by: what they were read from, in words.
-        notes: what must be known of them, each in a sentence.
+        told_by: description of the source.
+        notes: what a reader must know about them, one sentence each.
 
     Raises:
         ConfigurationError: arrays of different lengths.
@@ -47,7 +47,7 @@ class MeasuredSteps:
         return len(self.seconds)
 
     def counts(self, name: str) -> Int64Array:
-        """Give one of the counts; zeros where nobody counted."""
+        """Give one of the counts; zeros if it was not counted."""
         counts: Int64Array | None = getattr(self, name)
         return np.zeros(len(self), np.int64) if counts is None else counts
 

@@ -1,12 +1,12 @@
-"""Steps from the lines of throughput that vLLM logs every ten seconds, where they can honestly be had.
+"""Steps from the lines of throughput that vLLM logs every ten seconds, as far as they determine steps.
 
-A line tells means over an interval, not steps. Where nothing of a prompt was computed in the interval, and as many
-requests run at its end as at its beginning, the same sequences decoded all the time: every step made one token of each,
-so a step took the sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long
-ones, and are left out: what a token of a prompt costs, such a log does not tell.
+A line has means over an interval, not steps. If no prompt token was computed in the interval, and equally many requests
+run at both its ends, the same sequences decoded all the time: every step made one token of each, so a step took the
+sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long ones, and are left
+out, so such a log does not determine the cost of a prompt token.
 
-The context is the mean use of the cache, at both ends of the interval, of the size that the log tells at the start of
-the engine; what sequences share counts once.
+The context is the mean usage of the cache at both ends of the interval, times the size that the engine logs at its
+start; shared blocks count once.
 """
 
 import re
@@ -32,7 +32,7 @@ CACHE_SIZE: Final = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """What a line says; ``usage`` is a share of the cache."""
+    """The figures of a line; ``usage`` is a share of the cache."""
 
     prompt_per_s: float
     generated_per_s: float
@@ -41,12 +41,12 @@ class _Interval:
 
 
 def is_vllm_log(first: Line) -> bool:
-    """Tell by the first line of a file whether vLLM wrote it."""
+    """Return whether vLLM wrote a file, by its first line."""
     return bool(LOG_LINE.match(first.text) or THROUGHPUT.search(first.text))
 
 
 def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
-    """Take the steps out of a log: one for each interval in which the same sequences decoded."""
+    """Extract the steps from a log: one for each interval in which the same sequences decoded."""
     seconds: list[float] = []
     sequences: list[int] = []
     shares: list[float | None] = []

@@ -5,11 +5,11 @@ In the order in which data flows::
     gpus        published peak numbers of well-known GPUs
     cost_model  CostModel: seconds from counts, by a roofline
     derivation  a CostModel and a KV budget from a model's memory and a GPU's numbers
-    origin      CostOrigin: a data sheet, measured steps and the error of the fit, or somebody's word
+    origin      CostOrigin: a data sheet, measured steps with the error of the fit, or a statement
     presets     pairs of model and hardware, by name
     reader      read_cost_model(): a file or a name in, a CostModel out
 
-Pure functions: there is no clock here. A replay asks how long a step takes, and moves its own clock on by as much.
+Pure functions without a clock. A replay computes the seconds of a step, and advances its own clock by them.
 """
 
 from pagedkv.planner.simulation.cost.cost_model import CostModel

@@ -11,10 +11,10 @@ A step does arithmetic and reads memory, and the two overlap; the longer of them
             + min(num_context_tokens, num_sequences * window)  * window_token_s
             + num_sequences * sequence_state_s
 
-Every term grows with every count, so a step never gets shorter by computing more. What a window or a chunk cuts off is
-taken from the sums, which is exact when all sequences are shorter than the window, or all longer, and too much
-in between. The experts' term is the expected part of the experts that at least one of the step's tokens uses, when
-tokens choose on their own and all experts are equally liked.
+Every term grows with every count, so a step never gets shorter by computing more. The limit of a window or a chunk
+applies to the sums. That is exact if all sequences are shorter than the window, or all longer, and too high in between.
+The experts' term is the expected part of the experts that at least one of the step's tokens uses, if tokens choose
+independently and all experts are equally likely.
 
 Ignored: writing the new keys and values (one token's against all weights), the bandwidth between GPUs (only the delay
 of each exchange is in ``fixed_s``), the imbalance of experts and of GPUs, and how efficiency falls with small batches.
@@ -30,12 +30,12 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["CostModel"]
 
 LONGEST_S: Final = 1e6
-"""No part of a step takes days: a larger number is in another unit."""
+"""No part of a step takes days: larger numbers must be in another unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What each thing that a step computes, reads or moves costs. All fields ending in ``_s`` are seconds.
+    """The cost of everything that a step computes, reads or moves. All fields ending in ``_s`` are seconds.
 
     Args:
         fixed_s: a step, whatever it computes: launching, exchanging between GPUs, scheduling.
@@ -50,7 +50,7 @@ class CostModel:
         window_token_s: as ``context_token_s``, in windowed layers.
         sequence_state_s: reading and writing one sequence's recurrent state.
         sequence_s: sampling for one sequence, and its bookkeeping; not overlapped.
-        swap_fixed_s: moving anything to or from host memory in a step, however much.
+        swap_fixed_s: fixed time of moving blocks to or from host memory in a step.
         swap_token_s: moving one token's keys and values.
 
     Raises:
@@ -90,9 +90,9 @@ class CostModel:
         Args:
             num_new_tokens: tokens computed in this step, over all sequences.
             num_attended_pairs: pairs of a new token and a token it may attend to, itself included, as if there
-                were no windows: of ``n`` new tokens behind ``c`` computed ones ``n * c + n * (n + 1) / 2``.
+                were no windows: for ``n`` new tokens after ``c`` computed ones ``n * c + n * (n + 1) / 2``.
             num_context_tokens: tokens whose keys and values are read: each sequence's length after the step.
-            num_sequences: sequences of which the step computes anything.
+            num_sequences: sequences with tokens in the step.
         """
         window_pairs = min(num_attended_pairs, num_new_tokens * self.window)
         compute_s = (
@@ -120,7 +120,7 @@ class CostModel:
 
 
 def _checked_seconds(name: str, value: object) -> float:
-    # Compared before it is converted: an integer of 400 digits is no float. NaN fails both comparisons.
+    # Compared before it is converted: an integer of 400 digits does not fit a float. NaN fails both comparisons.
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LONGEST_S:
         raise ConfigurationError(
             f"{name} must be a number of seconds from 0 to {LONGEST_S:,.0f}, got {short_repr(value)}"

@@ -31,12 +31,12 @@ EXCHANGES_PER_LAYER: Final = 2
 READ_AND_WRITTEN: Final = 2
 MAX_GPUS: Final = 10_000
 DEFAULT_UTILIZATION: Final = 0.9
-"""Of a GPU's memory: the rest is for activations and the driver. As vLLM's gpu_memory_utilization."""
+"""Share of a GPU's memory; the rest is for activations and the driver. As vLLM's gpu_memory_utilization."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What programs reach of the peaks, and what a step costs besides.
+    """The share of the peaks that programs reach, and the fixed costs of a step.
 
     Args:
         compute: share of peak arithmetic. 0.5: an assumption; large matrix products alone reach 0.6 to 0.8.
@@ -109,17 +109,17 @@ def derive_cost_model(
 
 
 def kv_budget_nbytes(model: ModelMemory, gpu: Gpu, num_gpus: int = 1, utilization: float = DEFAULT_UTILIZATION) -> int:
-    """Return the bytes left for keys, values and states: the memory used by an engine, less the weights.
+    """Return the bytes left for keys, values and states: the memory that an engine uses, less the weights.
 
     Args:
-        model: what is served; its weights must be known.
+        model: the model; its weights must be known.
         gpu: one of the GPUs.
         num_gpus: GPUs over which weights and cache are split evenly.
         utilization: share of each GPU's memory that the engine may use, in (0, 1].
 
     Raises:
-        ConfigurationError: nothing is left (the message says how many GPUs would do), the weights are unknown, or
-            a number is out of range.
+        ConfigurationError: nothing is left (the message has the number of GPUs that suffice), the weights are unknown,
+            or a number is out of range.
     """
     num_gpus = as_count(num_gpus, "the number of GPUs", least=1, most=MAX_GPUS)
     if not 0 < utilization <= 1:
@@ -152,9 +152,10 @@ def _weights(model: ModelMemory) -> tuple[int, int, int]:
 
 
 def _expert_parameters(model: ModelMemory, num_parameters: int, num_active: int) -> float:
-    """Count the weights in routed experts: those of which a token uses a share, and all others entirely.
+    """Count the weights in routed experts, of which a token uses a share; it uses all other weights.
 
-    From ``active = all - experts + share * experts``. Published numbers are rounded, so never more than all.
+    From ``active = all - experts + share * experts``. Published numbers are rounded, so the result is limited to all
+    weights.
     """
     if model.expert_share == 1:
         return 0.0

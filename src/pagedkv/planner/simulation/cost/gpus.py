@@ -1,9 +1,9 @@
 """Published peak numbers of well-known GPUs.
 
-Owns the table and nothing else. Rates are the manufacturer's, from the data sheets named beside each entry: *dense*
+Owns only the table. Rates are the manufacturer's, from the data sheets named beside each entry: *dense*
 BF16 operations (data sheets print twice as many, for weights of which half are zero), memory bandwidth, and the host
-link in one direction (they print both together). What programs reach of them is
-:class:`~pagedkv.planner.simulation.cost.derivation.Assumptions`' affair.
+link in one direction (they print the sum of both). :class:`~pagedkv.planner.simulation.cost.derivation.Assumptions` has
+the shares of them that programs reach.
 """
 
 from collections.abc import Mapping

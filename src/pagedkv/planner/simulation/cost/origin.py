@@ -1,8 +1,8 @@
-"""CostOrigin: where the seconds of a cost model come from, so that whoever reads figures knows what they rest on.
+"""CostOrigin: where the seconds of a cost model come from, so that a reader of figures knows their basis.
 
 Three kinds: computed from a GPU's data sheet, fitted to steps that were measured (``pagedkv calibrate`` writes the
-error of the fit into its file), or stated, by a file or a name that says nothing of a measurement. A model cannot tell:
-two with equal parameters may come from different places.
+error of the fit into its file), or stated, by a file or a name without a measurement. The origin is kept apart from the
+model, since models with equal parameters may have different origins.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ DATA_SHEET: Final = "data sheet"
 CALIBRATED: Final = "calibrated"
 STATED: Final = "stated"
 CALIBRATION_KEY: Final = "calibration"
-"""Of the object in a cost model's file that tells what it was fitted to."""
+"""Key of the object in a cost model's file that describes its fit."""
 BEYOND: Final = 1e15
 NUMBERS: Final = ("num_steps", "median", "p90")
 
@@ -39,14 +39,14 @@ class CostOrigin:
 
     @property
     def in_short(self) -> str:
-        """Tell the kind, and the error where it is known: "data sheet", "calibrated, error 12.7%"."""
+        """The kind, and the error if it is known: "data sheet", "calibrated, error 12.7%"."""
         if self.kind == CALIBRATED:
             return f"{CALIBRATED}, error {self.median:.1%}"
         return self.kind if self.kind == DATA_SHEET else "stated, error unknown"
 
     @property
     def sentence(self) -> str:
-        """Say what that means for figures in seconds."""
+        """Explain what that means for figures in seconds."""
         if self.kind == CALIBRATED:
             return (
                 f"calibrated on {self.num_steps:,} measured steps, with an error of {self.median:.1%} in the median "
@@ -58,10 +58,10 @@ class CostOrigin:
 
 
 def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
-    """Read what a cost model's file says of its calibration; of a file that says nothing the seconds are stated.
+    """Read the calibration from a cost model's file; the seconds of a file without one are "stated".
 
     Raises:
-        ConfigurationError: it says so in a way that cannot be read.
+        ConfigurationError: the calibration cannot be read.
     """
     told = values.get(CALIBRATION_KEY)
     if told is None:

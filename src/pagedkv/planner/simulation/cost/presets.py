@@ -1,7 +1,7 @@
 """Cost models by name: pairs of a model and the hardware that serves it, and two simple ones for trying things out.
 
-A pair is written ``model/gpu`` or ``model/8xgpu``. Any model preset with any GPU of the table is a name; those
-listed here are the ones that people run and publish figures for.
+A pair is written ``model/gpu`` or ``model/8xgpu``. Any model preset with any GPU of the table is a name; the pairs
+listed here are those with published figures.
 """
 
 import re
@@ -23,7 +23,7 @@ SIMPLE: Final[Mapping[str, CostModel]] = MappingProxyType(
         "per-token": CostModel(token_compute_s=1e-3),
     }
 )
-"""Nothing takes time; each new token takes a millisecond and nothing else does."""
+"""One without any cost; one where each new token takes a millisecond and all else is free."""
 
 PAIRS: Final = (
     "deepseek-v3/8xh200",
@@ -45,7 +45,7 @@ PAIRS: Final = (
     "llama-4-scout/4xh100",
     "mistral-7b-v0.1/l4",
     "mixtral-8x7b/2xh100",
-    "opt-13b/a100-40",  # the PagedAttention paper's, as is the next
+    "opt-13b/a100-40",  # from the PagedAttention paper, as is the next
     "opt-66b/4xa100-40",
     "qwen2.5-72b/4xh100",
     "qwen2.5-7b/l40s",
@@ -63,10 +63,10 @@ def cost_model_names() -> tuple[str, ...]:
 
 
 def cost_model_named(name: str) -> CostModel | None:
-    """Return a cost model by its name, or None where it is no name at all (perhaps a path).
+    """Return a cost model by its name, or None if it is not a name (but perhaps a path).
 
     Raises:
-        ConfigurationError: a known model on a GPU that is not known, or on too few of them to hold its weights.
+        ConfigurationError: a known model on an unknown GPU, or on too few GPUs to hold its weights.
     """
     lowered = name.lower()
     if lowered in SIMPLE:

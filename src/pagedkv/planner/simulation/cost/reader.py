@@ -1,7 +1,7 @@
 """A name or a JSON file in, a CostModel out.
 
-A file holds one JSON object with exactly the fields of :class:`~pagedkv.planner.simulation.cost.CostModel`, and what it
-was fitted to if it was: a field left out or misspelt must not silently cost nothing. Every fault is a
+A file holds one JSON object with exactly the fields of :class:`~pagedkv.planner.simulation.cost.CostModel`, and its
+calibration if it has one. A missing or misspelt field must not silently cost nothing. Every fault is a
 ConfigurationError with the file, the key and a remedy.
 """
 
@@ -29,8 +29,8 @@ def read_cost_model(name_or_path: str) -> CostModel:
 
     Args:
         name_or_path: "instant", "per-token", a pair such as "llama-3.1-8b/h100" or "llama-3.1-70b/8xh100" (any
-            preset of a model with any GPU of the table), or the path of a JSON file. A name goes first; ``./name`` is
-            always a path.
+            preset of a model with any GPU of the table), or the path of a JSON file. A name takes precedence;
+            ``./name`` is always a path.
 
     Raises:
         ConfigurationError: no such name or file, or a file with other keys or values than a cost model's.
@@ -43,10 +43,10 @@ def read_cost_model(name_or_path: str) -> CostModel:
 
 
 def read_cost_origin(name_or_path: str) -> CostOrigin:
-    """Tell where the seconds of a cost model come from, whose name or file is as in :func:`read_cost_model`.
+    """Read where the seconds of a cost model come from, by name or file as in :func:`read_cost_model`.
 
     Raises:
-        ConfigurationError: no such name or file, or it says what it was fitted to in a way that cannot be read.
+        ConfigurationError: no such name or file, or its calibration cannot be read.
 
     >>> read_cost_origin("llama-3.1-8b/h100").in_short, read_cost_origin("instant").in_short
     ('data sheet', 'stated, error unknown')
@@ -71,7 +71,7 @@ def _is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return False  # a name too long for a path
+        return False  # the name is too long for a path
 
 
 def _nearest(name: str) -> list[str]:

@@ -1,14 +1,14 @@
-"""What is measured while a trace is served, one figure a module; none of it changes what happens.
+"""Measurements while a trace is served, one figure a module; no meter changes the replay.
 
 ::
 
     ages            counts by age, in fixed intervals
-    block_history   when each block was last given up: ages of hits and of evictions
+    block_history   when each block was last released: ages of hits and of evictions
     misses          prompt tokens that did not hit, by cause
     occupancy       blocks live, cached and free: peaks, and means over time
     waste           slots without a token, paged and contiguous
-    sharing         blocks that samples and beams need not have of their own
+    sharing         blocks that samples and beams share
     latencies       queueing, first token, whole request
-    timeline        how it went over time, in a bounded number of intervals
+    timeline        levels and counts over time, in a bounded number of intervals
     meters          all of them, for the scheduler and the clock
 """

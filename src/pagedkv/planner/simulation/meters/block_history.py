@@ -1,8 +1,8 @@
-"""When each block was last given up, and whether anybody came back for it: the ages of hits and of evictions.
+"""When each block was last released, and whether it was hit again: the ages of hits and of evictions.
 
-Learns what is cached from the events of the block space; of the core only the rules of retention are known here. An
-event tells that content was stored or removed; when the last user let go of it is read off the reference counts
-after each operation that may have lowered them.
+The events of the block space show which content is stored and removed. The time of the last release is found by reading
+the reference counts after each operation that may have lowered them. Of the core, only the rules of retention are known
+here.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ class PoolHistory:
     """One pool's blocks.
 
     Attributes:
-        hits_by_age: seconds since each hit block was given up, 0 if it was in use.
+        hits_by_age: seconds since each hit block was released, 0 if it was in use.
         evictions_by_age: the same for evicted blocks.
-        num_evictions: evicted blocks; num_never_reused: those of them that no request ever hit.
+        num_evictions: evicted blocks; num_never_reused: those of them without any hit.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,13 +47,13 @@ class PoolHistory:
         self._was_hit[block_ids] = True
 
     def released(self, block_ids: Int32Array, now_s: float) -> None:
-        """Note that some blocks have no user any more."""
+        """Note that some blocks are no longer referenced."""
         self._released_s[block_ids] = now_s
 
     def note(self, events: CacheEvents, ref_counts: Int32Array, now_s: float) -> None:
-        """Take in what was removed and stored; of one block, the removal comes first.
+        """Note removed and stored blocks; the removal of a block comes before its storing.
 
-        Removed blocks that were free and are in use by now were evicted. Others lost a name that could not be found.
+        Removed blocks that were free and are now in use were evicted. The others lost a name that could not be hit.
         """
         is_removal = events.kinds == REMOVED
         if not is_removal.any():
@@ -67,7 +67,7 @@ class PoolHistory:
         self._forget(events.block_ids)
 
     def _forget(self, block_ids: Int32Array) -> None:
-        """Note that some blocks have new content, or none that can be found."""
+        """Note that some blocks have new content, or content that cannot be hit."""
         self._released_s[block_ids] = NOT_RELEASED
         self._was_hit[block_ids] = False
 
@@ -88,7 +88,7 @@ class BlockHistory:
         self.pools = {name: PoolHistory(count) for name, count in space.config.blocks_by_pool().items()}
 
     def note_events(self, now_s: float) -> None:
-        """Take in the events since the last call; to be called after whatever stores or evicts."""
+        """Note the events since the last call; called after every operation that stores or evicts."""
         if self._space.has_events:
             for events in self._space.drain_events():
                 self.pools[events.pool].note(events, self._space.ref_counts(events.pool), now_s)
@@ -96,7 +96,7 @@ class BlockHistory:
     def admitted(self, row: int, num_hit_tokens: int, tails: Sequence[Tail], now_s: float) -> None:
         """Note the hits of a sequence just allocated, and then what its new blocks evicted.
 
-        Of the kept states of its hit (``tails``) it holds copies.
+        The sequence holds copies of the kept states of its hit (``tails``).
         """
         for tail in tails:
             pool, blocks = self._groups[tail.group][1].pool, np.array([tail.block], np.int32)
@@ -108,8 +108,8 @@ class BlockHistory:
         self.note_events(now_s)
 
     def released(self, held: dict[str, list[Int32Array]], now_s: float) -> None:
-        """Note which of some blocks, by pool, have no user any more."""
-        self.note_events(now_s)  # first: a block whose name is taken back is not evicted
+        """Note which of some blocks, by pool, are no longer referenced."""
+        self.note_events(now_s)  # first: a block whose name is withdrawn is not evicted
         self._note_released(held, now_s)
 
     def blocks_of(self, rows: list[int]) -> dict[str, list[Int32Array]]:
@@ -129,7 +129,7 @@ class BlockHistory:
             known = known[known > 0]
             self.pools[pool].released(known[self._space.ref_counts(pool)[known] == 0], now_s)
 
-    # Windows slide when a step is acknowledged, and who went on from a kept state has its copy
+    # When a step is acknowledged, windows slide, and rows that continued a kept state have its copy
 
     def before_acknowledge(self, plan: StepPlan) -> None:
         """Remember the blocks that acknowledging a plan may release."""
@@ -145,6 +145,6 @@ class BlockHistory:
             self._slid.setdefault(copies.pool, []).append(copies.src_ids)
 
     def after_acknowledge(self, end_s: float) -> None:
-        """Note which of them have no user any more."""
+        """Note which of them are no longer referenced."""
         self.note_events(end_s)
         self._note_released(self._slid, end_s)

@@ -20,7 +20,7 @@ class LatencyMeter:
         self.request_s = array("d")
 
     def as_dict(self) -> dict[str, object]:
-        """Lay means, percentiles and largest values out for JSON."""
+        """Lay out means, percentiles and largest values for JSON."""
         return {
             "queueing_s": _summary(self.queueing_s),
             "first_token_s": _summary(self.first_token_s),

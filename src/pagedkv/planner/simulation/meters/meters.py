@@ -1,4 +1,4 @@
-"""All meters together: what the clock reports to, and what the result is made of."""
+"""All meters together: they receive reports of the clock, and the result is made from them."""
 
 from typing import Final
 
@@ -28,11 +28,11 @@ COUNTS: Final = ("num_preemptions", "num_computed_tokens", "num_hit_tokens", "nu
 
 
 class Meters:
-    """Takes all figures of one replay.
+    """Measures all figures of one replay.
 
     Args:
-        config: the configuration; space: the space that serves; watch: what follows it.
-        log: notes every request, if figures are wanted by parts of the trace; None: no log.
+        config: the configuration; space: the space that serves; watch: follows it.
+        log: notes every request, for figures by parts of the trace; None: no log.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Meters:
 
     @property
     def wants_rows(self) -> bool:
-        """Whether anything is made of the rows that run."""
+        """Whether the running rows are used."""
         return True
 
     # Requests
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
-        """Count a request, and whether what it shares with others is known."""
+        """Count a request, and whether its content is known."""
         if self._log is not None:
             self._log.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
         self.num_requests += 1
@@ -86,7 +86,7 @@ class Meters:
         self.timings.end(request)
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
-        """Note who was admitted, preempted and rejected."""
+        """Note admitted, preempted and rejected requests."""
         if self._log is not None:
             self._log.scheduled(batch, now_s)
         for admission, misses in zip(batch.admitted, self._watch.take_misses(), strict=True):
@@ -118,7 +118,7 @@ class Meters:
         self._since_step["num_prompt_tokens"] += request.num_prompt_tokens
 
     def progressed(self, progress: Progress, end_s: float) -> None:
-        """Note who has got a first token, or all tokens."""
+        """Note requests that got their first token, or all tokens."""
         if self._log is not None:
             self._log.progressed(progress, end_s)
         for request in progress.first_tokens:
@@ -165,7 +165,7 @@ class Meters:
         self.sharing.measure(Branches(table, running.rows[branches], num_blocks[branches], num_rows))
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Let everything be as it is for some time."""
+        """Let the present state last for some time."""
         levels = [len(running.num_rows), num_waiting, num_swapped, len(running.rows)]
         for pool, occupancy in self.occupancy.items():
             num_cached = self._space.num_cached_blocks(pool)

@@ -25,7 +25,7 @@ _KINDS: Final = {
 }
 OTHER: Final = "other"
 MISS_KINDS: Final = (*_KINDS, OTHER)
-"""What causes are summed up as. Every cause is in one of them."""
+"""Kinds of causes. Every cause belongs to one of them."""
 
 MISS_LABELS: Final = MappingProxyType(
     {
@@ -39,7 +39,7 @@ MISS_LABELS: Final = MappingProxyType(
         "other": "other causes",
     }
 )
-"""The same in words, for tables and pages, in the order in which they show them."""
+"""The same in words, in the order of tables and pages."""
 
 KIND_OF: Final = {cause: kind for kind, causes in _KINDS.items() for cause in causes}
 
@@ -51,7 +51,7 @@ class MissMeter:
         self._num_tokens = dict.fromkeys(MISS_KINDS, 0)
 
     def note(self, misses: Iterable[Miss]) -> None:
-        """Count what one prompt did not hit."""
+        """Count the missed tokens of one prompt."""
         for miss in misses:
             self._num_tokens[KIND_OF.get(miss.cause, OTHER)] += miss.num_tokens
 

@@ -29,14 +29,14 @@ class Level:
 
 @dataclass(slots=True)
 class Occupancy:
-    """The blocks of one pool: referred to by tables; free and findable; free and without content."""
+    """The blocks of one pool: live (in tables), cached, and free without content."""
 
     live: Level = field(default_factory=Level)
     cached: Level = field(default_factory=Level)
     free: Level = field(default_factory=Level)
 
     def hold(self, num_live: int, num_cached: int, num_free: int, duration_s: float) -> None:
-        """Let the pool be so for some time."""
+        """Let the pool have these blocks for some time."""
         self.live.hold(num_live, duration_s)
         self.cached.hold(num_cached, duration_s)
         self.free.hold(num_free, duration_s)

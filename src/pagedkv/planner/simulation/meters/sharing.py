@@ -1,4 +1,4 @@
-"""Blocks that samples and beams of one request share, where each would otherwise have its own."""
+"""Blocks that samples and beams of one request share instead of having copies."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ __all__ = ["Branches", "SharingMeter"]
 
 
 class Branches(NamedTuple):
-    """The sequences of the requests that have several.
+    """The sequences of requests with several sequences.
 
     Args:
         table: int32 ``[max_sequences, width]``, the block table.
@@ -48,14 +48,14 @@ class SharingMeter:
         self._sum += 1 - num_distinct / int(branches.num_blocks.sum())
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the mean out for JSON; None if there was nothing to share."""
+        """Lay the mean out for JSON; None if no request had several sequences."""
         mean = self._sum / self._num_steps if self._num_steps else None
         return {"mean_saving": mean, "num_decode_steps": self._num_steps}
 
 
 @compiled
 def _count_distinct(branches: Branches, marks: Int64Array, last_mark: int) -> int:
-    """Count the different blocks of each request, and add them up. Null blocks count, once an entry."""
+    """Count the different blocks of each request, and add them up. Null blocks count once for each entry."""
     num_distinct = 0
     place = 0
     for request in range(len(branches.num_rows)):

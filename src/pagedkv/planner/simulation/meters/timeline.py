@@ -1,7 +1,7 @@
-"""How it went over time, in a bounded number of intervals, however long it takes.
+"""Levels and counts over time, in a bounded number of intervals for any duration.
 
-Every step begins as an interval of its own. When there are too many, neighbours are joined in pairs, and from then on
-an interval is as long as those are in the mean. Levels are averaged over the seconds of an interval; counts add up.
+At first each step is an interval. When there are too many, neighbours are joined in pairs, and from then on an interval
+lasts as long as their mean. Levels are averaged over the seconds of an interval; counts add up.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class Timeline:
     """Levels and counts over time.
 
     Args:
-        levels: names of what has a value at any time.
-        counts: names of what happens so many times.
+        levels: names of quantities that have a value at any time.
+        counts: names of events that are counted.
     """
 
     def __init__(self, levels: Sequence[str], counts: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Timeline:
         self._interval_s = 0.0
 
     def hold(self, duration_s: float, levels: Sequence[float], counts: Sequence[float]) -> None:
-        """Let levels have these values for some time, while so much happens."""
+        """Let levels have these values for some time, and add counts."""
         if self._num_rows == 0 or self._is_last_complete():
             self._open_interval()
         row = self._rows[self._num_rows - 1]
@@ -41,7 +41,7 @@ class Timeline:
         row[1 + len(levels) :] += counts
 
     def _is_last_complete(self) -> bool:
-        """Whether the last interval is long enough; what takes no time belongs to what follows."""
+        """Whether the last interval is long enough; steps without duration belong to the next interval."""
         return bool(self._rows[self._num_rows - 1, 0] >= max(self._interval_s, SHORTEST_INTERVAL_S))
 
     def _open_interval(self) -> None:
@@ -53,12 +53,12 @@ class Timeline:
         self._num_rows += 1
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Give what was noted: ``duration_s``, means of levels, sums of counts; float64 ``[intervals]`` each.
+        """Give the columns: ``duration_s``, means of levels, sums of counts; float64 ``[intervals]`` each.
 
-        If nothing took any time there is no interval.
+        Without any duration there is no interval.
         """
         rows = self._joined()
-        if len(rows) > 1 and rows[-1, 0] == 0:  # what takes no time at the very end belongs to what was before
+        if len(rows) > 1 and rows[-1, 0] == 0:  # steps without duration at the very end belong to the interval before
             rows = np.concatenate((rows[:-2], rows[-2:].sum(axis=0, keepdims=True)))
         rows = rows[rows[:, 0] > 0]
         num_levels = len(self._levels)

@@ -21,8 +21,7 @@ class WasteMeter:
 
     Args:
         block_size: of the first group.
-        max_length: tokens of the largest reservation, at least those of the longest sequence that is noted; None:
-            exactly these.
+        max_length: tokens of the largest reservation, at least that of the longest noted sequence; None: exactly that.
     """
 
     def __init__(self, block_size: int, max_length: int | None) -> None:
@@ -37,7 +36,7 @@ class WasteMeter:
         self._sum_of_mean_lengths = 0.0
 
     def note_length(self, length: int) -> None:
-        """Note that the trace has a sequence so long."""
+        """Note the length of a sequence of the trace."""
         self._longest = max(self._longest, length)
 
     def measure(self, lengths: Int32Array, running: RunningRows, num_live: int, lengths_of_tails: Int32Array) -> None:
@@ -47,7 +46,8 @@ class WasteMeter:
             lengths: int32 ``[sequences]``, tokens of each, at least 1.
             running: the sequences.
             num_live: blocks in use.
-            lengths_of_tails: int32, lengths of sequences with different last blocks: a prompt's may be shared.
+            lengths_of_tails: int32, lengths of sequences with distinct last blocks, since that of a prompt may be
+                shared.
         """
         num_tokens = int(lengths.sum())
         num_empty = _count_slots(lengths_of_tails, self._block_size) - int(lengths_of_tails.sum())

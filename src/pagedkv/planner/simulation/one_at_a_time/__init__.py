@@ -3,7 +3,7 @@
 In the order in which data flows::
 
     replayer   Replayer: serves each request to its end before the next
-    summary    ReplaySummary: what came out of that
+    summary    ReplaySummary: the result
 """
 
 from pagedkv.planner.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops

@@ -1,8 +1,7 @@
-"""Drives the production block space with requests, one at a time, and counts what happens.
+"""Drives the production block space with requests, one at a time, and counts hits, evictions and blocks.
 
-Owns a block space of one full-attention group and the counts; knows neither files nor terminals, and reads
-the time only from the clock it is given. The caller holds the loop, so that it alone decides
-about progress, limits and interruption::
+Owns a block space of one full-attention group and the counts; knows neither files nor terminals, and reads the time
+only from the given clock. The caller runs the loop, and so decides about progress, limits and interruption::
 
     replayer = Replayer(ReplayConfig(num_blocks=65_536, block_size=16), time.perf_counter_ns)
     for request in tokenized(trace):
@@ -109,7 +108,7 @@ class Replayer:
         self._counts = self._counts.plus_served(request, self._config.block_size, num_hit_tokens, num_blocks_in_use)
 
     def summary(self) -> ReplaySummary:
-        """Sum up what was seen so far. Changes nothing."""
+        """Sum up the requests so far. Changes nothing."""
         return ReplaySummary(
             num_blocks=self._config.num_blocks,
             block_size=self._config.block_size,
@@ -145,14 +144,14 @@ class Replayer:
 
 
 def _impossible(shortage: Shortage) -> AssertionError:
-    """Word the fault of the library: a request that fits the empty pool found too few blocks while alone in it."""
+    """Build the error for a fault of the library: a request that fits the empty pool found too few blocks in it."""
     return AssertionError(f"a sequence that is alone and fits the pool found too few blocks: {shortage}")
 
 
 def compile_loops() -> None:
-    """Serve a few tiny requests in a space that is thrown away, so that loops compile off the clock.
+    """Serve a few tiny requests in a temporary space, so that loops compile before time is measured.
 
-    They hit, evict, end on a block boundary and repeat what is cached: all that a replay can come upon.
+    They hit, evict, end on a block boundary and repeat cached content: every case of a replay.
     """
     config = ReplayConfig(num_blocks=5, block_size=2)
     space_config = config.space_config()

@@ -1,7 +1,7 @@
-"""What a replay found out, as values: exact counts, the ratios that follow from them, and times kept apart.
+"""The result of a replay, as values: exact counts, ratios computed from them, and separate times.
 
-Knows nothing of how requests were served. Counts follow from the requests and the pool alone and come out the
-same on every run; only :class:`ReplayTiming` depends on the machine.
+Knows nothing of how requests were served. Counts follow from the requests and the pool alone and are equal on every
+run; only :class:`ReplayTiming` depends on the machine.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +17,8 @@ class ReplayCounts:
 
     Args:
         num_requests: requests seen, rejected ones included.
-        num_with_content: requests whose content the trace tells; without any, hits are unknown.
-        num_rejected: requests whose prompt and output together exceed the whole pool; nothing was done for them.
+        num_with_content: requests whose content is in the trace; without any, hits are unknown.
+        num_rejected: requests whose prompt and output together exceed the whole pool; they were not served.
         num_prompt_tokens: tokens of the prompts.
         num_output_tokens: tokens generated.
         num_prompt_blocks: blocks of the prompts that could hit: ``(input_length - 1) // block_size`` of each, for only
@@ -74,7 +74,7 @@ class ReplayCounts:
 
 @dataclass(frozen=True, slots=True)
 class ReplayTiming:
-    """How long the block space took: all of its work, and nothing else.
+    """Time of the block space: all of its work, and nothing else.
 
     Args:
         bookkeeping_ns: nanoseconds spent in calls that change the block space.
@@ -97,13 +97,13 @@ class ReplayTiming:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """Everything a replay found out.
+    """The result of a replay.
 
     Args:
         num_blocks: blocks of the pool, the null block included.
         block_size: tokens a block.
-        counts: what happened to the requests.
-        num_evictions: cached blocks that were given to other content.
+        counts: of the requests.
+        num_evictions: cached blocks that were allocated for other content.
         timing: how long the bookkeeping took.
     """
 
@@ -115,12 +115,12 @@ class ReplaySummary:
 
     @property
     def block_hit_ratio(self) -> float | None:
-        """Hit blocks of the prompt blocks that could hit; None where the trace tells no content."""
+        """Hit blocks of the prompt blocks that could hit; None if the trace has no content."""
         return self._hit_ratio(self.counts.num_hit_blocks, self.counts.num_prompt_blocks)
 
     @property
     def token_hit_ratio(self) -> float | None:
-        """Hit tokens of all prompt tokens; None where the trace tells no content."""
+        """Hit tokens of all prompt tokens; None if the trace has no content."""
         return self._hit_ratio(self.counts.num_hit_tokens, self.counts.num_prompt_tokens)
 
     def _hit_ratio(self, part: int, whole: int) -> float | None:
@@ -157,5 +157,5 @@ class ReplaySummary:
 
 
 def _ratio(part: int, whole: int) -> float:
-    """Divide, taking nothing of nothing as 0."""
+    """Divide; 0 / 0 is 0."""
     return part / whole if whole else 0.0

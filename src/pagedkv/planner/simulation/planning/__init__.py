@@ -1,19 +1,19 @@
-"""Many settings on one trace, and what they tell: what ``pagedkv plan`` is made of.
+"""Many settings on one trace, and the choice among them: the parts of ``pagedkv plan``.
 
 In the order in which data flows::
 
-    bounds        Bounds: what a good answer is
+    bounds        Bounds: the definition of a good answer
     request_log   RequestLog: the times and hits of each request, in place of all meters
-    steadiness    Steadiness: whether a load holds: after a warm-up, for long enough, with a queue that does not grow
-    figures       PointFigures: what one run comes to, in all and in parts of the trace
+    steadiness    Steadiness: whether a load holds: after a warm-up, for long enough, without a growing queue
+    figures       PointFigures: the figures of one run, in all and in parts of the trace
     arrivals      open loop, as recorded; closed loop, after the previous answer
     point         run_point(): one setting, served by the production space and scheduler
-    searching     LoadSearch: the highest load that holds, by bisection; LoadLimit: what was found
-    load_reasons  why a load holds or does not, and what would have to change
-    effects       what one choice brings beside another, over all other choices, with its uncertainty
-    decision      the setting to take, and why, in words
+    searching     LoadSearch: the highest load that holds, by bisection; LoadLimit: its result
+    load_reasons  why a load holds or fails, and what would help
+    effects       the gain of one choice over another, over all other choices, with its uncertainty
+    decision      the recommended setting, and why, in words
 
-Points know nothing of one another, so that they run in any order and process.
+Points are independent, so that they run in any order and process.
 """
 
 from pagedkv.planner.simulation.planning.bounds import Bounds

@@ -1,10 +1,10 @@
 """How requests arrive: open loop, as recorded, or closed loop, each turn after the answer before it.
 
-Open loop: the trace's clock, so many times as fast; what is slow falls behind. Closed loop: a session begins as
-recorded, on the same clock, and its next turn comes a think time after the previous answer has ended here; people do
-not think faster because there are more of them, so think times stay as they are. A trace tells when turns came, not
-when answers ended: the think time is taken for the recorded gap less the answer at a stated number of tokens a second,
-or 0 if that is longer. Requests without a session are sessions of their own.
+Open loop: requests arrive by the trace's clock, sped up by the load; a slow server falls behind. Closed loop: a session
+begins as recorded, on the same clock, and its next turn arrives a think time after the end of the previous answer in
+the replay. Think times do not depend on the load, as more users do not think faster. A trace has the times of turns,
+not the ends of answers. So the think time is the recorded gap less the answer at a stated number of tokens a second, or
+0 if the answer takes longer. Requests without a session are sessions of their own.
 """
 
 import heapq
@@ -23,7 +23,7 @@ __all__ = ["ClosedLoop", "serve_closed", "serve_open"]
 
 MOST_HELD_NBYTES: Final = 512 * 2**20
 REQUEST_NBYTES: Final = 400
-"""Of a request in memory, beside its ids."""
+"""Bytes of a request in memory, without its ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ClosedLoop:
 
 
 def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[[], None]) -> None:
-    """Serve requests as they come; ``show`` is called after each."""
+    """Serve requests as they arrive; ``show`` is called after each."""
     for request in requests:
         clock.offer(request)
         show()
@@ -71,10 +71,10 @@ def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
 
     Args:
         clock: with a load of 1; ``log`` is its meters.
-        log: tells which requests are over.
+        log: has the requests that have ended.
         requests: all of them; they are kept in memory.
-        loop: how long people think.
-        load: how many times as fast sessions begin.
+        loop: determines think times.
+        load: factor by which sessions begin faster.
         show: called after each arrival.
 
     Raises:
@@ -100,7 +100,7 @@ def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
 
 
 def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
-    """Gather the sessions, in the order of their beginnings."""
+    """Gather the sessions, ordered by their beginnings."""
     sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
     nbytes = 0
     for number, request in enumerate(requests):

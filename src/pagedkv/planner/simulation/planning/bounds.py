@@ -1,4 +1,4 @@
-"""Bounds: what a good answer is. Goodput counts these alone (DistServe, OSDI 2024, section 2)."""
+"""Bounds: the definition of a good answer. Goodput counts good answers alone (DistServe, OSDI 2024, section 2)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,11 +13,11 @@ LONGEST_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a good answer is.
+    """The definition of a good answer.
 
     Args:
         ttft_s: most seconds from arrival to the first token; None for no bound.
-        tpot_s: most seconds a token after the first one, in the mean of an answer; None for no bound.
+        tpot_s: most seconds a token after the first one, as the mean of an answer; None for no bound.
 
     Raises:
         ConfigurationError: a bound is not positive, or longer than a day.
@@ -36,7 +36,7 @@ class Bounds:
         """Refuse bounds that a single request on an idle machine would break.
 
         Raises:
-            ConfigurationError: with the seconds that it takes.
+            ConfigurationError: a bound is too tight; the message has the seconds that the request takes.
         """
         least_s = costs.step_s(1, 1, 1, 1)
         for bound, seconds, what in (
@@ -51,7 +51,7 @@ class Bounds:
 
     @property
     def are_given(self) -> bool:
-        """Whether there is a bound at all."""
+        """Whether there is any bound."""
         return self.ttft_s is not None or self.tpot_s is not None
 
     def as_dict(self) -> dict[str, float | None]:

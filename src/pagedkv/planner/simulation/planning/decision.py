@@ -1,9 +1,9 @@
-"""The setting to take, and why: plain words with figures, of one screen.
+"""The recommended setting, and why: plain words with figures, on one screen.
 
-Of each axis the value that serves the most, then the one that hits the most; where no value makes a difference the
-first one stays, for what was typed first is what people have. How much a setting takes is said of loads that hold; a
-trace too short to tell is told so. Money is not known here: of hardware and memory every value is told, and what each
-GPU serves.
+For each axis, the value with the most traffic is chosen, then the one with the most hits. Without a difference the
+first value stays, for users type their present setting first. The capacity of a setting is its highest load that holds;
+for a trace too short to find it, the text says so. Prices are not known here, so the text has the figures of every
+value of hardware and memory, and the traffic of each GPU.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,19 +30,20 @@ GPU_AXIS: Final = "gpu"
 TRAFFIC: Final = "the traffic"
 SPEED: Final = "the speed at which these requests are answered"
 WHOLE_FROM: Final = 10
-"""Ratios from here on have no decimals, and never an exponent."""
+"""Ratios from this one on are written without decimals, never with an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do.
+    """The recommendation.
 
     Args:
         headline: the decision, in a sentence.
-        reasons: what each choice brings, a sentence each, and what else must be known.
+        reasons: the gain of each choice, one sentence each, and further notes.
         chosen: the setting.
-        best: the run of that setting, under the highest load that it holds, or else the one at which it serves the
-        most. effects: what the reasons are made of.
+        best: the run of that setting under the highest load that it holds, or else under the load with the most
+            traffic.
+        effects: the data behind the reasons.
     """
 
     headline: str
@@ -57,8 +58,8 @@ def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool 
 
     Args:
         results: one or more runs, of settings that have the same axes.
-        bounds: what a good answer is; none: all are good.
-        is_searched: whether loads were searched, and not given.
+        bounds: of good answers; without any, all answers are good.
+        is_searched: whether loads were searched instead of given.
     """
     best, limits = settings_of(results), limits_of(results)
     effects = effects_of(results, is_searched=is_searched)
@@ -79,7 +80,7 @@ def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool 
 
 
 def _chosen(axis: str, first: str, effects: Sequence[Effect], settings: Collection[PointResult]) -> str:
-    """Choose a value of an axis: the most traffic, then the most hits; differences that are none do not count."""
+    """Choose a value of an axis: by the most traffic, then the most hits; insignificant differences do not count."""
     merits = {first: (0.0, 0.0)}
     for effect in effects:
         if effect.axis == axis:
@@ -127,7 +128,7 @@ def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadL
 
 
 def _rate(result: PointResult) -> float:
-    """Give the answers a second to tell of a setting: by arrivals where its load holds, else as long as it took."""
+    """Give the answers a second of a setting: by arrivals if its load holds, else over the whole run."""
     steady = result.figures.steadiness
     return steady.good_per_s if steady.verdict == HOLDS else traffic_per_s(result.figures)
 
@@ -147,7 +148,7 @@ def _named(result: PointResult) -> str:
 
 
 def _sentence(effect: Effect, what: str) -> str:
-    """Say what a choice brings: of traffic, of hits, or nothing."""
+    """Describe the gain of a choice: in traffic, in hits, or none."""
     told = ", ".join(_differences(effect, what)) or "makes no difference"
     return f"{effect.value} instead of {effect.reference}: {told}"
 
@@ -170,7 +171,7 @@ def _differences(effect: Effect, what: str) -> Iterator[str]:
 
 
 def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tuple[str, ...], LoadLimit]) -> list[str]:
-    """Say on how many GPUs each of them sustains the most, where numbers of one kind were tried."""
+    """Say how much each GPU sustains, by the number and kind of GPUs, if several were tried."""
     by_gpus: dict[str, float] = {}
     for key, result in settings.items():
         gpus = result.choices.get(GPU_AXIS)
@@ -183,7 +184,7 @@ def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tu
 
 
 def num_gpus(gpus: str) -> int:
-    """Count the GPUs of a value of the axis of GPUs.
+    """Count the GPUs in a value of the GPU axis.
 
     >>> num_gpus("8xh100"), num_gpus("l4")
     (8, 1)
@@ -193,7 +194,7 @@ def num_gpus(gpus: str) -> int:
 
 
 def _good_shares(results: Sequence[PointResult]) -> list[str]:
-    """Say which share of the answers is good under the lowest load, for each value of the first axis, at best."""
+    """Say the best share of good answers under the lowest load, for each value of the first axis."""
     lowest = min(result.load for result in results)
     axis = next(iter(results[0].choices))
     shares: dict[str, float] = {}
@@ -211,7 +212,7 @@ def _limits(
     limits: Mapping[tuple[str, ...], LoadLimit],
     results: Sequence[PointResult],
 ) -> list[str]:
-    """Say how much is taken, for each value of the first axis with all else as chosen; or that nothing tells it."""
+    """Say the capacity of each value of the first axis, with all else as chosen; or that it is unknown."""
     if all(each.figures.steadiness.verdict == TOO_SHORT for each in results):
         return ["nothing here says how much traffic is sustained: on a trace so short a queue is filled and drained"]
     axis = next(iter(taken.choices))

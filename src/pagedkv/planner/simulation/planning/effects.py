@@ -1,13 +1,13 @@
-"""What one choice brings beside another: paired, over everything else that was tried, with its uncertainty.
+"""The gain of one choice over another: paired, over all other choices that were tried, with its uncertainty.
 
 Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
-The traffic that a setting serves is what it serves under the highest load that it holds; where no setting holds any,
-the most answers a second that keep the bounds, over the loads tried. Of an axis each value is compared with the first
-one: the geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs; for traffic
-without those pairs of which neither serves anything to speak of. The interval is that of the jackknife (Quenouille
-1956; Tukey 1958): how far the answer moves when one eighth of the trace is left out. Neighbouring parts resemble one
-another, so it is somewhat too narrow. Where loads were searched, what a setting takes lies between the highest load
-that held and the lowest that did not, and the interval is as much wider.
+The traffic of a setting is that under the highest load that it holds; if no setting holds any, it is the most answers a
+second that keep the bounds, over all loads. Each value of an axis is compared with the first one: by the geometric mean
+of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in which neither
+setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956; Tukey 1958): how
+far the estimate moves when one eighth of the trace is left out. Neighbouring parts are similar, so the interval is
+somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load that held and the
+lowest that did not, and the interval is widened by that.
 """
 
 import math
@@ -21,14 +21,14 @@ from pagedkv.planner.simulation.planning.searching import LoadLimit, limit_of
 __all__ = ["Effect", "Estimate", "PointResult", "effects_of", "limits_of", "serves", "settings_of", "traffic_per_s"]
 
 STUDENT: Final = 2.365
-"""Of t with 7 degrees of freedom, both sides, 95 %."""
+"""Student's t with 7 degrees of freedom, two-sided, 95 %."""
 LEAST_RATIO: Final = 0.02
 LEAST_POINTS: Final = 0.002
-"""Smaller differences make none, whatever their interval: 2 % of the traffic, 0.2 points of the hit ratio."""
+"""Smaller differences are not significant for any interval: 2 % of the traffic, 0.2 points of the hit ratio."""
 LEAST_SURE: Final = 1e-9
-"""An interval that ends at 1 but for rounding holds it."""
+"""Tolerance for rounding: an interval that ends this close to 1 contains 1."""
 LEAST_SHARE: Final = 0.01
-"""Whoever answers a smaller share of the requests within the bounds serves nothing to speak of."""
+"""A setting has significant traffic if it answers at least this share of the requests within the bounds."""
 ALL_PARTS: Final = tuple(range(NUM_PARTS))
 
 Choices = Mapping[str, str]
@@ -36,7 +36,7 @@ Choices = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """One run: what was chosen, by axis, how many times the recorded traffic came, and what came of it."""
+    """One run: its choices by axis, its load, and its figures."""
 
     choices: Choices
     load: float
@@ -45,7 +45,7 @@ class PointResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with the ends of its interval, and what each half of the trace says."""
+    """A figure with the ends of its interval, and its values for the halves of the trace."""
 
     value: float
     low: float
@@ -55,15 +55,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a value of an axis brings beside the first one.
+    """The gain of a value of an axis over the first one.
 
     Args:
-        axis, value, reference: which are compared.
+        axis, value, reference: the compared values.
         num_pairs: pairs of settings that differ in nothing else.
-        num_serving: those of them of which one serves anything to speak of; the traffic is theirs.
-        traffic: ratio of the traffic; None where one of a pair serves none within the bounds, or there is no pair.
-        hit_ratio: difference of the hit ratios; None where the trace does not tell what hits.
-        is_capped: whether one of a pair holds every load that was tried, or that the trace is long enough for.
+        num_serving: those of them in which one has significant traffic; ``traffic`` is over these.
+        traffic: ratio of the traffic; None if one of a pair has none within the bounds, or there is no pair.
+        hit_ratio: difference of the hit ratios; None if the trace has no content.
+        is_capped: whether one of a pair holds every load that was tried, or every load that the trace is long enough
+            for.
     """
 
     axis: str
@@ -77,7 +78,7 @@ class Effect:
 
     @property
     def changes_traffic(self) -> bool:
-        """Whether the traffic differs by more than chance and more than nothing."""
+        """Whether the traffic differs by more than chance and by a significant amount."""
         ratio = self.traffic
         if ratio is None:
             return self.num_serving > 0
@@ -86,7 +87,7 @@ class Effect:
 
     @property
     def is_open(self) -> bool:
-        """Whether a difference of the traffic that would matter can neither be told nor excluded."""
+        """Whether a significant difference of the traffic is neither shown nor excluded."""
         ratio = self.traffic
         least = math.log1p(LEAST_RATIO)
         return (
@@ -97,7 +98,7 @@ class Effect:
 
     @property
     def changes_hits(self) -> bool:
-        """Whether the hit ratio differs by more than chance and more than nothing."""
+        """Whether the hit ratio differs by more than chance and by a significant amount."""
         difference = self.hit_ratio
         return difference is not None and (
             not difference.low <= 0 <= difference.high and abs(difference.value) > LEAST_POINTS
@@ -105,17 +106,17 @@ class Effect:
 
 
 def limits_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], LoadLimit]:
-    """Give of each setting how much it takes; by its choices, in the order of the axes."""
+    """Give the load limit of each setting, by its choices in the order of the axes."""
     return {
         key: limit_of((each.load, each.figures.steadiness.verdict) for each in runs) for key, runs in _runs(results)
     }
 
 
 def settings_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], PointResult]:
-    """Give of each setting the run that it is compared by; by its choices, in the order of the axes.
+    """Give the run by which each setting is compared, by its choices in the order of the axes.
 
-    That is the highest load that holds. Of a setting that holds none it is the lowest load, if another one holds any;
-    if none does, that under which it serves the most.
+    That is the highest load that holds. For a setting that holds none, it is the lowest load if another setting holds
+    any, else the load with the most traffic.
     """
     limits = limits_of(results)
     any_holds = any(limit.held is not None for limit in limits.values())
@@ -139,13 +140,13 @@ def _runs(results: Sequence[PointResult]) -> Iterable[tuple[tuple[str, ...], lis
 
 
 def traffic_per_s(figures: PointFigures, parts: Sequence[int] = ALL_PARTS) -> float:
-    """Give the answers a second that keep the bounds, of some parts of the run."""
+    """Give the good answers a second, of some parts of the run."""
     span_s = sum(figures.parts[part].span_s for part in parts)
     return sum(figures.parts[part].num_good for part in parts) / span_s if span_s else 0.0
 
 
 def serves(figures: PointFigures) -> bool:
-    """Whether a run keeps the bounds for anybody to speak of."""
+    """Whether a run has significant traffic within the bounds."""
     return figures.num_good > 0 and figures.num_good >= LEAST_SHARE * figures.num_requests
 
 
@@ -154,7 +155,7 @@ def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> 
 
     Args:
         results: runs of settings that have the same axes.
-        is_searched: whether loads were searched, and not given: then what a setting takes is told as an interval.
+        is_searched: whether loads were searched instead of given: then the capacity of a setting is an interval.
     """
     best = settings_of(results)
     limits = limits_of(results)
@@ -183,12 +184,12 @@ def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> 
 
 
 def _step(limit: LoadLimit) -> float:
-    """Give the logarithm of how many times as much a setting may take as was seen to hold."""
+    """Give the logarithm of the ratio between the most that a setting may take and the load that held."""
     return 0.0 if limit.held is None or limit.ended is None else math.log(limit.ended / limit.held)
 
 
 def _widened(estimate: Estimate | None, down: float, up: float) -> Estimate | None:
-    """Add to an interval what the search left open; ``down`` and ``up`` are logarithms."""
+    """Widen an interval by the uncertainty of the search; ``down`` and ``up`` are logarithms."""
     if estimate is None:
         return None
     return replace(estimate, low=estimate.low * math.exp(-down), high=estimate.high * math.exp(up))
@@ -219,7 +220,7 @@ def _hit_ratio(figures: PointFigures, parts: Sequence[int]) -> float | None:
 
 
 def _estimated(statistic: Callable[[Sequence[int]], float | None], shown: Callable[[float], float]) -> Estimate | None:
-    """Estimate a statistic of parts, with an interval by leaving each of them out; ``shown`` is how it is written."""
+    """Estimate a statistic of parts, with a jackknife interval; ``shown`` converts its values for display."""
     value = statistic(ALL_PARTS)
     without = [statistic([each for each in ALL_PARTS if each != part]) for part in ALL_PARTS]
     half = NUM_PARTS // 2

@@ -1,8 +1,8 @@
-"""PointFigures: what one run comes to, in all and in parts of the trace.
+"""PointFigures: the figures of one run, in all and in parts of the trace.
 
-Parts are what differences between two settings are paired by. Hits are told by eighths of the requests in order of
-arrival; answers, and those of them that keep the bounds, by eighths of the answers in order of their ends, with the
-seconds in which these ended.
+Differences between two settings are paired by parts. Hits are divided by eighths of the requests in order of arrival;
+answers, and the good ones among them, by eighths of the answers in order of their ends, with the seconds that each
+eighth spans.
 """
 
 import math
@@ -44,22 +44,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PointFigures:
-    """What one run comes to.
+    """The figures of one run.
 
     Args:
         num_requests, num_rejected, num_finished, num_good: requests; good ones keep the bounds.
-        has_content: whether the trace tells what hits.
+        has_content: whether the trace has content.
         num_prompt_tokens, num_hit_tokens: at the first admissions.
         num_output_tokens: of finished requests, all sequences.
         span_s: seconds from the first arrival to the last answer.
         offered_s: seconds from the first arrival to the last one.
         busy_s: seconds of steps; num_steps: how many.
-        num_preemptions: requests that had to give their blocks up.
-        ttft_s, tpot_s, itl_s: mean (not of the last), p50, p90 and p99, or None where there are none.
-        waited_s: seconds in which somebody waited, by what for (``RequestLog.waited_s``).
+        num_preemptions: preemptions.
+        ttft_s, tpot_s, itl_s: mean (but none of the last), p50, p90 and p99, or None if there are none.
+        waited_s: seconds in which requests waited, by cause (``RequestLog.waited_s``).
         parts: the same in parts.
         steadiness: whether the load holds.
-        divided: the same by tenant and by window of recorded time, where there are any.
+        divided: the same by tenant and by window of recorded time, if there are any.
     """
 
     num_requests: int
@@ -85,7 +85,7 @@ class PointFigures:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the prompt tokens that hit; None where the trace does not tell."""
+        """Share of the prompt tokens that hit; None if the trace has no content."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.has_content and self.num_prompt_tokens else None
 
     @property
@@ -117,7 +117,7 @@ class PointFigures:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PointFigures":
-        """Read what :meth:`as_dict` laid out. Raises KeyError and TypeError for anything else."""
+        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
         parts = tuple(Part(**part) for part in values["parts"])
         divided = tuple(map(PartFigures.from_dict, values["divided"]))
@@ -126,7 +126,7 @@ class PointFigures:
 
 
 def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...] = ()) -> PointFigures:
-    """Sum up a run that is over; by parts it is summed up already. O(requests log requests)."""
+    """Sum up a finished run; ``divided`` is summed up already. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
     ttft_s, is_good = _first_tokens(log, is_finished, bounds)
@@ -163,13 +163,13 @@ def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...]
 
 
 def _first_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
-    """Sum up when answers began, and tell which of them in time: bool ``[finished]``."""
+    """Sum up when answers began, and which of them began in time: bool ``[finished]``."""
     ttft_s = log.first_token_s[is_finished] - log.arrival_s[is_finished]
     return _summary(ttft_s), ttft_s <= (math.inf if bounds.ttft_s is None else bounds.ttft_s)
 
 
 def _further_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
-    """Sum up the times per further token, and tell which answers went on in time: bool ``[finished]``."""
+    """Sum up the times per further token, and which answers kept their bound: bool ``[finished]``."""
     tpot_s = log.end_s[is_finished] - log.first_token_s[is_finished]
     num_further = log.counts("num_output_tokens")[is_finished] - 1
     tpot_s /= np.maximum(num_further, 1)

@@ -1,4 +1,4 @@
-"""Why a load holds or does not: which bound binds, what requests wait for, and what would have to change."""
+"""Why a load holds or fails: which bound binds, what requests wait for, and what would help."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,7 +11,7 @@ from pagedkv.planner.simulation.planning.steadiness import HOLDS, LEAST_REQUESTS
 __all__ = ["change_of", "reason_of", "seconds_text"]
 
 LEAST_WAITING: Final = 0.05
-"""Of the seconds of steps: whoever waits for less does not wait for anything that lasts."""
+"""Share of the seconds of steps: shorter waits are passing, and are not named."""
 WHOLE_FROM: Final = 100
 
 
@@ -26,9 +26,9 @@ def reason_of(figures: PointFigures, bounds: Bounds) -> str:
 
 
 def change_of(figures: PointFigures, point: PlanPoint) -> str:
-    """Say what would have to change for a load that does not hold, by what requests wait for; empty for one that does.
+    """Say what would help a load that fails, by what requests wait for; empty for one that holds.
 
-    What is said to be full was seen to be: for the larger part of the time in which anybody waited.
+    A resource is called full only if it was full for the larger part of the time in which requests waited.
     """
     if not figures.steadiness.binds:
         return ""

@@ -1,4 +1,4 @@
-"""run_point(): one setting, served by the production space and scheduler. A figure is the same in any process."""
+"""run_point(): one setting, served by the production space and scheduler. Figures are equal in any process."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ class PlanPoint:
     """One setting under one load.
 
     Args:
-        config: the pools and the rules; its load is what is offered.
+        config: the pools and the rules; its load is the offered one.
         costs: how long steps take.
-        bounds: what a good answer is.
-        loop: how turns wait for answers; None: they come as recorded.
+        bounds: of good answers.
+        loop: how turns wait for answers; None: they arrive as recorded.
     """
 
     config: ServingConfig
@@ -38,7 +38,7 @@ class PlanPoint:
     loop: ClosedLoop | None = OPEN
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out what the figures depend on, for JSON and for a digest."""
+        """Lay out everything that the figures depend on, for JSON and for a digest."""
         return {
             "config": self.config.as_dict(),
             "groups": [repr(group) for group in self.config.group_specs],
@@ -59,8 +59,8 @@ def run_point(
     Args:
         point: the setting.
         requests: the trace, in order of arrival.
-        show: called after each arrival; what it raises ends the run.
-        division: windows of recorded time that figures are told by as well.
+        show: called after each arrival; its exception ends the run.
+        division: windows of recorded time, for figures by window.
 
     Raises:
         ConfigurationError: the closed loop does not fit in memory.

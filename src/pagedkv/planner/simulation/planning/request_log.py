@@ -1,8 +1,8 @@
 """RequestLog: the times and hits of each request, in place of all meters.
 
 44 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
-every token; they are the seconds of steps that decode, and a preemption, which is in the time per token of its request,
-is not among them.
+every token; they are the seconds of decoding steps. A preemption is not among them; it is in the time per token of its
+request.
 """
 
 import math
@@ -27,23 +27,23 @@ WAITS_FOR: Final = ("sequences", "tokens", "memory")
 
 
 class StepHistogram:
-    """Seconds between tokens, each as often as tokens followed at it; within 1 %."""
+    """A histogram of the seconds between tokens; within 1 %."""
 
     def __init__(self) -> None:
         self._num_tokens = np.zeros(NUM_BINS, np.int64)
 
     def add(self, step_s: float, num_tokens: int) -> None:
-        """Count tokens that came so many seconds after those before."""
+        """Count tokens that came ``step_s`` seconds after those before."""
         place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
         self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
 
     def times_s(self) -> Float64Array:
-        """Give the seconds of each token, ascending, within 1 %: float64 ``[tokens]``. Memory for each."""
+        """Give the seconds of each token, ascending, within 1 %: float64 ``[tokens]``, so O(tokens) memory."""
         middles_s = SHORTEST_S * np.exp((np.arange(NUM_BINS) + 0.5) * WIDTH)
         return np.repeat(middles_s, self._num_tokens)
 
     def percentile_s(self, percent: float) -> float | None:
-        """Give the seconds that so many percent of the tokens came within; None if there are none."""
+        """Give the seconds within which a percentage of the tokens came; None without tokens."""
         counted = self._num_tokens.cumsum()
         if not counted[-1]:
             return None
@@ -52,19 +52,19 @@ class StepHistogram:
 
 
 class RequestLog:
-    """What is noted of each request, by its number.
+    """The notes on each request, by its number.
 
     Args:
-        limits: of a step, by which it is told what requests wait for.
-        tells_ended: whether somebody takes the numbers of the requests that are over.
+        limits: of a step; they determine what requests wait for.
+        tells_ended: whether a caller takes the numbers of ended requests.
 
     Attributes:
         between_tokens: times between tokens.
-        waited_s: seconds of steps during which somebody waited for admission, by what they waited for: "sequences" and
-            "tokens", where a step had as many as it may, else "memory".
-        num_preemptions: how often a request had to give its blocks up.
+        waited_s: seconds of steps during which requests waited for admission, by cause: "sequences" or "tokens" if the
+            step was at that limit, else "memory".
+        num_preemptions: number of preemptions.
         num_with_content: requests whose content is known.
-        tenants: whose requests they are, by number.
+        tenants: by number.
         num_steps: steps so far; busy_s: their seconds.
     """
 
@@ -90,7 +90,7 @@ class RequestLog:
 
     @property
     def wants_rows(self) -> bool:
-        """Whether anything is made of the rows that run."""
+        """Whether the running rows are used."""
         return False
 
     @property
@@ -100,17 +100,17 @@ class RequestLog:
 
     @property
     def arrival_s(self) -> Float64Array:
-        """When each arrived: float64 ``[requests]``, as are the next two; views, so for a run that is over."""
+        """When each arrived: float64 ``[requests]``, as are the next two; views, so only for a finished run."""
         return np.asarray(self._arrival_s)
 
     @property
     def first_token_s(self) -> Float64Array:
-        """When each had its first token; NaN if it never had."""
+        """When each had its first token; NaN without one."""
         return np.asarray(self._first_token_s)
 
     @property
     def end_s(self) -> Float64Array:
-        """When each had its last token; NaN if it never had."""
+        """When each had its last token; NaN without one."""
         return np.asarray(self._end_s)
 
     def counts(self, name: str) -> Int32Array:
@@ -133,7 +133,7 @@ class RequestLog:
         self._num_sequences.append(request.num_sequences)
 
     def rejected(self, request: Request) -> None:
-        """Note that a request is over without an answer."""
+        """Note that a request ended without an answer."""
         self._note_ended(request)
 
     def _note_ended(self, request: Request) -> None:
@@ -141,7 +141,7 @@ class RequestLog:
             self._ended.append(request.number)
 
     def take_ended(self) -> list[int]:
-        """Give the requests that are over since the last call, by number."""
+        """Give the requests that ended since the last call, by number."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -166,7 +166,7 @@ class RequestLog:
             self._waits_for = "memory"
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - as meters are told
-        """Note that requests wait meanwhile, if any do: for what the step planned last has no room for."""
+        """Note the time that requests wait, if any do, for the resource that the step planned last has used up."""
         if num_waiting:
             self.waited_s[self._waits_for] += duration_s
 

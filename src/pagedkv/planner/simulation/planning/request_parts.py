@@ -1,6 +1,6 @@
-"""What came of the requests of each tenant, and of those that arrived in each window of recorded time.
+"""Figures of the requests of each tenant, and of those that arrived in each window of recorded time.
 
-All were served together: a part tells how it fared among the others, and those of a kind add up to the whole run.
+All requests were served together: each part was served among the others, and parts of one kind add up to the whole run.
 """
 
 import math
@@ -25,11 +25,11 @@ NO_ORIGIN: Final[Callable[[], float]] = float
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the requests of a run are divided, beside by tenant.
+    """How the requests of a run are divided, in addition to tenants.
 
     Args:
         windows: of recorded time, or None.
-        origin_s: gives what arrivals were moved by, once the trace has been read.
+        origin_s: gives the seconds by which arrivals were moved, after the trace has been read.
     """
 
     windows: WindowRule | None = None
@@ -38,16 +38,16 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class PartFigures:
-    """What came of one part.
+    """The figures of one part.
 
     Args:
         kind: "tenant" or "window"; name: which.
         num_requests, num_rejected, num_finished, num_good: requests; good ones keep the bounds.
-        num_offered_tokens: prompts and answers that were asked for.
+        num_offered_tokens: tokens of requested prompts and answers.
         num_prompt_tokens, num_hit_tokens: at the first admissions.
         num_output_tokens: of finished requests, all sequences.
-        has_content: whether the trace tells what hits.
-        span_s: of a window, its seconds between the first and the last arrival of the trace; None of a tenant.
+        has_content: whether the trace has content.
+        span_s: of a window, its seconds between the first and the last arrival of the trace; None for a tenant.
         is_whole: whether a window lies between these as a whole.
         ttft_s, tpot_s: p50 and p99, or None where there are none.
     """
@@ -70,12 +70,12 @@ class PartFigures:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the prompt tokens that hit; None where the trace does not tell."""
+        """Share of the prompt tokens that hit; None if the trace has no content."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.has_content and self.num_prompt_tokens else None
 
     @property
     def offered_per_s(self) -> float:
-        """Tokens that a window asked for a second, recorded time; 0 of a tenant."""
+        """Tokens requested in a window a second of recorded time; 0 for a tenant."""
         return self.num_offered_tokens / self.span_s if self.span_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,18 +84,18 @@ class PartFigures:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PartFigures":
-        """Read what :meth:`as_dict` laid out. Raises KeyError and TypeError for anything else."""
+        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         return cls(**{name: values[name] for name in cls.__slots__})
 
 
 def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 1.0) -> tuple[PartFigures, ...]:
-    """Sum up a run by tenant, where requests name any, and by window, where these are wanted. O(requests log requests).
+    """Sum up a run by tenant, if requests name any, and by window, if requested. O(requests log requests).
 
     Args:
-        log: of a run that is over.
-        bounds: what a good answer is.
+        log: of a finished run.
+        bounds: of good answers.
         division: how requests are divided.
-        load: how many times as fast as recorded they came.
+        load: factor by which they arrived faster than recorded.
 
     Raises:
         ConfigurationError: the trace has no such windows.
@@ -113,9 +113,9 @@ def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 
 
 
 def busiest_and_quietest(parts: Sequence[PartFigures]) -> tuple[PartFigures, PartFigures] | None:
-    """Name the windows that ask for the most and the fewest tokens a second; None unless there are several.
+    """Name the windows with the most and the fewest requested tokens a second; None unless there are several.
 
-    Of windows that the trace cuts off only where fewer than two are whole.
+    Windows that the trace cuts off count only if fewer than two are whole.
     """
     windows = [part for part in parts if part.kind == WINDOW and part.span_s]
     whole = [part for part in windows if part.is_whole]
@@ -141,7 +141,7 @@ def _divided(  # noqa: PLR0913, PLR0917 - one way to divide a run
 
 
 def _figures(log: RequestLog, bounds: Bounds, chosen: Int64Array) -> PartFigures:
-    """Sum some requests up; who they are is for the caller to say."""
+    """Sum up the chosen requests."""
     prompts, outputs, hits, sequences = (
         log.counts(each)[chosen].astype(np.int64)
         for each in ("num_prompt_tokens", "num_output_tokens", "num_hit_tokens", "num_sequences")

@@ -1,9 +1,9 @@
 """LoadSearch: the highest load that a setting holds, by bisection on the same requests.
 
-Loads lie on a grid of eighths of a doubling, three digits each, so that settings are tried under the same ones and a
-load that is typed is the one that was searched. From the recorded traffic the search doubles, or halves, until one load
-holds and one does not, then halves the number of steps between the two. That a load holds beside which a higher one was
-found to hold is assumed, as in any bisection: hits depend on the load, so it need not be so.
+Loads lie on a grid of eighths of a doubling, three digits each, so that settings are tried under equal loads, and a
+typed load equals the searched one. From the recorded traffic the search doubles, or halves, until one load holds and
+one does not, then halves the number of steps between the two. As in any bisection, every load below one that holds is
+assumed to hold. That need not be so, since hits depend on the load.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ STEPS_A_DOUBLING: Final = 8
 HIGHEST: Final = 9 * STEPS_A_DOUBLING
 LOWEST: Final = -6 * STEPS_A_DOUBLING
 HIGHEST_LOAD: Final = 1000.0
-"""Higher ones are refused: a trace of hours comes within seconds."""
+"""Higher loads are refused: at this load a trace of hours arrives within seconds."""
 
 
 def grid_load(step: int) -> float:
@@ -32,12 +32,12 @@ def grid_load(step: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadLimit:
-    """How much a setting takes, between two loads.
+    """The load limit of a setting, between two loads.
 
     Args:
         held: the highest load that holds; None: none did.
-        ended: the lowest load tried above it that does not, or that the trace is too short for; None: none was tried.
-        is_told: whether ``ended`` was found not to hold, and not only too much for a short trace.
+        ended: the lowest load tried above it that fails, or for which the trace is too short; None: none was tried.
+        is_told: whether ``ended`` failed, instead of being undecided because of a short trace.
     """
 
     held: float | None
@@ -50,9 +50,9 @@ class LoadLimit:
 
 
 def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
-    """Sum the runs of a setting up: by load, each with its verdict.
+    """Sum up the runs of a setting, given as loads with verdicts.
 
-    A load that holds above one that fails is not counted: what is told holds up to there.
+    A load that holds above one that fails is not counted.
     """
     by_load = dict(sorted(verdicts))
     failed = min((load for load, verdict in by_load.items() if verdict == FAILS), default=float("inf"))
@@ -64,7 +64,7 @@ def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
 
 @dataclass(slots=True)
 class LoadSearch:
-    """A search under way. Which loads it asks for follows from the verdicts alone.
+    """A search under way. Its loads follow from the verdicts alone.
 
     >>> search = LoadSearch()
     >>> asked = []
@@ -96,10 +96,10 @@ class LoadSearch:
         return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
 
     def tell(self, verdict: str) -> None:
-        """Learn what became of the load asked for last.
+        """Note the verdict of the last load.
 
-        A trace that is too short for the first load is too short for a search: slower ones would make up time between
-        requests that nobody took.
+        A trace that is too short for the first load is too short for a search: slower loads would add waits between
+        requests that were not recorded.
         """
         assert self._asked is not None, "nothing was asked for"
         if verdict == HOLDS:

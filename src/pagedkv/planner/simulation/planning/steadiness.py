@@ -1,10 +1,10 @@
-"""Steadiness: whether what a run served could have gone on, or whether a queue was filled and drained.
+"""Steadiness: whether a load could have lasted, or only filled a queue that was drained afterwards.
 
-A run that ends says little: whatever arrives is answered some time, and a trace of half a second is drained at full
-speed. So the first quarter of the arrivals' time is a warm-up, which counts for nothing; what is measured is the
-requests that arrive in the other three, which must last for some time; and the queue, those who wait for their first
-token, must not grow from the third quarter to the fourth. A load holds if besides nine of ten measured requests keep
-the bounds.
+The end of a run shows little: all requests are answered at some time, and a trace of half a second is drained at full
+speed. So the first quarter of the arrivals' time is a warm-up, which is not measured. The requests that arrive in the
+other three quarters are measured. These quarters must last for some time, and the queue of requests that wait for their
+first token must not grow from the third quarter to the fourth. A load holds if, in addition, nine of ten measured
+requests keep the bounds.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,34 +25,35 @@ FAILS: Final = "fails"
 TOO_SHORT: Final = "too short"
 
 WARM_UP: Final = 0.25
-"""Of the time in which requests arrive."""
+"""Share of the time in which requests arrive."""
 LEAST_MEASURED_S: Final = 30.0
 LEAST_ANSWERS: Final = 3.0
-"""What is measured lasts for so many answers at least, of the middle length, from the first token to the last."""
+"""The measured time is at least so many median answers, from the first token to the last."""
 LEAST_REQUESTS: Final = 50
 GOOD_SHARE: Final = 0.9
-"""Of the measured requests, that keep the bounds."""
+"""Share of the measured requests that must keep the bounds."""
 MOST_GROWTH: Final = 1.25
 LEAST_GROWTH: Final = 1.0
 LEAST_GROWTH_SHARE: Final = 0.01
-"""A queue grows that is so many times as long a quarter later, and longer by more than a request, and by more than so
-large a share of what arrived in that quarter: a hundredth of the traffic is not served."""
+"""A queue grows if it is so many times as long a quarter later, and longer by more than a request, and by more than
+this share of that quarter's arrivals: a hundredth of the traffic is not served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steadiness:
-    """Whether a load holds, and what stands in its way.
+    """Whether a load holds, and the causes if it does not.
 
     Args:
-        verdict: "holds", "fails" or "too short", of a trace that cannot tell.
-        binds: what fails: "queue", "ttft", "tpot", "rejected"; none if the load holds or nothing is told.
-        warm_up_s, measured_s, least_s: seconds of arrivals that count for nothing, that are measured, and that had to
-        be. num_measured: requests that arrive after the warm-up.
-        num_good: those of them that keep the bounds; all that are finished, where there are none.
+        verdict: "holds", "fails" or, if the trace does not suffice, "too short".
+        binds: what fails: "queue", "ttft", "tpot", "rejected"; empty if the load holds or the trace is too short.
+        warm_up_s, measured_s, least_s: seconds of arrivals that are not measured, that are measured, and that were
+            required.
+        num_measured: requests that arrive after the warm-up.
+        num_good: those of them that keep the bounds; without bounds, all finished ones.
         num_good_prompt_tokens, num_good_output_tokens: of good ones.
-        num_late, num_slow, num_rejected: those that begin too late, go on too slowly, are not served.
-        ttft_s, tpot_s: what nine of ten measured requests keep; None where fewer have one.
-        num_waiting: who waits for a first token, in the mean of the third quarter and of the fourth.
+        num_late, num_slow, num_rejected: those that begin too late, decode too slowly, are not served.
+        ttft_s, tpot_s: the times that nine of ten measured requests keep; None if fewer have one.
+        num_waiting: requests that wait for a first token, the means of the third and of the fourth quarter.
     """
 
     verdict: str
@@ -73,7 +74,7 @@ class Steadiness:
 
     @property
     def good_per_s(self) -> float:
-        """Measured requests a second that keep the bounds, by their arrivals: what is sustained, if the load holds."""
+        """Good measured requests a second, by their arrivals: the sustained traffic, if the load holds."""
         return self.num_good / self.measured_s if self.measured_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,14 +83,14 @@ class Steadiness:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Steadiness":
-        """Read what :meth:`as_dict` laid out. Raises KeyError and TypeError for anything else."""
+        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
         third, fourth = values["num_waiting"]
         return cls(**known | {"binds": tuple(values["binds"]), "num_waiting": (third, fourth)})
 
 
 def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
-    """Judge a run that is over. O(requests log requests)."""
+    """Judge a finished run. O(requests log requests)."""
     arrival_s = log.arrival_s
     start_s, end_s = (float(arrival_s[0]), float(arrival_s[-1])) if len(arrival_s) else (0.0, 0.0)
     offered_s = end_s - start_s
@@ -138,14 +139,14 @@ def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
 
 
 def _times(log: RequestLog) -> tuple[Float64Array, Float64Array]:
-    """Give the seconds to the first token and those of each further one; NaN where there is none."""
+    """Give the seconds to the first token and those of each further one; NaN if there is none."""
     num_further = log.counts("num_output_tokens") - 1
     further_s = (log.end_s - log.first_token_s) / np.maximum(num_further, 1)
     return log.first_token_s - log.arrival_s, np.where(num_further > 0, further_s, np.nan)
 
 
 def _mean_waiting(log: RequestLog, edges_s: tuple[float, float, float]) -> tuple[float, float]:
-    """Give how many wait for a first token, in the mean of two spans of time. Who is rejected does not wait."""
+    """Give the mean number of requests that wait for a first token, in two spans of time, without rejected ones."""
     begun_s = np.where(np.isnan(log.first_token_s), log.arrival_s, log.first_token_s)
     means = []
     for from_s, to_s in pairwise(edges_s):
@@ -160,7 +161,7 @@ def _grows(third: float, fourth: float, num_arrived: int) -> bool:
 
 
 def _bad(counts: dict[str, int], num_bad: int, num_measured: int) -> tuple[str, ...]:
-    """Name what keeps more than one in ten from being good: each that does alone, else the largest."""
+    """Name the causes that keep more than one in ten from being good: each that suffices alone, else the largest."""
     allowed = (1 - GOOD_SHARE) * num_measured
     if num_bad <= allowed:
         return ()
@@ -174,7 +175,7 @@ def _middle(seconds: Float64Array) -> float:
 
 
 def _kept(seconds: npt.NDArray[np.float64]) -> float | None:
-    """Give the least bound that nine of ten keep; NaN keeps none."""
+    """Give the least bound that nine of ten keep; NaN keeps no bound."""
     if not len(seconds):
         return None
     place = int(np.ceil(round(GOOD_SHARE * len(seconds), 9))) - 1

@@ -1,6 +1,6 @@
 """What a line of each trace format means; nothing of files.
 
-The first line tells the format, never the file's name:
+The first line determines the format, never the file's name:
 
 =======================  ==============================================================================  ===============
 first line has           format                                                                          ids of n tokens
@@ -18,11 +18,11 @@ any other object         ``object_logs.ObjectLogRows``, by one of the           
 =======================  ==============================================================================  ===============
 
 Layouts of logs of objects: ``chat_logs`` (services), ``litellm``, ``langfuse``, ``helicone``, ``otel_spans``,
-``wildchat``, ``bench_results``, and ``fields``, which the user names.
+``wildchat``, ``bench_results``, and ``fields`` that the user names.
 
 In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (what all have
 in common), ``messages`` (a conversation in parts), ``lengths`` (parts as tokens, as many as are stated), ``calls``
-(what a log tells of a request, made into one), ``bodies`` (bodies, answers and usage of the common interfaces), one
+(calls of a log made into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
 module a format, ``detection`` (which one it is). Every number is checked before it sizes anything, and a bad row raises
 :class:`~pagedkv.memory.contract.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
@@ -30,7 +30,7 @@ module a format, ``detection`` (which one it is). Every number is checked before
 from pagedkv.memory.contract.extras import needing
 
 with needing("cli", "reading traces"):
-    import msgspec  # noqa: F401 - first of all, so that its absence is told, whichever format is imported first
+    import msgspec  # noqa: F401 - first of all, so that its absence is reported, whichever format is imported first
 
 from pagedkv.planner.traces.formats.detection import detect_format
 from pagedkv.planner.traces.formats.row_format import Reading, RowFormat

@@ -15,12 +15,12 @@ FAILED: Final = "error"
 
 
 def is_bench_result(keys: Mapping[str, object]) -> bool:
-    """Tell by its keys whether an object is such a result, with details."""
+    """Return whether an object is such a result, with details, by its keys."""
     return keys.keys() >= KEYS
 
 
 class BenchLayout:
-    """A run a row. Its clock begins anywhere: the first request comes at 0.
+    """One run in each row. Its clock begins anywhere, so the first request arrives at 0.
 
     Args:
         reading: not needed: there are no texts.

@@ -1,8 +1,8 @@
 """What bodies of requests, answers and usages say, in the shapes of OpenAI's and Anthropic's interfaces.
 
 A body has ``messages`` or ``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or
-``output``; a usage counts tokens under the names of either. Knows no log: which of a row's objects is the body, the
-answer or the usage is for whoever knows the log.
+``output``; a usage counts tokens under the names of either. Knows no log: the layout of each log decides which of a
+row's objects is the body, the answer or the usage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ JsonObject = Mapping[str, Any]
 
 PROMPT_COUNTS: Final = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens")
 OUTSIDE_INPUT: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
-"""What Anthropic counts beside input_tokens; OpenAI's cached tokens are part of prompt_tokens."""
+"""Anthropic counts these apart from input_tokens; OpenAI's cached tokens are part of prompt_tokens."""
 ANSWER_COUNTS: Final = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens")
 THOUGHTS: Final = ("completion_tokens_details", "output_tokens_details")
 STATUSES: Final = ("status_code", "statusCode", "http_status", "response_status", "status")
@@ -49,7 +49,7 @@ LONGEST_NAME: Final = 40
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Lengths that are stated: of the prompt, of the answer, and of what the answer's texts do not show."""
+    """Stated lengths: of the prompt, of the answer, and of the part of the answer that its texts do not show."""
 
     num_prompt: int | None = None
     num_answer: int | None = None
@@ -81,12 +81,12 @@ def parts_of_answer(answer: JsonObject, texts: TextTokens) -> Sequence[Part] | N
 
 
 def has_answer(answer: JsonObject) -> bool:
-    """Tell whether an object is an answer, with a text or without."""
+    """Return whether an object is an answer, with a text or without."""
     return bool(answer.keys() & {"choices", "content", "text", "output", "usage", "role"})
 
 
 def failure_of(*objects: JsonObject) -> str | None:
-    """Tell how a request failed, by the first of the objects that says so: a status of HTTP, a word, an error."""
+    """Describe how a request failed, by the first object that states it as an HTTP status, a word or an error."""
     for each in objects:
         for key in STATUSES:
             value = each.get(key)
@@ -120,7 +120,7 @@ def first_named(keys: Sequence[str], *objects: JsonObject) -> str | None:
 
 
 def as_object(value: object) -> JsonObject:
-    """Give an object, also one that is written as a text; an empty one for anything else."""
+    """Give an object, parsed if it is written as a text; an empty object for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = msgspec.json.decode(value)
@@ -130,7 +130,7 @@ def as_object(value: object) -> JsonObject:
 
 
 def as_list(value: object) -> object:
-    """Give a value; one of several parts that is written as a text, as the parts."""
+    """Give a value; a list that is written as a text is parsed."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         try:
             return msgspec.json.decode(value)
@@ -155,14 +155,14 @@ def found_under(row: object, path: str) -> object:
 
 
 def name_under(row: object, path: str) -> str | None:
-    """Give what lies under a path as a name; None if nothing does that is a text or a number."""
+    """Give the text or number under a path as a name; None if there is none."""
     value = found_under(row, path)
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
     return str(value)[:MAX_SESSION_CHARACTERS] if is_name else None
 
 
 def _code(error: object) -> str | None:
-    """Tell what an error calls itself."""
+    """Give the code of an error."""
     if isinstance(error, dict):
         names = (error.get(key) for key in ("status_code", "error_code", "code", "type", "error_class"))
         error = next((name for name in names if isinstance(name, str | int) and name), None)

@@ -1,9 +1,9 @@
-"""Calls that a log tells of, made into requests: what all formats of logs have in common.
+"""Calls of a log, made into requests: what all formats of logs have in common.
 
-A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Lengths are those that are stated,
-where they are; content is that of tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` puts the two
-together. What neither tells is counted by the characters of its text, and that is told. Calls that failed were never
-served as they were asked for: they are left out unless they are wanted, and counted by what the log says of them.
+A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where there
+are any; content is that of tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` joins the two. A length
+without either is estimated from the characters of its text, and a note says so. Failed calls were not served in full:
+they are left out by default, and counted by their failures.
 """
 
 from collections import Counter
@@ -26,29 +26,29 @@ NO_ANSWER: Final = "no answer"
 ABANDONED: Final = "aborted"
 OTHER_CACHE: Final = "answered from a cache of answers"
 MOST_HELD: Final = 256
-"""Calls without an answer that wait for one that has one: a log without any answers tells of no failures."""
+"""Calls without an answer that are held until one has an answer: in a log without answers, none of them failed."""
 FEWEST_PILED: Final = 5
 PILED_SHARE: Final = 4
-"""A pile is a quarter of the prompts."""
+"""Prompts of the greatest length are a pile from this share on: a quarter of all."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What a log tells of one request.
+    """What a log states about one request.
 
     Args:
         line: where it begins.
-        arrival_s: when it came.
+        arrival_s: time of arrival.
         prompt: its content, or None where the log has none; likewise the answer.
         num_prompt: its stated length, or None; likewise the answer's, all sequences together.
         num_thoughts: tokens of the answer that are in none of its texts.
-        num_most: tokens that were allowed, which count where nothing else is known of an answer.
+        num_most: the greatest length that was allowed, used where nothing else is known about an answer.
         session: name of the conversation.
-        tenant: whose request it is.
+        tenant: the tenant of the request.
         num_samples: sequences of the one prompt.
         failure: how it failed, in a word; None if it did not.
-        is_answered: whether the log has anything of an answer.
-        is_cut: whether the log had texts that are not whole, so that the prompt is None.
+        is_answered: whether the log has any part of an answer.
+        is_cut: whether texts in the log were cut, so that the prompt is None.
     """
 
     line: Line
@@ -68,7 +68,7 @@ class Call:
 
 
 class _Side:
-    """Prompts, or answers: where their lengths and contents come from."""
+    """Counts where the lengths and contents of prompts, or of answers, come from."""
 
     def __init__(self) -> None:
         self.num_stated = 0  # of texts whose length is stated
@@ -92,7 +92,7 @@ class _Side:
 
 
 class _Pile:
-    """Watches for prompts that were cut by whoever wrote the log: many different ones of the greatest length."""
+    """Detects that the log's writer cut prompts: many different prompts have the greatest length."""
 
     def __init__(self) -> None:
         self._num = self._num_longest = self._longest = 0
@@ -117,12 +117,12 @@ class _Pile:
 
 
 class Calls:
-    """Makes requests of the calls of one file.
+    """Makes requests from the calls of one file.
 
     Args:
-        reading: what the user said of the file.
-        unit: of its times, unless they tell it themselves.
-        usage: what states lengths there, in words.
+        reading: what the user stated about the file.
+        unit: of its times, unless their values determine it.
+        usage: the name of the field that states lengths, for messages.
     """
 
     def __init__(self, reading: Reading, unit: str = "s", usage: str = "usage") -> None:
@@ -146,12 +146,12 @@ class Calls:
 
     @property
     def times_told(self) -> str:
-        """Say how times were read; nothing where others are put in their place."""
+        """Say how times were read; empty where they are replaced."""
         return "" if self._reading.has_made_up_arrivals else self.clock.told
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known before figures of these requests are believed."""
+        """List what a reader must know before trusting figures of these requests."""
         return [*self._reading.notes_of(self.clock), *self._pile.notes(), *self._assumed()]
 
     def arrival_s(self, line: Line, value: object) -> float:
@@ -163,7 +163,7 @@ class Calls:
         return self.clock.seconds(line, value, any_order=self._reading.any_order)
 
     def requests(self, call: Call) -> Iterator[Request]:
-        """Give the requests whose turn has come with this call.
+        """Give the requests that are complete and in order after this call.
 
         Raises:
             TraceError: a length is out of range, or there is neither a length nor a content.

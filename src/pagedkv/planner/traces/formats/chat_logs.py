@@ -1,10 +1,9 @@
 """Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
 
-However they are laid out. What is looked for, wherever it is common: the body with ``messages``, ``prompt`` or
+In any layout. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or
 ``input`` at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the
-top, or in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; what failed by
-a status or an error.
-OpenAI's batch files are such, too: their input has no times.
+top, or in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a
+status or an error. OpenAI's batch files are read too: their input has no times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,17 +46,17 @@ BODY: Final = frozenset({"messages", "prompt", "input"})
 MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
 MOST_REMEMBERED: Final = 2**12
-"""Responses that a later one may go on from."""
+"""Number of responses that are remembered, so that a later one may continue them."""
 
 
 def is_chat_log(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether it may be such a log."""
+    """Return whether a file may be such a log, by the keys of its first line."""
     has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
     return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 
 
 class ChatLayout:
-    """A request a row, as above.
+    """One request in each row, laid out as above.
 
     Args:
         reading: how texts become tokens.
@@ -120,7 +119,7 @@ class ChatLayout:
     def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
         if self._reading.has_made_up_arrivals:
             return 0.0
-        for each in objects:  # an answer's own time comes last: it is when the answer was begun
+        for each in objects:  # an answer's own time is tried last: it is when the answer was begun
             for key in TIMES:
                 value = each.get(key)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -133,10 +132,10 @@ class ChatLayout:
             f"Name it one of {', '.join(TIMES)}, or let requests come at random (`arrivals=poisson:RATE`)",
         )
 
-    # Responses that go on from others
+    # Responses that continue others
 
     def _continued(self, goes_on: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
-        """Put what was said before the response that is named in front of what is new; None if it is not known."""
+        """Prepend the conversation of the response that is continued to the new prompt; None if it is not known."""
         before = self._responses.get(str(goes_on))
         return None if before is None or prompt is None else [*before, *prompt]
 
@@ -149,7 +148,7 @@ class ChatLayout:
 
 
 def _inner(row: JsonObject, names: Sequence[str], wanted: frozenset[str] = frozenset()) -> JsonObject:
-    """Find the object that has the body or the answer: inside others, or the row itself."""
+    """Find the object that has the body or the answer: within other objects, or the row itself."""
     if wanted and wanted & row.keys() and not any(isinstance(row.get(key), dict) for key in ("request", "body")):
         return row if not isinstance(row.get("input"), dict) else row["input"]
     for name in names:
@@ -161,7 +160,7 @@ def _inner(row: JsonObject, names: Sequence[str], wanted: frozenset[str] = froze
 
 
 def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] | None:  # noqa: ANN401 - see below
-    """Find what was answered: in the answer's object, or as a text of the row."""
+    """Find the answer: in its object, or as a text of the row."""
     if answer is not row or has_answer({key: answer[key] for key in ("choices",) if key in answer}):
         return parts_of_answer(answer, texts)
     said = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)

@@ -1,7 +1,7 @@
-"""ShareGPT files: a conversation an object, whose turns are texts and have no times.
+"""ShareGPT files: each object is a conversation, whose turns are texts and have no times.
 
-Each answer is a request: its prompt is all that was said before. When it was asked nobody knows, so the turns of a
-conversation come at a stated distance on its own clock, and :mod:`~pagedkv.planner.traces.interleaving` says how far
+Each answer is a request: its prompt is everything before it in the conversation. Times are unknown, so the turns of a
+conversation arrive at a stated interval on its own clock, and :mod:`~pagedkv.planner.traces.interleaving` says how far
 apart conversations begin.
 """
 
@@ -56,7 +56,7 @@ class ConversationRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"ShareGPT conversations without times (a turn every {TURN_S:g} s is made up), {self._texts.told}"
 
     @property

@@ -1,7 +1,7 @@
-"""CSV, a request a record: known headers, or columns that the user names.
+"""CSV with a request in each record: known headers, or columns that the user names.
 
 Cells may be quoted, and then hold commas, quotes and ends of lines (RFC 4180). Columns may be divided by commas,
-semicolons or tabs, as the first line has them. Nothing is known of content, unless a column holds the prompt itself.
+semicolons or tabs, as the first line has them. Content is unknown, unless a column holds the prompt itself.
 """
 
 import csv
@@ -46,11 +46,11 @@ TENANT: Final = "tenant"
 DELIMITERS: Final = ",;\t"
 MOST_SHOWN: Final = 12
 SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
-MORE_LINES: Final = "unexpected end of data"  # what the csv module says of a cell whose quotes are still open
+MORE_LINES: Final = "unexpected end of data"  # the csv module's message for a cell whose quotes are still open
 
 
 class Header(NamedTuple):
-    """A header that is known: its origin, its columns by what they hold, and the unit of its times."""
+    """A known header: its origin, its columns by what they hold, and the unit of its times."""
 
     origin: str
     columns: Mapping[str, str]
@@ -92,19 +92,19 @@ class _Counts(msgspec.Struct):
 
 
 class _Columns(NamedTuple):
-    """Where a record has what; None where it has not."""
+    """The column of each item in a record; None for an item without a column."""
 
     names: list[str]
     places: Mapping[str, int]
 
 
 def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = True) -> dict[str, str]:
-    """Read what columns hold, as users type it.
+    """Parse a list of columns, as users type it.
 
     Args:
-        text: what=column, divided by commas.
-        name: what it is told for, for messages: "columns" or "fields".
-        needs_arrival: whether times are wanted.
+        text: what=column, separated by commas.
+        name: of the argument, for messages: "columns" or "fields".
+        needs_arrival: whether a column of times is required.
 
     Raises:
         ConfigurationError: a part is not of the form what=column, or the columns do not suffice.
@@ -128,10 +128,10 @@ def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = Tru
 
 
 def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
-    """Make the reader of a CSV file, by the columns that the user names or a header that is known; None if neither is.
+    """Make the reader of a CSV file, by named columns or a known header; None without either.
 
     Raises:
-        TraceError: a column that is named is not there, or twice.
+        TraceError: a named column is missing, or is there twice.
     """
     delimiter = max(DELIMITERS, key=first.text.count)
     names = _names(first, delimiter)
@@ -160,7 +160,7 @@ def known_header(names: Collection[str]) -> Header | None:
 
 
 def unknown_header(first: Line) -> TraceError:
-    """Build the error for CSV whose header says nothing, naming its columns and what to do."""
+    """Build the error for CSV with an unknown header; it lists the columns and what to do."""
     names = _names(first, max(DELIMITERS, key=first.text.count))
     shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
@@ -179,7 +179,7 @@ def _names(first: Line, delimiter: str) -> list[str]:
 
 
 def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, columns: Mapping[str, str]) -> "CsvRows":
-    """Take columns by their numbers, from 1; the first line is a header unless it has a time where times are."""
+    """Select columns by number, from 1; the first line is a header unless its arrival column holds a time."""
     places = {role: int(column) - 1 for role, column in columns.items()}
     for role, place in places.items():
         if not 0 <= place < len(cells):
@@ -202,7 +202,7 @@ def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[
 
 
 def unit_of(column: str) -> str:
-    """Tell the unit that the name of a column ends with; seconds if it names none."""
+    """Give the unit that the name of a column ends with; seconds if it has none."""
     return next((unit for suffix, unit in SUFFIXES.items() if column.lower().endswith(suffix)), "s")
 
 
@@ -211,11 +211,11 @@ class CsvRows(RowFormat):
 
     Args:
         origin: what was recognised, for humans.
-        columns: where each record has what.
-        unit: of the times, unless the user or the numbers themselves say otherwise.
-        delimiter: what divides columns.
-        reading: what the user said.
-        has_header: whether the first line is no record.
+        columns: the column of each item.
+        unit: of the times, unless the user states another or the numbers determine it.
+        delimiter: between columns.
+        reading: what the user stated.
+        has_header: whether the first line is a header.
     """
 
     session_per_row = False
@@ -238,16 +238,16 @@ class CsvRows(RowFormat):
         self._has_more = bool({"prompt", "answer", "status"} & columns.places.keys())
         self._open: Line | None = None
         if self._has_more:
-            csv.field_size_limit(MAX_LINE_NBYTES)  # the module's own is short of a long prompt
+            csv.field_size_limit(MAX_LINE_NBYTES)  # the module's own limit is too small for a long prompt
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"{self._origin}, {self._calls.told if self._has_more else self._calls.times_told}".removesuffix(", ")
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of it."""
+        """List what a reader must know about it."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -264,7 +264,7 @@ class CsvRows(RowFormat):
         yield from self._request(whole, [cell.strip() for cell in cells])
 
     def finish(self) -> Iterator[Request]:
-        """Refuse a record whose quotes never close."""
+        """Refuse a record whose quotes are not closed."""
         if self._open is not None:
             raise self._open.fault("quotes open here and never close", FIX_THE_ROW)
         return self._calls.finish()
@@ -295,7 +295,7 @@ class CsvRows(RowFormat):
         yield Request(arrival_s, lengths.input_length, lengths.output_length, session=session, tenant=tenant)
 
     def _call(self, line: Line, found: Mapping[str, str], arrival_s: float, session: str | None) -> Call:
-        """Make a call of a record that has texts, or tells what failed."""
+        """Make a call from a record that has texts or a status."""
         texts = self._reading.texts
         prompt, answer = ([text_part(found[role], texts)] if role in found else None for role in ("prompt", "answer"))
         counts = converted(

@@ -1,4 +1,4 @@
-"""Which format a trace has, told by its first line."""
+"""Which format a trace has, determined by its first line."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -59,10 +59,10 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
 
     Args:
         first: its first line that is not blank.
-        reading: what the user said of the file.
+        reading: what the user stated about the file.
 
     Raises:
-        TraceError: the line fits no format, or is a header that says something impossible.
+        TraceError: the line fits no format, or is a header with an impossible value.
     """
     row_format = _detected(first, reading)
     if reading.tenant_by is None or isinstance(row_format, ObjectLogRows | CsvRows):

@@ -1,7 +1,7 @@
-"""What vLLM and SGLang log of requests, among lines of other kinds.
+"""What vLLM and SGLang log about requests, among lines of other kinds.
 
-:mod:`~pagedkv.planner.traces.formats.vllm_lines` and :mod:`~pagedkv.planner.traces.formats.sglang_lines` say which
-lines these are.
+:mod:`~pagedkv.planner.traces.formats.vllm_lines` and :mod:`~pagedkv.planner.traces.formats.sglang_lines` list these
+lines.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,12 +21,12 @@ META_DATA: Final = "meta data"
 
 
 def is_engine_log(first: Line, keys: Mapping[str, object]) -> bool:
-    """Tell by the first line of a file whether an engine wrote it; ``keys`` are those of a JSON object."""
+    """Return whether an engine wrote a file, by its first line; ``keys`` are those of a JSON object."""
     return is_sglang_line(first, keys) or (not keys and is_vllm_line(first))
 
 
 class EngineLogRows(RowFormat):
-    """Lines of an engine's log; those that are about no request are passed over.
+    """Lines of an engine's log; lines that are not about a request are skipped.
 
     Args:
         reading: how texts become tokens.
@@ -44,16 +44,16 @@ class EngineLogRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"{self._engine} request log, {self._calls.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of it."""
+        """List what a reader must know about it."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Yield the requests whose turn has come, now that this line is read."""
+        """Yield the requests that are complete and in order after this line."""
         if self._sglang.take(line):
             self._engine = "SGLang's"
         elif not line.text.startswith("{") and self._vllm.take(line):

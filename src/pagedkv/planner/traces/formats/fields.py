@@ -1,4 +1,4 @@
-"""JSON lines of any shape, by the fields that the user names, or those of a table whose columns are known.
+"""JSON lines of any shape, read by fields that the user names, or by the known columns of a table.
 
 A field may lie within objects and lists: ``request.messages``, ``choices.0.text``. A prompt is a text, a list of
 messages or of tokens, or an object that has one; an answer likewise. Numbers may be written as texts, also with commas
@@ -21,7 +21,7 @@ SHOWN: Final = 12
 
 
 class FieldLayout:
-    """Rows with what was named.
+    """Rows that have the named fields.
 
     Args:
         origin: what was recognised.

@@ -1,4 +1,4 @@
-"""A request a line, with the ids of its blocks written out: the Mooncake release, and the Qwen-Bailian traces."""
+"""One request in each line, with its block ids written out: the Mooncake release, and the Qwen-Bailian traces."""
 
 from collections.abc import Iterator
 from typing import Annotated, Final
@@ -19,7 +19,7 @@ MOONCAKE_BLOCK_SIZE: Final = 512
 BAILIAN_BLOCK_SIZE: Final = 16
 NO_PARENT: Final = -1
 MOST_CHATS: Final = 2**18
-"""Chats whose session is remembered: a turn comes soon after the one before."""
+"""Number of chats whose session is remembered: a turn follows soon after the one before."""
 
 _BlockIds = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]]
 
@@ -47,12 +47,12 @@ class HashIdRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of the times."""
+        """List what a reader must know about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -97,12 +97,12 @@ class BailianRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of the times."""
+        """List what a reader must know about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:

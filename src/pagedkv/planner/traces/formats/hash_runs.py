@@ -1,4 +1,4 @@
-"""A request a line, with run-length coded block ids of full blocks, and a block size that the rows imply."""
+"""One request in each line, with run-length coded block ids of full blocks, and a block size that the rows imply."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ class HashRunRows(RowFormat):
     """``timestamp`` (ms), ``session``, lengths, ``hash_runs`` of global ids; full blocks only.
 
     Args:
-        reading: its block size, or None to find out.
+        reading: its block size, or None to infer it.
     """
 
     starts_with_header = False
@@ -36,12 +36,12 @@ class HashRunRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"hash_runs, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of the times."""
+        """List what a reader must know about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:

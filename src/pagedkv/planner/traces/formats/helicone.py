@@ -1,4 +1,4 @@
-"""Requests as Helicone exports them: bodies of request and answer where they were asked for, and counts of tokens."""
+"""Requests as Helicone exports them: bodies of request and answer if they were exported, and counts of tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -25,12 +25,12 @@ USERS: Final = ("request_user_id", "helicone_user")
 
 
 def is_helicone(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether Helicone wrote it."""
+    """Return whether Helicone wrote a file, by the keys of its first line."""
     return keys.keys() >= KEYS
 
 
 class HeliconeLayout:
-    """A request a row.
+    """One request in each row.
 
     Args:
         reading: how texts become tokens.

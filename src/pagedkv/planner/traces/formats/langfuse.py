@@ -1,7 +1,7 @@
-"""Observations as Langfuse exports them: from its pages and its interface in camel case, to a bucket in snake case.
+"""Observations as Langfuse exports them: in camel case from its pages and its API, in snake case in a bucket.
 
-Those that are generations are calls; spans, events and other observations beside them are passed over. Their usage is
-counted by kind, every token once: ``total`` is the sum of all, and what is not output is input.
+Generations are calls; spans, events and other observations are skipped. Their usage is counted by kind, every token
+once: ``total`` is the sum of all, and all but output is input.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,12 +28,12 @@ LONGEST: Final = 40
 
 
 def is_langfuse(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether it is an observation."""
+    """Return whether a first line is an observation, by its keys."""
     return keys.keys() >= CAMEL or keys.keys() >= SNAKE
 
 
 class LangfuseLayout:
-    """An observation a row.
+    """One observation in each row.
 
     Args:
         reading: how texts become tokens.

@@ -1,14 +1,14 @@
 """How many tokens each part of a text has, where a log states how many the whole has.
 
-A log that states usage knows lengths and not tokens; a log with texts knows which prompts begin alike. Both together
-need care: were every prompt stretched to its own length, two that begin alike would be cut at other places, and nothing
-would hit. So a part keeps the length that it was first given behind what was before it: a prompt that goes on has the
-length of the known part, and what is left of its own is that of what is new. New parts share what is left by their
-weights. A text that begins like one that came before, behind the same parts, is stretched at that one's rate as far as
-it goes, so that they are equal where their texts are.
+Stated usage gives lengths without tokens; texts show which prompts begin alike. Joining them needs care: if every
+prompt were stretched to its own length, two prompts that begin alike would get different tokens there, and nothing
+would hit. So a part keeps the length that it first got after the same preceding parts. In a prompt that continues
+another, the known parts keep their lengths, and the new parts share the rest by their weights. A text that begins like
+an earlier one after the same parts is stretched at the rate of that one, as far as the two agree, so that equal texts
+get equal tokens.
 
-Lengths add up to what is stated, always. Where a known beginning is longer than the whole prompt (another model, an
-answer whose thoughts were left out), as much of it counts as fits, and the rest is divided anew.
+The lengths always add up to the stated length. If the known parts are longer than the whole prompt (another model, an
+answer without its thoughts), they keep their lengths as far as they fit, and the rest is divided anew.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from pagedkv.planner.traces.texts import marked_tokens, stretched_tokens
 __all__ = ["KnownLengths"]
 
 MOST_REMEMBERED: Final = 2**17
-"""Parts whose length is remembered, some 60 MiB: a turn comes soon after the one before."""
+"""Number of parts whose length is remembered, some 60 MiB: a turn follows soon after the one before."""
 HEAD_PIECES: Final = 16
-"""Pieces by which a text is taken to begin like another one."""
+"""A text begins like another one if so many pieces are equal."""
 
 _Value = TypeVar("_Value")
 
 
 class _Recent(Generic[_Value]):
-    """A dictionary of the entries used last."""
+    """A dictionary of the most recently used entries."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, _Value] = {}
@@ -54,33 +54,33 @@ class _Recent(Generic[_Value]):
 
 
 class KnownLengths:
-    """Gives prompts and answers their tokens, and remembers what their parts took."""
+    """Gives prompts and answers their tokens, and remembers the lengths of their parts."""
 
     def __init__(self) -> None:
         self._lengths: _Recent[int] = _Recent()
         self._rates: _Recent[tuple[int, int]] = _Recent()
 
     def prompt(self, parts: Sequence[Part], stated: int | None) -> tuple[Int32Array, bytes]:
-        """Give a prompt its tokens.
+        """Make the tokens of a prompt.
 
         Args:
             parts: of the prompt, in order.
-            stated: its length; None where the log does not tell: then parts have the length that is known of them, or
-                else that of their pieces.
+            stated: its length; None where the log has none: then each part has its known length, or else that of its
+                pieces.
 
         Returns:
-            int32 ``[stated]``, and what names the whole prompt, for the answer. O(tokens).
+            int32 ``[stated]``, and the name of the whole prompt, for the answer. O(tokens).
         """
         return self._tokens(parts, stated, sha256(b"prompt").digest())
 
     def answer(self, parts: Sequence[Part], stated: int | None, prompt: bytes, num_thoughts: int = 0) -> Int32Array:
-        """Give an answer its tokens; a later prompt that has it behind the same prompt has the same ones.
+        """Make the tokens of an answer; a later prompt that contains it after the same prompt gets the same tokens.
 
         Args:
             parts: of the answer.
             stated: its length, thoughts included.
             prompt: the name of the prompt.
-            num_thoughts: tokens at its beginning that no later prompt has.
+            num_thoughts: tokens at its beginning that no later prompt contains.
         """
         if not num_thoughts:
             return self._tokens(parts, stated, prompt)[0]
@@ -115,15 +115,15 @@ class KnownLengths:
         return np.concatenate([*tokens, marked_tokens(names[-1], rest)]), names[-1]
 
     def _scaled(self, part: Part, head: bytes) -> int:
-        """Tell the length of a new part of a prompt whose length is not stated."""
+        """Estimate the length of a new part of a prompt whose length is not stated."""
         most, least = self._rates.get(head) or (1, 1)
         return len(part.pieces) * most // least
 
 
 def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int) -> list[int]:
-    """Give each part its length: what is known of a beginning that leaves something for the rest, and shares of that.
+    """Give each part its length: known lengths as far as they leave some for the rest, then shares of the remainder.
 
-    They add up to what is stated, unless there are no parts.
+    The lengths add up to ``stated``, unless there are no parts.
     """
     lengths: list[int] = []
     num_left = stated
@@ -142,7 +142,7 @@ def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int)
 
 
 def _names(parts: Sequence[Part], parent: bytes) -> list[bytes]:
-    """Name each part together with all before it, after the name of what was there before."""
+    """Name each part together with all parts before it, starting from the name of the parent."""
     names = [parent]
     for part in parts:
         names.append(sha256(names[-1] + part.pieces.tobytes()).digest())

@@ -1,8 +1,8 @@
 """What LiteLLM writes of each call: the payload that its callbacks log, and the rows of its table of spend.
 
 Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``; the
-table keeps texts only where it was told to, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache
-never reached a model: they are left out with what failed. Calls that generate no text are passed over.
+table keeps texts only if it is configured to, some of them in ``proxy_server_request``. Answers from LiteLLM's own
+cache did not use a model: they are left out, as failed calls are. Calls that generate no text are skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ REDACTED: Final = "redacted-by-litellm"
 
 
 def is_litellm(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether LiteLLM wrote it."""
+    """Return whether LiteLLM wrote a file, by the keys of its first line."""
     return keys.keys() >= KEYS
 
 
 class LiteLlmLayout:
-    """A call a row.
+    """One call in each row.
 
     Args:
         reading: how texts become tokens.

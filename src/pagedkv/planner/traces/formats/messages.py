@@ -1,10 +1,10 @@
-"""A conversation's messages as parts of text, so that what conversations share they share part by part.
+"""A conversation's messages as parts of text, so that conversations share whole parts.
 
 A chat template puts marks around messages, which differ from model to model. Here a message is the part of its role,
-then those of its content; the prompt ends with the role of who answers. So a conversation that goes on begins with the
-parts of the one before, its answer included. What a provider is told about caching, and ids, are left out: they are
-not part of the prompt. A picture, or anything else that is no text, is a part as well: known by its data, which are no
-text that a model reads.
+then those of its content; the prompt ends with the role of the answer. So the next turn of a conversation begins with
+the parts of the turn before, its answer included. Ids and the caching directives for a provider are left out: they are
+not part of the prompt. A picture, or anything else that is not text, is a part as well, identified by its data, which a
+model does not read as text.
 """
 
 import json
@@ -24,30 +24,30 @@ __all__ = ["PICTURE_TOKENS", "Part", "answer_parts", "ids_part", "joined_parts",
 
 ANSWERER: Final = "assistant"
 NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
-"""Keys whose values change without the prompt changing."""
+"""Keys whose values may change while the prompt does not."""
 PICTURE_TOKENS: Final = 1000
-"""Of a picture whose request states no length: about what providers charge for one of a million pixels."""
+"""Tokens of a picture if no length is stated: about what providers charge for a million pixels."""
 BYTES_PER_TOKEN: Final = 4
 MEDIA_TYPES: Final = frozenset(
     {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "document", "file"}
     | {"input_file", "blob", "uri"}
 )
 NAMED_CONTENT: Final = ("text", "content", "input_text", "output_text", "refusal", "thinking")
-"""Where a part of content has its text: OpenAI and Anthropic, OpenTelemetry's conventions."""
+"""Keys under which a part of content has its text: OpenAI and Anthropic, OpenTelemetry's conventions."""
 TURN_TYPES: Final = frozenset({"function_call", "function_call_output", "reasoning", "item_reference"})
-"""Of the Responses API: items of an input that are no messages."""
+"""Items of an input that are not messages, in the Responses API."""
 EMPTY: Final = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A piece of a prompt or an answer that is the same wherever it comes again.
+    """A piece of a prompt or an answer that has the same tokens wherever it is repeated.
 
     Args:
         pieces: int32 ``[n]``, tokens as its text makes them; equal texts have equal ones.
-        weight: how much of a length that is stated for the whole is likely its own: bytes of the text, for a byte of
-            one script takes about as many tokens as one of another.
-        is_media: whether it is a picture, a sound or a file: its pieces are a round number.
+        weight: its share of a stated length of the whole: bytes of the text, for a byte takes about as many tokens in
+            one script as in another.
+        is_media: whether it is a picture, a sound or a file: it has a round number of pieces.
         is_exact: whether its pieces are the tokens that were computed, as the log has them.
     """
 
@@ -58,25 +58,25 @@ class Part:
 
 
 def text_part(text: str, texts: TextTokens) -> Part:
-    """Make a part of a text. O(characters)."""
+    """Make a part from a text. O(characters)."""
     return Part(texts.token_ids(text), len(text.encode("utf-8", "surrogatepass")))
 
 
 def ids_part(token_ids: Int32Array) -> Part:
-    """Make a part of tokens that the log itself has."""
+    """Make a part from tokens that the log itself has."""
     return Part(token_ids, BYTES_PER_TOKEN * len(token_ids), is_exact=True)
 
 
 def joined_parts(parts: Sequence[Part]) -> Int32Array:
-    """Write the pieces of parts one after the other."""
+    """Concatenate the pieces of parts."""
     return np.concatenate([EMPTY, *(part.pieces for part in parts)])
 
 
 def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list[Part] | None:
-    """Take the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of them.
+    """Read the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of them.
 
     Raises:
-        TraceError: the prompt is a list of tokens, and one of them is none.
+        TraceError: the prompt is a list of tokens, and an entry is not a token.
     """
     prompt = body.get("prompt")
     if isinstance(prompt, str):
@@ -96,14 +96,14 @@ def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list
 
 
 def answer_parts(answer: object, texts: TextTokens) -> list[Part] | None:
-    """Take the parts of an answer: a text, parts, or a message; None if there is none."""
+    """Read the parts of an answer: a text, parts, or a message; None if there is none."""
     if isinstance(answer, dict) and "role" in answer:
         return _content(answer, texts)
     return None if answer is None else list(_parts(answer, texts))
 
 
 def _turns(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Find what was said: ``messages``, or ``input`` of the Responses API, which may be one text."""
+    """Find the turns: ``messages``, or ``input`` of the Responses API, which may be one text."""
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
@@ -117,7 +117,7 @@ def _turn(turn: Mapping[str, Any], texts: TextTokens) -> list[Part]:
 
 
 def _content(message: Mapping[str, Any], texts: TextTokens) -> list[Part]:
-    """Take the parts of a message's content, and of the calls of tools beside it."""
+    """Read the parts of a message's content, and of its tool calls."""
     calls = message.get("tool_calls")
     content = message.get("content", message.get("parts"))
     return [*_parts(content, texts), *(_parts(calls, texts) if calls else ())]
@@ -159,7 +159,7 @@ def _media(part: object) -> Part:
 
 
 def _plain(part: object) -> str:
-    """Write a part that is no text (an image, a call of a tool, its result) the same way whenever it comes again."""
+    """Write a part that is not text (an image, a tool call, its result) as a text that is equal on repetition."""
     if isinstance(part, dict):
         part = {key: value for key, value in part.items() if key not in NO_CONTENT}
     return part if isinstance(part, str) else json.dumps(part, sort_keys=True)

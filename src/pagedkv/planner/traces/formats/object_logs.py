@@ -1,4 +1,4 @@
-"""Logs of JSON objects: a layout says where a row has what, and the rest is the same for all."""
+"""Logs of JSON objects: a layout finds the items of a row, and the rest is common to all."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ __all__ = ["Layout", "ObjectLogRows"]
 
 
 class Layout(Protocol):
-    """Where the rows of a log have what."""
+    """Where the rows of a log have each item."""
 
     @property
     def title(self) -> str:
@@ -22,7 +22,7 @@ class Layout(Protocol):
         ...
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the calls that a row tells of: one, several, or none. Raises TraceError."""
+        """Give the calls of a row: one, several, or none. Raises TraceError."""
         ...
 
 
@@ -30,10 +30,10 @@ class ObjectLogRows(RowFormat):
     """Rows of one layout.
 
     Args:
-        layout: made with what was said of the file, and what its times are read by.
-        reading: what was said.
-        unit: of the times, unless they tell it themselves.
-        usage: what states lengths there, in words.
+        layout: made from ``reading`` and the clock.
+        reading: what the user stated about the file.
+        unit: of the times, unless their values determine it.
+        usage: the name of the field that states lengths, for messages.
     """
 
     starts_with_header = False
@@ -48,16 +48,16 @@ class ObjectLogRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return f"{self._layout.title}, {self._calls.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of it."""
+        """List what a reader must know about it."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Yield the requests whose turn has come."""
+        """Yield the requests that are complete and in order."""
         row = decoded(line, dict[str, Any])
         for call in self._layout.calls(line, row):
             if self._tenant_by is not None and call.tenant is None:

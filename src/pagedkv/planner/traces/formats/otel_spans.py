@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry's conventions for generative AI, as OTLP writes them in JSON, or one flat span a line.
+"""Spans of OpenTelemetry's conventions for generative AI, as OTLP writes them in JSON, or one flat span in each line.
 
-A line of a collector's file holds the spans of many requests; those that call a model are taken. Lengths are
-``gen_ai.usage.*``, also as vLLM's own spans have them; content is there where whoever made the spans was told to record
-it: ``gen_ai.input.messages`` and ``gen_ai.output.messages``, or numbered attributes as OpenLLMetry has them.
+A line of a collector's file holds the spans of many requests; those that call a model are read. Lengths are
+``gen_ai.usage.*``, also as vLLM's own spans have them; content is there if its recording was configured:
+``gen_ai.input.messages`` and ``gen_ai.output.messages``, or numbered attributes as OpenLLMetry has them.
 """
 
 import re
@@ -26,18 +26,18 @@ OUTPUT_COUNTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_t
 SAMPLES: Final = ("gen_ai.request.choice.count", "gen_ai.request.n")
 SESSIONS: Final = ("gen_ai.conversation.id", "session.id", "user.id")
 ERROR_CODE: Final = 2
-"""Of a span's status: STATUS_CODE_ERROR."""
+"""STATUS_CODE_ERROR of a span's status."""
 LONGEST: Final = 40
 NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d+)\.(?P<what>role|content)")
 
 
 def is_span(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether it has spans."""
+    """Return whether a file has spans, by the keys of its first line."""
     return OTLP in keys or keys.keys() >= FLAT
 
 
 class SpanLayout:
-    """Spans, many a row or one.
+    """One span in each row, or many.
 
     Args:
         reading: how texts become tokens.
@@ -60,7 +60,7 @@ class SpanLayout:
         """Give the calls of the row's spans that call a model."""
         for resource, span in _spans(row) if OTLP in row else [({}, row)]:
             told = _attributes(span.get("attributes"))
-            for event in span.get("events") or ():  # one may hold the contents
+            for event in span.get("events") or ():  # an event may hold the contents
                 told = {**_attributes(as_object(event).get("attributes")), **told}
             if _is_call(told):
                 call = self._call(line, span, told)
@@ -110,7 +110,7 @@ class SpanLayout:
 
 
 def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
-    """Give the spans of a row, each with the attributes of what made it."""
+    """Give the spans of a row, each with the attributes of its resource."""
     for resource in map(as_object, row[OTLP] or ()):
         maker = _attributes(as_object(resource.get("resource")).get("attributes"))
         for scope in resource.get("scopeSpans") or ():
@@ -132,19 +132,19 @@ def _attributes(attributes: object) -> dict[str, Any]:
 
 
 def _value(value: JsonObject) -> object:
-    """Read a value of OTLP, whose key is its type."""
+    """Read an OTLP value: its key is its type."""
     if "arrayValue" in value:
         return [_value(as_object(each)) for each in as_object(value["arrayValue"]).get("values") or ()]
     if "kvlistValue" in value:
         return _attributes(as_object(value["kvlistValue"]).get("values"))
     if "intValue" in value:
-        number = value["intValue"]  # which JSON has as a text
+        number = value["intValue"]  # a text in JSON
         return int(number) if isinstance(number, str) and number.isdecimal() else number
     return next(iter(value.values()), None)
 
 
 def _numbered(told: JsonObject, side: str) -> list[dict[str, Any]] | None:
-    """Gather messages whose parts are attributes of their own."""
+    """Gather messages whose parts are separate attributes."""
     messages: dict[int, dict[str, Any]] = {}
     for key, value in told.items():
         found = NUMBERED.fullmatch(key)

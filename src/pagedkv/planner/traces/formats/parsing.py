@@ -1,7 +1,7 @@
 """The text of a line turned into typed values, and the limits that hold in every format.
 
-Knows no format. JSON types are exact: a boolean, a text or a fraction is no whole number, and NaN is no JSON. What
-types cannot tell (negative, absurd, infinite) is checked here, before anything is sized by it.
+Knows no format. JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON.
+Values that types allow (negative, absurd, infinite) are checked here, before anything is sized by them.
 """
 
 import re
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 MAX_LENGTH: Final = 2**24
-"""Longest prompt or output taken for real: beyond any context window, and still cheap to hold."""
+"""Longest prompt or output that is accepted: beyond any context window, and still cheap to hold."""
 MAX_ARRIVAL_S: Final = 10**11
-"""Some 3,000 years: times since 1970 pass, garbage does not."""
+"""Some 3,000 years: accepts times since 1970, refuses garbage."""
 MAX_SESSION_CHARACTERS: Final = 1000
 """Names of sessions are remembered, so a damaged one must not fill the memory."""
 MAX_TOKEN_ID: Final = 2**31 - 1
 FIX_THE_ROW: Final = "Repair or remove the row"
-MOST_DIGITS: Final = 40  # of an absurd number that a message shows
+MOST_DIGITS: Final = 40  # of an absurd number, shown in a message
 EXTENSION_PREFIX: Final = "x_"
 THOUSANDS: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.ASCII)
 
@@ -46,7 +46,7 @@ SessionName = Annotated[str, msgspec.Meta(max_length=MAX_SESSION_CHARACTERS)]
 
 
 class Lengths(msgspec.Struct):
-    """What the rows of all foreign formats have."""
+    """The lengths that rows of all foreign formats have."""
 
     input_length: int
     output_length: int
@@ -86,7 +86,7 @@ def decoded_strictly(line: Line, kind: type[_T]) -> _T:
 
 
 def converted(line: Line, cells: dict[str, str], kind: type[_T]) -> _T:
-    """Read the named cells of a CSV line as the numbers that ``kind`` asks for.
+    """Read the named cells of a CSV line as the numbers that ``kind`` declares.
 
     Raises:
         TraceError: a cell is not such a number.

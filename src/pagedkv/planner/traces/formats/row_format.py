@@ -1,4 +1,4 @@
-"""What all formats have in common: lines in, requests out, and what the user said of the file."""
+"""What all formats have in common: lines in, requests out, and what the user stated about the file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ __all__ = ["Reading", "RowFormat"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a file is to be read, as far as it does not tell by itself.
+    """How to read a file, as far as its content does not determine it.
 
     Args:
         block_size: tokens an id stands for, or None to go by the file.
-        any_order: take requests as they come; those of a session's line are put in order of arrival.
+        any_order: accept unsorted requests; those of a session's line are sorted by arrival.
         time_unit: of the arrivals, or None to go by the file.
         columns: of a CSV file, or fields of JSON lines, by what they hold; None to go by the first line.
         texts: how texts become tokens.
         keep_failed: take requests that failed, too.
-        has_made_up_arrivals: whether the times of the file are not wanted: others are put in their place.
-        tenant_by: the column or field that says whose request it is, or None to go by the file.
-        is_spread: whether requests of one stamp are spread afterwards, so that no burst need be told.
+        has_made_up_arrivals: whether the times of the file are ignored and replaced.
+        tenant_by: the column or field that names the tenant, or None to go by the file.
+        is_spread: whether requests of one stamp are spread afterwards, so that no note about bursts is needed.
     """
 
     block_size: int | None = None
@@ -39,7 +39,7 @@ class Reading:
     is_spread: bool = False
 
     def notes_of(self, clock: ArrivalClock) -> list[str]:
-        """Say what must be known of a file's times, unless others are put in their place or made of them."""
+        """List what a reader must know about a file's times, unless they are replaced or spread."""
         return [] if self.is_spread or self.has_made_up_arrivals else clock.notes
 
 
@@ -54,28 +54,28 @@ class RowFormat(Protocol):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for, for humans: its format, the unit of its times, what became of texts."""
+        """Say what was recognised, for humans: the format, the unit of its times, how texts became tokens."""
         ...
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known before figures are believed, each in a sentence; complete when all is read."""
+        """List what a reader must know before trusting figures, one sentence each; complete after the last line."""
         return []
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Read one line now, and make its requests as they are asked for.
+        """Read one line now, and make its requests lazily.
 
-        May remember what later lines must agree with, and hold back what later lines complete.
+        May remember values that later lines must agree with, and hold requests that later lines complete.
 
         Raises:
-            TraceError: something is wrong with the line.
+            TraceError: the line is wrong.
         """
         ...
 
     def finish(self) -> Iterator[Request]:
-        """Give what was held back, when there are no more lines.
+        """Give the held requests after the last line.
 
         Raises:
-            TraceError: something is not complete.
+            TraceError: a request is not complete.
         """
         return iter(())

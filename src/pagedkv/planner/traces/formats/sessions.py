@@ -1,8 +1,8 @@
-"""A session a line: its requests, on its own clock, with block ids of its own.
+"""One session in each line: its requests, on its own clock, with block ids of its own.
 
-Nothing tells when a session began, nor that two sessions share a prompt; so arrivals stay on the session's clock, and
-each session's ids are moved up past all of the sessions before it. :mod:`~pagedkv.planner.traces.interleaving` gives
-sessions a common clock.
+The start of a session is not recorded, nor whether two sessions share a prompt. So arrivals stay on the session's
+clock, and each session's ids are moved above those of all sessions before it.
+:mod:`~pagedkv.planner.traces.interleaving` gives sessions a common clock.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class _SessionRow(msgspec.Struct):
 class SessionRows(RowFormat):
     """``session``, ``block_size``, ``requests`` with ``t`` (s), lengths, ``hash_runs`` of full blocks.
 
-    Remembers the names of all sessions, each with its line, for no two may have the same.
+    Remembers the name and line of every session, for names must be unique.
 
     Args:
         block_size: tokens an id stands for, or None for each row's own.
@@ -52,14 +52,14 @@ class SessionRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return "a session a line, times in s of each session's own clock"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Check the line's session as a whole, then make its requests one at a time.
 
-        Between two of them the session is held as it was read, with its ids in runs: so many sessions can be under way
-        at once.
+        Between two requests the session is held as it was read, with its ids in runs, so that many sessions can be
+        under way.
         """
         row = decoded(line, _SessionRow)
         self._remember(line, row.session)

@@ -1,4 +1,4 @@
-"""What SGLang logs of requests, as text and as JSON: a line when one comes, and one when it is answered.
+"""What SGLang logs about requests, as text and as JSON: a line on arrival, and a line after the answer.
 
 =====================================================  ================================================================
 line                                                   what is taken from it
@@ -7,8 +7,8 @@ line                                                   what is taken from it
 ``{"event": "request.received", ...}``, ``finished``   the same; a time in brackets may stand before it
 =====================================================  ================================================================
 
-At level 2 texts and lists of tokens are cut in the middle, beyond 2,048 of each: such a prompt's content is unknown.
-Its length is not: ``meta_info`` counts tokens at every level.
+At level 2 texts and lists of tokens longer than 2,048 are cut in the middle: the content of such a prompt is unknown.
+Its length is known, since ``meta_info`` counts tokens at every level.
 """
 
 import re
@@ -43,7 +43,7 @@ CUT: Final = "..."
 
 
 def is_sglang_line(first: Line, keys: Mapping[str, object]) -> bool:
-    """Tell by the first line of a file whether SGLang wrote it; ``keys`` are those of a JSON object."""
+    """Return whether SGLang wrote a file, by its first line; ``keys`` are those of a JSON object."""
     if keys:
         event = as_object(first.text).get("event") if keys.keys() >= EVENT_KEYS else None
         return isinstance(event, str) and ("rid" in keys or event.startswith("request."))
@@ -52,7 +52,7 @@ def is_sglang_line(first: Line, keys: Mapping[str, object]) -> bool:
 
 @dataclass(slots=True)
 class SglangLines:
-    """Takes SGLang's lines into the calls that wait.
+    """Adds SGLang's lines to the waiting calls.
 
     Args:
         waiting: the calls.
@@ -100,13 +100,13 @@ class SglangLines:
             self._finish(call, part, counts, None if aborted is None else aborted["code"] or ABANDONED)
 
     def _part(self, line: Line, text: str, between: str, keys: tuple[str, str]) -> tuple[Part | None, bool]:
-        """Take the ids that a line has, else its text; and whether it had one that is not whole."""
+        """Read the ids that a line has, else its text; and whether either was cut."""
         told = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
         behind = text if told is None else text[told.end() :]  # for a text may hold anything
         ids = re.search(rf"\b{keys[0]}{between}(?P<ids>{IDS})(?P<cut> \.\.\. )?", behind)
         if ids is not None and not ids["cut"] and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"]))), False
-        if told is None or told["cut"]:  # what is cut in the middle tells no content
+        if told is None or told["cut"]:  # the content of a cut text is unknown
             return None, told is not None or (ids is not None and bool(ids["cut"]))
         return text_part(written_text(line, told["text"]), self.texts), False
 
@@ -126,7 +126,7 @@ class SglangLines:
         if isinstance(names, str):
             self._take_object(line, names, when, obj, row)
             return True
-        for place, name in enumerate(names if isinstance(names, list) else ()):  # a batch, which finishes one by one
+        for place, name in enumerate(names if isinstance(names, list) else ()):  # the requests of a batch
             if isinstance(name, str):
                 self._take_object(line, name, when, _one_of(obj, place), row)
         return True
@@ -182,7 +182,7 @@ def _is_cut(text: str) -> bool:
 
 
 def _one_of(obj: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Take one request out of a batch: what is a list in it has an entry for each."""
+    """Take one request out of a batch: each list in it has one entry a request."""
 
     def entry(value: Sequence[Any]) -> object:
         return value[place] if isinstance(value, list) and place < len(value) else None

@@ -1,6 +1,6 @@
-"""Whose request it is, told by a field of each line: around formats that know nothing of that themselves.
+"""The tenant of each request, from a field of its line: wraps formats without tenants.
 
-For formats whose lines are JSON objects and give all their requests at once; logs and CSV look the field up where they
+For formats whose lines are JSON objects and give all their requests at once; logs and CSV look up the field when they
 read the row.
 """
 
@@ -33,19 +33,19 @@ class TenantRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say what the file was taken for."""
+        """Say which format was recognised."""
         return self._rows.recognised
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of it."""
+        """List what a reader must know about it."""
         return self._rows.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Read one line now, and give its requests with their tenant as they are asked for. Raises TraceError."""
+        """Read one line now, and give its requests with their tenant lazily. Raises TraceError."""
         tenant = name_under(decoded(line, dict[str, Any]), self._field)
         return (replace(request, tenant=tenant) for request in self._rows.requests(line))
 
     def finish(self) -> Iterator[Request]:
-        """Give what was held back: nothing, in the formats that this is for."""
+        """Give the held requests: none, in the formats that are wrapped."""
         return self._rows.finish()

@@ -1,7 +1,7 @@
 """The header and the row of the pagedkv trace format, as they stand in a file, and a request as a row and back.
 
-Reading, writing and sorting share this one description. Knows which keys there are and what they default to; what
-values may hold is checked where a trace is read (:mod:`pagedkv.planner.traces.formats.pagedkv_trace`).
+Reading, writing and sorting share this one description. Owns the keys and their defaults; values are checked where a
+trace is read (:mod:`pagedkv.planner.traces.formats.pagedkv_trace`).
 """
 
 from typing import Annotated, Final

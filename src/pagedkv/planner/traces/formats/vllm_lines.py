@@ -1,4 +1,4 @@
-"""What vLLM logs of requests, line by line.
+"""What vLLM logs about requests, line by line.
 
 =============================================================  ========================================================
 line                                                           what is taken from it
@@ -10,7 +10,7 @@ line                                                           what is taken fro
 ``Request ID aborted.``, ``Request ID failed ...``             it failed
 =============================================================  ========================================================
 
-Tokens go before texts. ``--max-log-len`` cuts both, and no line tells that it did.
+Tokens take precedence over texts. ``--max-log-len`` cuts both without a mark.
 """
 
 import ast
@@ -47,7 +47,7 @@ FORMAT_REMEDY: Final = "Keep vLLM's own format of log lines: INFO 05-01 12:30:00
 
 
 def is_vllm_line(first: Line) -> bool:
-    """Tell by the first line of a file whether vLLM wrote it."""
+    """Return whether vLLM wrote a file, by its first line."""
     return bool(LOG_LINE.match(first.text) or EVENT.search(first.text))
 
 
@@ -69,7 +69,7 @@ def written_text(line: Line, text: str) -> str:
 
 @dataclass(slots=True)
 class VllmLines:
-    """Takes vLLM's lines into the calls that wait.
+    """Adds vLLM's lines to the waiting calls.
 
     Args:
         waiting: the calls.
@@ -140,7 +140,7 @@ class VllmLines:
         return True
 
     def _part(self, line: Line, text: str, text_key: str, ids_key: str) -> Part | None:
-        """Take the ids that the log has, else its text; None if it has neither."""
+        """Read the ids that the log has, else its text; None if it has neither."""
         told = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
         behind = text if told is None else text[told.end() :]  # for a text may hold anything
         ids = re.search(rf"\b{ids_key}: (?P<ids>{IDS})", behind)
@@ -149,7 +149,7 @@ class VllmLines:
         return None if told is None else text_part(written_text(line, told["text"]), self.texts)
 
     def _time_s(self, line: Line) -> float:
-        """Read a time without a year; one that falls by half a year is of the next."""
+        """Read a time without a year; a time that falls by half a year is in the next year."""
         told = TIME.search(line.text)
         if told is None:
             raise line.fault("a request has no time", FORMAT_REMEDY)

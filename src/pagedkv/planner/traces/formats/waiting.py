@@ -1,7 +1,7 @@
-"""Calls of an engine's log that have come and are not answered yet.
+"""Calls of an engine's log that have arrived and are not answered yet.
 
-Requests are given in order of arrival, so one is held back until those before it are answered; but no more than a
-bounded number, after which one without an answer is taken as it is.
+Requests are given in order of arrival, so a call is held until those before it are answered. At most a bounded number
+are held; beyond it, the oldest call is given without an answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ class WaitingCalls:
     """The calls by the names that the log gives them.
 
     Args:
-        calls: takes them when it is their turn.
+        calls: takes each call in its turn.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -28,7 +28,7 @@ class WaitingCalls:
         self._waiting: dict[str, Call] = {}
 
     def arrived(self, line: Line, name: str, arrival: Callable[[], float | str]) -> Call:
-        """Give the call of that name; a new one with its time of arrival, where it is not known. Raises TraceError."""
+        """Give the call of that name; an unknown name gets a new call with its time of arrival. Raises TraceError."""
         if name not in self._waiting:
             arrival_s = self._calls.arrival_s(line, arrival())
             self._waiting[name] = Call(line, arrival_s, is_answered=False)
@@ -39,7 +39,7 @@ class WaitingCalls:
         return self._waiting.get(name)
 
     def due(self) -> Iterator[Request]:
-        """Give the requests whose turn has come. Raises TraceError."""
+        """Give the requests that are complete and in order. Raises TraceError."""
         while self._waiting:
             name, first = next(iter(self._waiting.items()))
             is_over = first.is_answered or first.failure is not None

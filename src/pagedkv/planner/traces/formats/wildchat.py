@@ -1,9 +1,9 @@
-"""WildChat: a conversation a row, with times of its own, of the turns or of the last one alone.
+"""WildChat: a conversation in each row, with times of all turns or of the last one alone.
 
-Each answer is a request: its prompt is all that was said before. It came when the question did; where that has no time,
-when the answer was begun (``created``), or, which is later, when it was there; where no turn has one, the row's time is
-that of the last, and the turns before it come at a stated distance. Rows are conversations and overlap, so such a file
-wants ``--sort``.
+Each answer is a request: its prompt is everything before it in the conversation. It arrives at the time of the
+question; without that, when the answer was begun (``created``), or else when it was complete, which is later. If no
+turn has a time, the row's time is that of the last turn, and the turns before it precede it at a stated interval. Rows
+are conversations and overlap, so such a file needs ``--sort``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ ANSWERER: Final = "assistant"
 
 
 def is_wildchat(keys: Mapping[str, object]) -> bool:
-    """Tell by the keys of the first line whether it is a conversation with a time."""
+    """Return whether a first line is a conversation with a time, by its keys."""
     return keys.keys() >= KEYS
 
 
@@ -69,7 +69,7 @@ class WildChatLayout:
             )
 
     def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
-        """Tell when a question came: by itself, by its answer, or by the end of the conversation."""
+        """Find when a question arrived: by its own time, by its answer's, or by the end of the conversation."""
         self._num_turns += 1
         asked, said = (turns[0] if len(turns) > 1 else {}), turns[-1]
         for value in (asked.get("timestamp"), said.get("created"), said.get("timestamp")):

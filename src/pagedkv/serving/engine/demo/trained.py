@@ -9,8 +9,9 @@ import safetensors.torch
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.llm import Tokenizer
 
-__all__ = ["FOLDER", "SHA256", "load_trained"]
+__all__ = ["FOLDER", "SHA256", "load_demo", "load_trained"]
 
 FOLDER: Final = Path(__file__).parent / "model"
 """``config.json`` and ``model.safetensors``, as transformers reads them."""
@@ -44,3 +45,9 @@ def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> 
     weights = {name: tensor.float() for name, tensor in safetensors.torch.load(content).items()}
     given = {} if max_positions is None else {"max_position_embeddings": max_positions}
     return compat.make_llama({**config, **given}, weights)
+
+
+def load_demo() -> tuple[compat.Model, Tokenizer]:
+    """Load the model and its tokenizer, which has a chat template. Raises as :func:`load_trained`."""
+    tokenizer: Tokenizer = compat.load_tokenizer(str(FOLDER))
+    return load_trained(), tokenizer

@@ -30,10 +30,12 @@ from pagedkv.serving.engine.sampling.parameters import SamplingParams
 from pagedkv.serving.engine.sampling.sampler import BatchSampler, SampledTokens, WaitingRow
 from pagedkv.serving.engine.sampling.sequence import SampledSequence
 from pagedkv.serving.engine.sampling.stopping import Ending, FinishReason, StopDetector
+from pagedkv.serving.engine.sampling.text import AnswerText
 
 __all__ = [
     "NOT_READY",
     "NO_TOKEN",
+    "AnswerText",
     "BatchSampler",
     "BeamSearch",
     "BeamStep",

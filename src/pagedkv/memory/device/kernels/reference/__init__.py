@@ -1,4 +1,4 @@
-"""The kernels in plain torch: the CPU path, and what the others are tested against."""
+"""The kernels in plain torch: the CPU path, and the reference in tests of the others."""
 
 from pagedkv.memory.device.kernels.reference.attention import attend_rows
 from pagedkv.memory.device.kernels.reference.blocks import copy_blocks, zero_blocks

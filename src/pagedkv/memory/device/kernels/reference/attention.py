@@ -1,4 +1,4 @@
-"""Attention over blocks in plain torch: the keys that each row sees are gathered, and weighed in the open."""
+"""Attention over blocks in plain torch: the keys that each row sees are gathered, and softmax is explicit."""
 
 import torch
 
@@ -21,10 +21,10 @@ def attend_rows(  # noqa: PLR0913, PLR0917 - work, layer, rows, and what goes in
 
     Args:
         work: the list of these rows, made by ``list_work`` in the same step.
-        layer: whose keys and values.
-        rows: the step's. Blocks that no query sees are not read, whatever a table says there.
-        query: ``[tokens, heads, key_dim]``, with elements of a head beside one another.
-        out: ``[tokens, heads, value_dim]``, likewise; tokens of no row are left as they are.
+        layer: of the keys and values.
+        rows: of the step. Blocks that no query sees are not read, whatever their table entries are.
+        query: ``[tokens, heads, key_dim]``, with contiguous elements of a head.
+        out: ``[tokens, heads, value_dim]``, likewise; tokens of no row are unchanged.
         sinks: float ``[heads]``: a score of each head that takes part in the softmax and has no value.
         has_prompts: False promises that no row has more than ``work.few_queries`` queries, which saves a launch.
 
@@ -77,7 +77,7 @@ def _sees(reading: Reading, position: torch.Tensor, key: torch.Tensor) -> torch.
 def _read(
     blocks: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    if blocks.dtype.itemsize == 1:  # eight-bit types have no indexing of their own
+    if blocks.dtype.itemsize == 1:  # torch cannot index eight-bit floats
         content = blocks.view(torch.uint8)[block, offset].view(blocks.dtype)
     else:
         content = blocks[block, offset]

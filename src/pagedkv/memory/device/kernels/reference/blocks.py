@@ -20,8 +20,8 @@ def copy_blocks(  # noqa: PLR0913, PLR0917 - memory, ids and pieces of two sides
     """Copy block ``source_ids[i]`` to block ``destination_ids[i]``, for all i at once.
 
     Args:
-        source, destination: uint8, memory of a pool; the same where blocks of one pool are copied.
-        source_pieces, destination_pieces: what a block consists of on either side, in bytes; of equal bytes in all.
+        source, destination: uint8, memory of a pool; the same if blocks of one pool are copied.
+        source_pieces, destination_pieces: the pieces of a block on either side, in bytes; equal in total.
         source_ids, destination_ids: int32 ``[n]``; destinations are distinct, and none is a source.
 
     Cost: O(bytes).
@@ -39,7 +39,7 @@ def zero_blocks(memory: torch.Tensor, pieces: Pieces, block_ids: torch.Tensor) -
     """Fill blocks with zeros.
 
     Args:
-        memory: uint8, memory of a pool; pieces: what a block consists of.
+        memory: uint8, memory of a pool; pieces: of a block.
         block_ids: int32 ``[n]``.
     """
     for piece in _pieces_of(memory, pieces):

@@ -9,7 +9,7 @@ from pagedkv.memory.device.drawing import FACTORS, GAMMA, NO_TOKEN, SHIFTS, UNUS
 __all__ = ["draw_tokens", "noise_words"]
 
 NUM_WORDS: Final = 2**64
-"""Different words: torch's are signed, so constants are what the same bits are there."""
+"""Number of different words; torch's are signed, so constants are converted to the signed number with equal bits."""
 
 
 def noise_words(draws: Draws, first: int, out: torch.Tensor) -> None:
@@ -25,9 +25,9 @@ def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor) -> None:
     """Draw one token for each row.
 
     Args:
-        draws: by what.
-        scores: float32, float16 or bfloat16 ``[rows, tokens]``, with tokens beside one another.
-        out: int64 ``[rows]``; of tokens whose sums are equal the one with the least id, NO_TOKEN where there is none.
+        draws: their parameters.
+        scores: float32, float16 or bfloat16 ``[rows, tokens]``, with contiguous tokens.
+        out: int64 ``[rows]``; the least id among equal sums; NO_TOKEN without any token.
 
     Cost: O(rows x tokens), all hashed.
     """
@@ -53,7 +53,7 @@ def _keys(draws: Draws) -> torch.Tensor:
 def _words(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     word = keys + (counters + 1) * _signed(GAMMA)
     for shift, factor in zip(SHIFTS, (*FACTORS, 1), strict=True):
-        word ^= (word >> shift) & ((1 << (64 - shift)) - 1)  # torch shifts in copies of the sign
+        word ^= (word >> shift) & ((1 << (64 - shift)) - 1)  # torch's shift copies the sign bit
         word *= _signed(factor)
     return word
 

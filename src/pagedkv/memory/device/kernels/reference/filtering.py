@@ -8,12 +8,12 @@ __all__ = ["find_least"]
 
 
 def find_least(filters: Filters, scores: torch.Tensor, out: torch.Tensor) -> None:
-    """Find the least score that each row's filters keep; equal scores share a fate.
+    """Find the least score that each row's filters keep; equal scores are kept or dropped together.
 
     Args:
         filters: of the rows.
-        scores: float32, float16 or bfloat16 ``[rows, tokens]``, with tokens beside one another.
-        out: float32 ``[rows]``; -inf where all are kept. Of a row with a NaN it is undefined.
+        scores: float32, float16 or bfloat16 ``[rows, tokens]``, with contiguous tokens.
+        out: float32 ``[rows]``; -inf if all are kept. Undefined for a row with a NaN.
 
     Cost: O(rows x tokens x log tokens).
     """

@@ -1,4 +1,4 @@
-"""Lists of a step's attention in plain Python: what :mod:`pagedkv.memory.device.paged_attention` says, row by row."""
+"""Lists of a step's attention in plain Python, as :mod:`pagedkv.memory.device.paged_attention` defines them."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ __all__ = ["list_work"]
 
 
 def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
-    """List the work of a step, for all layers that read alike.
+    """List the work of a step, for all layers with equal reads.
 
     Args:
-        work: whose tiles, items, merges, counts and shared tokens are written; behind the counts may stand anything.
-        rows: the step's.
+        work: its tiles, items, merges, counts and shared tokens are written; entries beyond the counts are undefined.
+        rows: of the step.
         block_size: tokens of a block.
 
     Cost: O(places^2 + tiles + items); with sharing, O(entries of the tables) more.
@@ -42,7 +42,7 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
                 merges += [[token + index, num_spans] for index in range(stop - start)]
         elif start < stop:
             prompts += _items(work, row)
-    prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, so that they are dealt out evenly
+    prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, so that work is balanced
     items = prompts + items
     for array, entries in ((work.tiles, tiles), (work.items, items), (work.merges, merges)):
         _fill(array, entries)
@@ -104,7 +104,7 @@ def _items(work: WorkList, row: tuple[int, int, int, int]) -> list[list[int]]:
 
 
 def _items_of_spans(work: WorkList, tiles: list[list[int]]) -> list[list[int]]:
-    """Make one item of the tiles of each span, in which a tile's queries are all of the row's."""
+    """Make one item from the tiles of each span; its tiles have all queries of the row."""
     ends = [tile for tile in tiles if tile[7] % 2]
     key_tile = work.tiling.key_tile
     items = []
@@ -134,7 +134,7 @@ def _shared_items(work: WorkList, place: int, token: int, shared: tuple[int, int
 
 
 def _find_shared(work: WorkList, rows: PagedRows, full: list[int], block_size: int) -> None:
-    """Find runs of rows that begin with the same blocks: each with the one before, as far as all of them do."""
+    """Find runs of consecutive rows that begin with the same blocks, and the length that all rows of a run share."""
     cut, tables = work.tiling, rows.block_tables.tolist()
     unit, least = max(cut.key_tile, cut.query_keys), 2 * cut.shared_span
     common = [0]

@@ -1,4 +1,4 @@
-"""Recurrent states in plain torch: read out of blocks for the rows of a step, and written back."""
+"""Recurrent states in plain torch: read from blocks for the rows of a step, and written back."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["read_states", "write_states"]
 
 
 def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
-    """Give each row the state of its block; zeros where that is the null block: a sequence begins there.
+    """Give each row the state of its block; zeros if that is the null block, at which a sequence begins.
 
     Args:
         sides: tensors of the states; block_ids: int32 ``[n]``.
@@ -24,10 +24,10 @@ def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
 
 
 def write_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
-    """Write each row's state to its block; what is for the null block goes nowhere.
+    """Write each row's state to its block; states for the null block are dropped.
 
     Args:
-        sides: tensors of the states; block_ids: int32 ``[n]``, different but for null blocks.
+        sides: tensors of the states; block_ids: int32 ``[n]``, distinct except for null blocks.
 
     Cost: O(elements).
     """

@@ -1,4 +1,4 @@
-"""Block tables in plain torch: a packet is pulled, its entries go into the tables, and slots come out."""
+"""Block tables in plain torch: a packet is pulled, its entries are written to the tables, and slots are computed."""
 
 import torch
 
@@ -39,7 +39,7 @@ __all__ = ["gather_rows", "map_slots", "pull_packet", "step_tables"]
 
 
 def pull_packet(arrays: TableArrays) -> None:
-    """Copy the next packet to the device, and note for each row what the packet says of it.
+    """Copy the next packet to the device, and index for each row its parts of the packet.
 
     Cost: O(packet + rows).
     """
@@ -55,10 +55,10 @@ def pull_packet(arrays: TableArrays) -> None:
 
 
 def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
-    """Carry out the packet that was pulled: entries, batch order, slots.
+    """Apply the pulled packet: entries, batch order, slots.
 
     Args:
-        writes_only: apply the entries to the tables by row, and leave batch and slots as they are.
+        writes_only: apply the entries to the tables by row, and leave batch and slots unchanged.
 
     Cost: O(entries + tokens + rows), and the whole table of each row that is new at its place in the batch.
     """
@@ -75,7 +75,7 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
 
 
 def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> None:
-    """Lay rows out in batch order, whole; rows of -1, and places behind them, are null blocks.
+    """Lay rows out in batch order, whole; rows of -1, and places after them, are null blocks.
 
     Args:
         rows: int32 ``[n]``; num_places: at least n.
@@ -95,12 +95,12 @@ def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> Non
 def map_slots(
     arrays: TableArrays, rows: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, refused: torch.Tensor
 ) -> None:
-    """Write the slot of every position, and -1 behind them.
+    """Write the slot of every position, and -1 after them.
 
     Args:
-        rows: int32 ``[n]``, -1 where a place has none; offsets: int32 ``[n + 1]``, positions before each place.
+        rows: int32 ``[n]``, -1 for a place without a row; offsets: int32 ``[n + 1]``, positions before each place.
         positions: int64 ``[tokens]``.
-        refused: int32 ``[n]``: by how much the positions of each place move down.
+        refused: int32 ``[n]``: by how many positions each place moves down.
     """
     flat = torch.arange(len(positions), device=positions.device)
     place = torch.searchsorted(offsets[1:].long(), flat, right=True).clamp(max=max(0, len(rows) - 1))
@@ -147,7 +147,7 @@ def _index_runs(arrays: TableArrays, group: int) -> None:
     arrays.run_of_row[group, rows, RUN_FIRST] = firsts
     arrays.run_stamps[group, rows] = arrays.clock[NOW]
     ends = starts + counts
-    # A call that writes from the first entry on means the whole row; a plan may mean a change there alone.
+    # A call that writes from the first entry on replaces the whole row; a plan may change only that entry.
     is_anew = (starts == 0) & (_step_id(arrays) == 0)
     before = torch.where(is_anew, 0, arrays.extents[group, rows])
     arrays.extents[group, rows] = torch.maximum(before, ends)
@@ -184,7 +184,7 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
 
 
 def _note_draft_states(arrays: TableArrays) -> None:
-    """Note from which position on each place's states are in slots: these do not move with what is refused."""
+    """Note from which position on each place's states are in slots, which do not move with refused tokens."""
     firsts = _part(arrays, arrays.draft_line)
     arrays.firsts[: len(firsts)] = firsts
     arrays.firsts[len(firsts) :] = NO_FIRST
@@ -196,10 +196,10 @@ def _step_id(arrays: TableArrays) -> torch.Tensor:
 
 
 def _refused(arrays: TableArrays, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Count by how much the range of each row with unknown tokens moves down.
+    """Count by how many tokens the range of each row with unknown tokens moves down.
 
-    It begins where the row's last step left off: where that ended, but for what it refused. A plan tells the most that
-    may have been accepted, or less where the row was rolled back meanwhile: then it begins there.
+    The range begins where the row's last step ended, less its refused tokens. A plan has the most that may have been
+    accepted, or less if the row was rolled back meanwhile: then the range begins there.
     """
     counts, steps_back = _part(arrays, arrays.unknown_line), _part(arrays, arrays.unknown_line, 1)
     if len(counts) == 0:

@@ -10,7 +10,7 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["FP8_LARGEST", "write_tokens"]
 
 FP8_LARGEST: Final = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-"""Largest finite number of each type: what is larger is stored as that, since e4m3 has no infinity."""
+"""Largest finite number of each type: larger numbers are stored as this one, since e4m3 has no infinity."""
 
 
 def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
@@ -18,7 +18,7 @@ def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
 
     Args:
         sides: keys and values, or latents alone.
-        slots: int64 ``[n or more]``, different but for -1, which is skipped; what is behind n is not looked at.
+        slots: int64 ``[n or more]``, distinct except for -1, which is skipped; entries from n on are not read.
 
     Cost: O(tokens x heads x dim).
     """
@@ -34,6 +34,6 @@ def _write_side(side: TokenSide, slots: torch.Tensor) -> None:
         largest = FP8_LARGEST[blocks.dtype]
         kept = (kept.float() / side.scales[:, None]).clamp(-largest, largest)
     stored = kept.to(blocks.dtype)
-    if blocks.dtype.itemsize == 1:  # eight-bit types have no indexing of their own
+    if blocks.dtype.itemsize == 1:  # torch cannot index eight-bit floats
         stored, blocks = stored.view(torch.uint8), blocks.view(torch.uint8)
     blocks[slots // block_size, slots % block_size] = stored

@@ -14,7 +14,7 @@ __all__ = ["copy_blocks", "zero_blocks"]
 CHUNK_NBYTES: Final = 32 * 1024
 """Bytes that a program copies. 16 blocks of 2 MiB are then 1,024 programs."""
 VECTOR_NBYTES: Final = 16
-"""Bytes that a thread loads at once, where everything is a multiple of it."""
+"""Bytes that a thread loads at once, if all sizes are multiples of it."""
 
 
 def copy_blocks(
@@ -54,12 +54,12 @@ def zero_blocks(memory: torch.Tensor, pieces: Pieces, block_ids: torch.Tensor) -
 
 
 def _chunk(longest: int) -> int:
-    """Bytes a program takes: no more than the longest piece has."""
+    """Bytes for one program: at most those of the longest piece."""
     return min(CHUNK_NBYTES, triton.next_power_of_2(longest))
 
 
 def _in_units(memory: torch.Tensor, unit: int) -> torch.Tensor:
-    """View memory in the widest words that everything is a multiple of."""
+    """View memory in words of ``unit`` bytes."""
     return memory if unit == 1 else memory.view(torch.int32)
 
 
@@ -68,7 +68,7 @@ def _piece_table(source: Pieces, destination: Pieces, device: torch.device) -> t
     """Match the pieces of two sides.
 
     Returns int64 ``[pieces, 5]``, in bytes: offset and stride on either side, and the size; the longest; and the unit,
-    16, 4 or 1 bytes, of which all are multiples. Sides with different pieces are cut where either has an end.
+    16, 4 or 1 bytes, of which all are multiples. Sides with different pieces are split at the ends of both.
     """
     rows = []
     left, right, at_left, at_right = 0, 0, 0, 0

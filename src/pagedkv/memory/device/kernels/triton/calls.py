@@ -1,4 +1,4 @@
-"""What calls ask of block tables on a GPU: rows in batch order, and slots of positions."""
+"""Calls on block tables on a GPU: rows in batch order, and slots of positions."""
 
 import torch
 import triton

@@ -1,8 +1,8 @@
-"""Rows that decode: tiles of keys, dealt out to programs that read them in one unbroken stream.
+"""Rows that decode: tiles of keys, distributed over programs that read them in one continuous stream.
 
 A program takes a share of the list for one key head. Its loop runs over tiles, not over rows, so that the keys of the
-next row are on their way while the last of this one are multiplied: no row begins with a wait. Shares end where spans
-end, so who answers a span changes nothing of its answer.
+next row are loaded while the last ones of this row are multiplied, and no row begins with a wait. Shares end where
+spans end, so the answer of a span does not depend on its program.
 """
 
 import torch
@@ -44,7 +44,7 @@ def attend_tiles(
     columns = num_key_heads * head_parts
     tile_tokens = work.tokens_of_tile
     shares = max(1, launch.num_processors * cut.programs // columns)
-    # Values of eight bits are read in pairs: tensor cores want them by columns, and loads of single bytes are slow.
+    # Values of eight bits are read in pairs: tensor cores need them by columns, and loads of single bytes are slow.
     are_pairs = (
         layer.values.dtype.itemsize == 1 and not launch.constants["IS_LATENT"] and layer.values.shape[3] % 2 == 0
     )
@@ -174,8 +174,8 @@ def _tiles_kernel(
         odd_answer = tl.zeros([ROWS, VALUE_TILE // 2], tl.float32)
     else:
         answer = tl.zeros([ROWS, VALUE_TILE], tl.float32)
-    # What a tile's loads need is itself loaded one tile ahead: so keys are asked for without a wait, and as many tiles
-    # of them are under way as there are stages.
+    # The addresses of a tile's loads are loaded one tile ahead. So keys are requested without a wait, and as many tiles
+    # of them are in flight as there are stages.
     last = tl.maximum(end - 1, 0)
     place, token, num_queries, position, first_key, state = _read(tiles, tl.minimum(begin, last))
     block = _blocks(
@@ -187,7 +187,7 @@ def _tiles_kernel(
         )
         is_row = is_head & (behind < num_queries)
         key = first_key + tl.arange(0, KEY_TILE)
-        # What no query of the tile sees may be anybody's, and NaN: it is not read.
+        # Keys that no query of the tile sees may be any row's, or NaN: they are not read.
         is_key = (key < position + num_queries) & may_be_seen(key, position, WINDOW, CHUNK, SINK_TOKENS)
         offset = key % BLOCK_SIZE
         if IS_FAR:
@@ -197,7 +197,8 @@ def _tiles_kernel(
         query_at = query + ((token.to(tl.int64) + behind) * query_n + head * query_h)[:, None]
         asked = tl.load(query_at + dim[None, :], mask=is_row[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
         if ARE_PAIRS:
-            # Eight bits become float16 in one instruction, so queries are float16 too: smaller, to fit up to 2**20.
+            # Eight bits are converted to float16 in one instruction, so queries are float16 too: scaled down, to fit up
+            # to 2**20.
             asked = (asked.to(tl.float32) / SHRUNK).to(tl.float16)
         products = tl.dot(asked, tl.trans(content.to(asked.dtype)), input_precision=PRECISION)
         if REST > 0:
@@ -280,7 +281,7 @@ def _tiles_kernel(
 
 @triton.jit
 def _read(tiles, number):
-    """Load the words of a tile that its loads need, and whether it ends a span."""
+    """Load the words of a tile for its loads, and whether it ends a span."""
     entry = tiles + number.to(tl.int64) * ENTRY_WORDS
     return (
         tl.load(entry),
@@ -306,7 +307,7 @@ def _blocks(
     BLOCK_SIZE: tl.constexpr,
     KEY_TILE: tl.constexpr,
 ):
-    """Load the block of each key of a tile that may be seen."""
+    """Load the block of each key of a tile that a query may see."""
     key = first_key + tl.arange(0, KEY_TILE)
     is_key = (key < position + num_queries) & may_be_seen(key, position, WINDOW, CHUNK, SINK_TOKENS)
     return tl.load(tables + place.to(tl.int64) * table_n + key // BLOCK_SIZE, mask=is_key, other=0)

@@ -1,8 +1,8 @@
 """Noise and draws on a GPU: every token is hashed and perturbed by one kernel, parts of a row are merged by another.
 
-A vocabulary of 128k tokens is cut into parts, so that few rows fill the device; nothing is asked of the host, so a draw
-can be captured. Words are 64-bit integers and sums float64, as in plain torch: what is drawn differs only where two
-sums are as near as the logarithms of two libraries.
+A vocabulary of 128k tokens is divided into parts, so that few rows fill the device. The host is not involved, so a draw
+can be captured. Words are 64-bit integers and sums float64, as in plain torch: draws differ only if two sums are closer
+than the logarithms of the two libraries.
 """
 
 from typing import Final
@@ -76,7 +76,7 @@ def _mixed(word):
 
 @triton.jit
 def _word(key, counter):
-    """Hash; unsigned, so that shifts let in zeros."""
+    """Hash; unsigned, so that shifts insert zeros."""
     return _mixed(key + (counter.to(tl.uint64) + 1) * GAMMA)
 
 
@@ -135,7 +135,7 @@ def _draw_kernel(
             divisor += 1.0
         perturbed = noise + value.to(tl.float64) / divisor
         perturbed = tl.where(value < lowest, float("-inf"), perturbed)
-        # Ids ascend from tile to tile, so what is only equal does not replace what was first.
+        # Ids ascend from tile to tile, so an equal sum does not replace the first one.
         is_better = perturbed > best
         best_id = tl.where(is_better, token, best_id)
         best = tl.where(is_better, perturbed, best)

@@ -1,9 +1,9 @@
-"""Filters on a GPU: thresholds found bit by bit, without sorting and without asking the host.
+"""Filters on a GPU: thresholds found bit by bit, without sorting and without the host.
 
-A score's bits, put in order, are an integer; the threshold of top-k is the greatest integer that enough scores reach,
-that of top-p the greatest whose scores have enough of the mass. Two bits are found in a pass over the row, by what
-three candidates would keep. One program a row, which reads it out of the second-level cache; a row that asks for
-nothing is not read.
+The bits of a score are mapped to an integer of the same order. The threshold of top-k is the greatest integer that
+enough scores reach, that of top-p the greatest whose scores have enough of the mass. Each pass over the row finds two
+bits, by counting what three candidates would keep. One program serves a row, which it reads from the second-level
+cache; a row without filters is not read.
 """
 
 from typing import Final
@@ -55,7 +55,7 @@ def _score_at(place):
 
 @triton.jit
 def _reached(one, two, three, wanted):
-    """How many of three candidates keep enough."""
+    """Number of the three candidates that keep enough."""
     enough = (tl.sum(one, 0) >= wanted).to(tl.uint32) + (tl.sum(two, 0) >= wanted).to(tl.uint32)
     return enough + (tl.sum(three, 0) >= wanted).to(tl.uint32)
 

@@ -1,14 +1,15 @@
-"""Latents of many heads on Hopper: items whose copies, products and waits stand in the kernel itself (Gluon).
+"""Latents of many heads on Hopper: items with explicit copies, products and waits (Gluon).
 
-Of 64 heads, or queries times heads, one program multiplies 64 latents at a time, by two groups of four warps. Triton's
-own pipeline asks for the next latents behind this tile's last product; here they are on their way during all of it::
+For 64 heads, or queries times heads, one program multiplies 64 latents at a time, by two groups of four warps. Triton's
+own pipeline requests the next latents after the last product of a tile; here they are loaded during all of its
+products::
 
     copies      tile 1                 tile 2                 tile 3
     products    scores 0 | mixture 0 | scores 1 | mixture 1 | scores 2 | ...
     buffers     0                      1                      0
 
-Scores of a tile are cut along the latents, half for each group; the mixture along its dimensions. So weights pass
-through shared memory, and nothing is multiplied twice.
+The scores of a tile are divided along the latents, half for each group; the mixture along its dimensions. So weights
+pass through shared memory, and no product is computed twice.
 """
 
 from typing import Final
@@ -39,18 +40,18 @@ KEY_TILE: Final = 64
 WARPS: Final = 8
 WIDEST: Final = 512
 NARROWEST: Final = 256
-"""Dimensions of values, of which each group of warps mixes half."""
+"""Least dimensions of values, of which each group of warps mixes half."""
 REST: Final = 64
 VECTOR_NBYTES: Final = 16
 HALF_TYPES: Final = (torch.bfloat16, torch.float16)
 
-# Triton 3.9 names two of these otherwise than 3.6.
+# Triton 3.9 and 3.6 have different names for two of these.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_to_shared = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 
 def serves(work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> bool:
-    """Tell whether this kernel can answer a list's items."""
+    """Return whether this kernel can answer a list's items."""
     key_dim, value_dim = layer.keys.shape[3], layer.values.shape[3]
     strides = (*layer.keys.stride()[:2], *query.stride()[:2])
     return (
@@ -103,7 +104,7 @@ def attend_latent_items(
 
 @gluon.jit
 def _look_up(table, first, end, BLOCK_SIZE: gl.constexpr, layout: gl.constexpr):
-    """Find where each latent of a tile lies: its block and its place in there. Behind the end: the null block."""
+    """Find the block of each latent of a tile, and its place in the block. After the end: the null block."""
     key = first + gl.arange(0, 64, layout=layout)
     return gl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
 
@@ -113,7 +114,7 @@ def _begin_copy(
     latents, block, first, end, key_b, key_n, buffer, begin, BLOCK_SIZE: gl.constexpr, IS_FAR: gl.constexpr,
     WIDTH: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy some dimensions of a tile's latents; zeros behind the end."""
+    """Begin to copy some dimensions of a tile's latents; zeros after the end."""
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
     key = first + gl.arange(0, 64, layout=rows)
@@ -151,7 +152,7 @@ def latent_kernel(
     IS_FAR: gl.constexpr,
     DIM: gl.constexpr,
 ):
-    """Answer items of 64 rows each, queries times heads, dealt out there and back as prompts are."""
+    """Answer items of 64 rows each, queries times heads, distributed back and forth like those of prompts."""
     dtype: gl.constexpr = query.dtype.element_ty
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -238,7 +239,7 @@ def latent_kernel(
         for tile in range(num_tiles):
             first = first_key + tile * 64
             here = tile % 2
-            # The other buffer's mixture is over: all have waited for it at the end of the turn before.
+            # The mixture of the other buffer has ended: all warps waited for it at the end of the iteration before.
             _begin_copy(
                 latents,
                 block,

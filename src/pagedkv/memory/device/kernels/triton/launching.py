@@ -1,4 +1,4 @@
-"""What the launches of all attention kernels have in common: how a layer's numbers become a kernel's."""
+"""The common part of all launches of attention kernels: a layer's parameters as a kernel's."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,21 +14,21 @@ from pagedkv.memory.device.paged_attention import LEAST_EXTENT, PagedLayer, Work
 __all__ = ["Launch", "are_tokens_far"]
 
 PRETENDED: Final = 3
-"""Processors that a CPU is taken for."""
+"""Number of processors assumed for a CPU."""
 FAR: Final = 2**31
-"""Elements from which on 32 bits do not count them."""
+"""Number of elements that needs more than 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What kernels are launched with.
+    """Arguments of a launch.
 
     Args:
         num_processors: of the device.
-        overlaps: whether a kernel may begin before the one before is over.
-        scale: what products are multiplied with, so that powers of two of them are weights.
-        scales: of keys and values, or what stands in for them.
-        constants: what kernels are compiled for.
+        overlaps: whether a kernel may begin before the previous one has ended.
+        scale: factor of products, chosen so that powers of two of them are weights.
+        scales: of keys and values, or placeholders.
+        constants: compile-time constants.
     """
 
     num_processors: int
@@ -71,7 +71,7 @@ class Launch:
 
 
 def are_tokens_far(layer: PagedLayer) -> bool:
-    """Tell whether the tokens of a block lie so far apart, as where N stands before B, that it takes 64 bits."""
+    """Return whether offsets of a block's tokens need 64 bits, as with N before B in the layout."""
     return (layer.keys.shape[1] - 1) * max(layer.keys.stride(1), layer.values.stride(1)) >= FAR
 
 

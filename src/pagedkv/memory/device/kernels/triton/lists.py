@@ -1,6 +1,6 @@
-"""Lists of a step's attention, made on a GPU: tiles of rows that decode, items of prompts, and what is merged.
+"""Lists of a step's attention, made on a GPU: tiles of rows that decode, items of prompts, and merges.
 
-One program a row: it adds up what the rows before it need, and writes its own entries behind theirs.
+One program a row: it sums the entries of the rows before it, and writes its own entries after them.
 """
 
 from typing import Final
@@ -98,7 +98,7 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
 def _common_kernel(
     tables, starts, seq_lens, common, table_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, OVERLAPS: tl.constexpr
 ):
-    """Count the tokens in the blocks that a row and the one before it begin with alike, if both decode one token."""
+    """Count the tokens in the common leading blocks of a row and the one before it, if both decode one token."""
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
@@ -127,7 +127,7 @@ def _shared_kernel(
     UNIT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Find the run of rows that a row shares enough with, and what all of them share."""
+    """Find the run of rows that share enough blocks with a row, and the tokens shared by all of them."""
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
@@ -156,7 +156,7 @@ def _first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _spans_of(num_pieces, unit: tl.constexpr, most: tl.constexpr):
-    """How wide a span is so that there are at most so many, in multiples of a unit."""
+    """Width of a span so that there are at most ``most`` spans, in multiples of a unit."""
     fewest = (num_pieces + most - 1) // most
     return tl.maximum((fewest + unit - 1) // unit, 1) * unit
 
@@ -171,7 +171,7 @@ def _key_tiles(
     SINK_TOKENS: tl.constexpr,
     KEY_TILE: tl.constexpr,
 ):
-    """First tile behind the sink tokens, tiles of sink tokens, and how many tiles a row has in all."""
+    """First tile after the sink tokens, tiles of sink tokens, and all tiles of a row."""
     first = tl.maximum(common, _first_seen(start, WINDOW, CHUNK)) // KEY_TILE
     num_sink_tiles = tl.minimum((SINK_TOKENS + KEY_TILE - 1) // KEY_TILE, first)
     return first, num_sink_tiles, (stop + KEY_TILE - 1) // KEY_TILE - first + num_sink_tiles
@@ -195,7 +195,7 @@ def _needs(
     SHARED_SPAN: tl.constexpr,
     BY_ITEMS: tl.constexpr,
 ):
-    """Count the tiles of a row, its items as a prompt and as one that decodes, and its merges."""
+    """Count the tiles of a row, its items as a prompt and as a decoding row, and its merges."""
     count = stop - start
     is_few = (count > 0) & (count <= FEW)
     _, _, key_tiles = _key_tiles(start, stop, common, WINDOW, CHUNK, SINK_TOKENS, KEY_TILE)
@@ -217,7 +217,7 @@ def _needs(
 
 @triton.jit
 def _num_longer(start, stop, num_items, end, ITEM_TOKENS: tl.constexpr):
-    """Count the items of prompts that end behind a position."""
+    """Count the items of prompts that end after a position."""
     before = tl.minimum(tl.maximum(end - start, 0) // ITEM_TOKENS, num_items)
     return tl.where(stop > end, num_items - before, 0)
 
@@ -332,7 +332,7 @@ def _list_kernel(
         num_spans = (key_tiles + width - 1) // width + shared_spans
         tl.store(entry, token + index, mask=index < num_merges)
         tl.store(entry + 1, num_spans + index * 0, mask=index < num_merges)
-    # Items of prompts stand in the order of their ends, the last first, whose row ever they are of.
+    # Items of prompts are in the order of their ends, the last first, across rows.
     for begin in range(0, num_prompts, RANK_TILE):
         index = begin + tl.arange(0, RANK_TILE)
         queries_before = index * ITEM_TOKENS
@@ -357,7 +357,7 @@ def _list_kernel(
             tl.full([RANK_TILE], NO_PARTIAL, tl.int32),
             index * 0,
         )
-    # Behind them stand those of rows that decode: for each span, of a row's own keys or of those that it shares.
+    # Items of decoding rows follow: one for each span, of a row's own keys or of its shared keys.
     is_own = num_sharing == 0
     num_queries = tl.where(is_own, count, num_sharing)
     num_parts = tl.where(is_own, (key_tiles + width - 1) // width, shared_spans)

@@ -15,7 +15,7 @@ __all__ = ["merge_spans"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PROGRAMS: Final = 32
-"""A multiprocessor: as many as it holds, since all that they do is wait for a few loads behind one another."""
+"""Programs for each multiprocessor: as many as it holds, since they mostly wait for a few dependent loads."""
 
 
 def merge_spans(work: WorkList, out: torch.Tensor, sinks: torch.Tensor | None, launch: Launch) -> None:

@@ -1,7 +1,7 @@
-"""Kernels that are put on the device while the one before still runs, and wait there for its results.
+"""Kernels that are launched while the previous one still runs, and wait on the device for its results.
 
-Programmatic dependent launch, from Hopper on: of the time between two kernels of a graph, more than a microsecond, most
-is saved.
+Programmatic dependent launch, from Hopper on: it saves most of the time between two kernels of a graph, which is more
+than a microsecond.
 """
 
 from functools import lru_cache
@@ -15,11 +15,11 @@ HOPPER: Final = (9, 0)
 
 
 def launch_options(*, overlaps: bool) -> dict[str, bool]:
-    """Options of a launch that may begin before the kernel before it is over."""
+    """Options of a launch that may begin before the previous kernel has ended."""
     return {"launch_pdl": True} if overlaps else {}
 
 
 @lru_cache
 def may_overlap(device: torch.device) -> bool:
-    """Tell whether a device can hold a kernel back until the one before is over."""
+    """Return whether a device can delay a kernel until the previous one has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER

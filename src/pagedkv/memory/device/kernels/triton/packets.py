@@ -1,10 +1,10 @@
-"""Packets on a GPU: pulled out of pinned memory, and indexed, so that the step's kernel needs no order.
+"""Packets on a GPU: pulled from pinned memory and indexed, so that the programs of the step's kernel need no order.
 
-One kernel does both. Most of its programs copy; the others note for each row which entries are new and at which place
-of the batch it stands, and fetch the words that they need over the bus themselves, so that nobody waits for anybody.
-Each way over the bus takes a microsecond. A plan is mostly laid out as the one before, so words are asked for where
-they were then, together with the line of the directory that says where they are now; if that is elsewhere, they are
-asked for once more. Sizes are read from the packet, so that a CUDA graph holds it all.
+One kernel does both. Most of its programs copy; the others note for each row its new entries and its place in the
+batch. They fetch the words that they need over the bus themselves, so that no program waits for another. Each trip over
+the bus takes a microsecond. The layout of a plan is mostly that of the plan before, so words are read at their last
+place, together with the line of the directory that has their present place; if that differs, they are read again. Sizes
+are read from the packet, so that one CUDA graph serves all packets.
 """
 
 import triton
@@ -93,14 +93,14 @@ def pull_packet(arrays: TableArrays) -> None:
 
 @triton.jit
 def _pair(buffer, at):
-    """Two words at an even place, by one load: over the bus each costs."""
+    """Two words at an even place, by one load, since each load over the bus costs."""
     pair = tl.load((buffer + at).to(tl.pointer_type(tl.int64)))
     return pair.to(tl.int32), (pair >> 32).to(tl.int32)
 
 
 @triton.jit
 def _part(buffer, line):
-    """Where the words of a part begin, how many there are, and how far apart the arrays of the part lie."""
+    """Begin and number of the words of a part, and the distance of its arrays."""
     offset, length = _pair(buffer, line + OFFSET)
     return offset, length, _padded(length)
 
@@ -113,13 +113,13 @@ def _padded(length):
 
 @triton.jit
 def step_of(buffer):
-    """Step id of a packet; 0 where calls brought it."""
+    """Step id of a packet; 0 for a packet of calls."""
     return tl.load((buffer + STEP_LOW).to(tl.pointer_type(tl.int64)))
 
 
 @triton.jit
 def _three(buffer, at, num_words, ROW_TILE: tl.constexpr):
-    """Ask for the three arrays of a part, where it may be."""
+    """Load the three arrays of a part at its guessed place."""
     at = tl.multiple_of(at, ALIGNMENT)
     place = tl.arange(0, ROW_TILE)
     stride = _padded(num_words)
@@ -131,7 +131,7 @@ def _three(buffer, at, num_words, ROW_TILE: tl.constexpr):
 
 @triton.jit
 def _two(buffer, at, num_words, ROW_TILE: tl.constexpr):
-    """As :func:`_three`, of a part that has two."""
+    """As :func:`_three`, for a part with two arrays."""
     at = tl.multiple_of(at, ALIGNMENT)
     place = tl.arange(0, ROW_TILE)
     first = tl.load(buffer + at + place, mask=place < num_words, other=0)
@@ -141,7 +141,7 @@ def _two(buffer, at, num_words, ROW_TILE: tl.constexpr):
 
 @triton.jit
 def _words(buffer, at, place, num_words, guessed, num_guessed):
-    """An array of a packet: the guessed words as far as they are right, the others by a second way over the bus."""
+    """An array of a packet: the guessed words where they are right, the others by a second trip over the bus."""
     at = tl.multiple_of(at, ALIGNMENT)
     fetched = tl.load(buffer + at + place, mask=(place < num_words) & (place >= num_guessed), other=0)
     return tl.where(place < num_guessed, guessed, fetched)
@@ -157,7 +157,7 @@ def _copy_words(
     COPY_PROGRAMS: tl.constexpr,
     COPY_TILE: tl.constexpr,
 ):
-    """Copy all words; as many as the packet before had do not wait for their number."""
+    """Copy all words; as many as the packet before had are copied without waiting for the number."""
     first = program * COPY_TILE
     at = first + tl.arange(0, COPY_TILE)
     is_expected = at < tl.where(first < num_expected, buffer_words, 0)
@@ -205,7 +205,7 @@ def _pull_kernel(
 ):
     """One program for each table's runs, one for its ranges, and copiers.
 
-    The others fetch what they read by themselves, since nobody waits for anybody.
+    The other programs fetch their own words, since no program waits for another.
     """
     if OVERLAPS:
         gdc_launch_dependents()
@@ -277,7 +277,7 @@ def _index_runs(
     head,
     ROW_TILE: tl.constexpr,
 ):
-    """Note for each row which entries the packet brings."""
+    """Note for each row its entries in the packet."""
     guess = tl.load(head + RUNS_AT)
     num_before = tl.load(head + NUM_RUNS)
     rows, starts, counts = _three(buffer, guess, num_before, ROW_TILE)
@@ -301,7 +301,7 @@ def _index_runs(
         tl.store(told + RUN_FIRST, before, mask=is_run)
         tl.store(run_stamps + row, now, mask=is_run)
         known = tl.load(extents + row, mask=is_run, other=0)
-        is_anew = start + step_id == 0  # of a call; a plan may mean a change there alone
+        is_anew = start + step_id == 0  # of a call; a plan may change only that entry
         tl.store(extents + row, tl.maximum(tl.where(is_anew, 0, known), start + count), mask=is_run)
         num_entries += tl.sum(count, 0)
         num_odd += tl.sum((is_run & (count != 1)).to(tl.int32), 0)
@@ -336,7 +336,7 @@ def _index_ranges(
     draft_line: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ):
-    """Move a group's ranges down by what was refused, and sum them up."""
+    """Move a group's ranges down by their refused tokens, and sum them up."""
     guess = tl.load(clock + RANGES_AT)
     unknown_guess = tl.load(clock + UNKNOWN_AT)
     num_before = tl.load(clock + NUM_RANGES)

@@ -1,8 +1,8 @@
-"""Prompts: items of many queries, each with all the keys that it sees, dealt out in turn.
+"""Prompts: items of many queries, each with all the keys that it sees, distributed in turn.
 
-Rows of a tile are queries times the heads that share a key head, so that a short chunk fills it, and few keys stand
-behind the first query and before the last. Keys that all queries see take no mask: the loop over them is apart from
-those over the keys at both ends.
+Rows of a tile are queries times the heads that share a key head, so that a short chunk fills it, and few keys are
+between the first query and the last. Keys that all queries see need no mask, so they have a loop of their own, apart
+from those over the keys at both ends.
 """
 
 import torch
@@ -138,8 +138,8 @@ def _items_kernel(
     dim = tl.arange(0, DIM)
     rest = DIM + tl.arange(0, REST if REST > 0 else 1)
     value_dim = tl.arange(0, VALUE_TILE)
-    # Items are dealt there and back, the first round from the front and the next from behind: they are listed in the
-    # order of their ends, so that what one program has too much of in a round it has too little of in the next.
+    # Items are distributed back and forth, the first round in ascending order of programs and the next descending. They
+    # are listed in the order of their ends, so that a program with more work in one round has less in the next.
     num_programs = tl.num_programs(0)
     rounds = num_items // num_programs
     last_seat = tl.where(rounds % 2 == 0, tl.program_id(0), num_programs - 1 - tl.program_id(0))
@@ -175,7 +175,7 @@ def _items_kernel(
         largest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         answer = tl.zeros([ROWS, VALUE_TILE], tl.float32)
-        # Keys that every query sees: from where the last query begins to see to where the first one stands.
+        # Keys that every query sees: from the first key of the last query to the position of the first query.
         low, high = first_key, first_key
         if WINDOW == 0 and CHUNK == 0:
             high = tl.minimum(position + 1, end_key) // KEY_TILE * KEY_TILE

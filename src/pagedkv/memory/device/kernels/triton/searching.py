@@ -10,7 +10,7 @@ __all__ = ["last_at_most"]
 def last_at_most(values, count, wanted, is_identity):
     """Last index below ``count`` whose value, of an ascending array, is at most ``wanted``.
 
-    ``is_identity`` says that the values are 0, 1, 2...: then nothing is looked up.
+    ``is_identity`` states that the values are 0, 1, 2..., so that no load is needed.
     """
     low = tl.minimum(wanted, tl.maximum(count - 1, 0))
     if is_identity == 0:

@@ -1,4 +1,4 @@
-"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor; no length is asked for."""
+"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor, without reading lengths on the host."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,9 +12,9 @@ from pagedkv.memory.device.state_side import StateSide
 __all__ = ["read_states", "write_states"]
 
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers that stand for elements: a NaN stays the one it was."""
+"""Integers in place of elements, so that the bits of a NaN do not change."""
 CHUNK: Final = 4096
-"""Elements that a program copies at most."""
+"""Most elements that a program copies."""
 
 
 def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:

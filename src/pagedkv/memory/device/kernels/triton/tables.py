@@ -1,11 +1,11 @@
-"""Block tables on a GPU: one kernel a step, behind those of :mod:`pagedkv.memory.device.kernels.triton.packets`.
+"""Block tables on a GPU: one kernel a step, after those of :mod:`pagedkv.memory.device.kernels.triton.packets`.
 
-With what those have noted it needs no order among its programs, which are of three kinds::
+With the index that those have written, its programs need no order. They are of three kinds::
 
     | entry programs, a few a group | place programs, one for each PLACES places of a group | token programs |
       entries into both tables        whole rows that are new at their places                 slots, and -1 behind
 
-None of them waits for what another one writes: who needs an entry that this packet brings takes it from the packet.
+No program waits for the writes of another: a program that needs an entry of this packet reads it from the packet.
 """
 
 import triton
@@ -49,9 +49,9 @@ from pagedkv.memory.device.table_arrays import TableArrays
 
 __all__ = ["step_tables"]
 
-# Programs are small, and many: of larger ones those that copy rows to their places hold too many numbers at once. 1,024
-# rows of 131k tokens in four groups that all stand at other places than before take 109 us so; 301 with 2,048 entries a
-# tile and 8 places a program, at the same decode steps.
+# Programs are small, and many: larger programs that copy rows to their places would hold too many numbers at once.
+# 1,024 rows of 131k tokens in four groups that all have new places take 109 us; with 2,048 entries a tile and 8 places
+# a program they take 301 us, and decode steps are equally fast.
 ENTRY_PROGRAMS = 8
 ENTRY_TILE = 256
 PLACES = 2
@@ -149,7 +149,7 @@ def _step_kernel(
 ):
     program = tl.program_id(0)
     group = tl.program_id(1)
-    # All that is the same for the group comes by loads that do not wait for each other.
+    # All values of the group are read by independent loads.
     base = tl.load(geometry + group * NUM_COLUMNS + BASE)
     width = tl.load(geometry + group * NUM_COLUMNS + WIDTH).to(tl.int32)
     if OVERLAPS:
@@ -313,9 +313,9 @@ def _refresh_places(
     PLACES: tl.constexpr,
     PLACE_TILE: tl.constexpr,
 ):
-    """Copy whole rows to places where they are new, or stale; null blocks to places that nobody has any more.
+    """Copy whole rows to places where they are new or stale; null blocks to places without a row.
 
-    A program's places lie apart, so that a few new rows at the front are copied by as many programs.
+    A program's places are not adjacent, so that a few new rows at the front are copied by as many programs.
     """
     place = program + tl.arange(0, PLACES) * PLACE_PROGRAMS
     is_place = place < max_rows
@@ -326,7 +326,7 @@ def _refresh_places(
     num_known = tl.load(extents + row, mask=row >= 0, other=0)
     changed_at = tl.load(changed + row, mask=row >= 0, other=0)
     is_stale = is_place & ((held != row) | (changed_at > held_stamp))
-    tl.debug_barrier()  # no warp stores what another one still has to read
+    tl.debug_barrier()  # no warp overwrites words that another one still has to read
     tl.store(held_stamps + place, now, mask=row >= 0)
     tl.store(held_extents + place, num_known, mask=is_place)
     tl.store(held_rows + place, row, mask=is_place)
@@ -365,7 +365,7 @@ def _copy_row(
     run_stamps,
     PLACE_TILE: tl.constexpr,
 ):
-    """Copy a row to its place, what the packet brings included, and null blocks over what stood there behind it."""
+    """Copy a row to its place, with the entries of the packet, and null blocks over the rest of the place."""
     known_row = tl.maximum(row, 0)
     told = run_of_row + known_row * NUM_RUN_COLUMNS
     has_run = (row >= 0) & (tl.load(run_stamps + known_row) == now)
@@ -408,7 +408,7 @@ def _push_samples(
     tl.store(sample_steps + at, step_id, mask=is_place)
     tl.store(sample_ends + at, end, mask=is_place)
     tl.store(sample_refused + at, 0, mask=is_place)
-    tl.debug_barrier()  # no warp stores what another one still has to read
+    tl.debug_barrier()  # no warp overwrites words that another one still has to read
     tl.store(sample_counts + row, count + 1, mask=is_place)
 
 
@@ -434,7 +434,7 @@ def _write_slots(
     TOKEN_PROGRAMS: tl.constexpr,
     TOKEN_TILE: tl.constexpr,
 ):
-    """Write the slot of every token of the step, and -1 where the steps before had any."""
+    """Write the slot of every token of the step, and -1 over further slots of earlier steps."""
     for first in range(program * TOKEN_TILE, padded_to, TOKEN_PROGRAMS * TOKEN_TILE):
         token = first + tl.arange(0, TOKEN_TILE)
         is_token = token < num_tokens * has_slots

@@ -1,4 +1,4 @@
-"""Tokens on a GPU: keys, values or latents of a step, each to its slot, in eight bits where they are stored so."""
+"""Tokens on a GPU: keys, values or latents of a step, each to its slot, in eight bits if they are stored so."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["write_tokens"]
 
 WIDEST: Final = 4096
-"""Elements of a token that a program holds at once."""
+"""Most elements of a token that a program holds at once."""
 MANY: Final = 512
 """Elements from which on a program has four warps."""
 
@@ -96,13 +96,13 @@ def _write_kernel(
     OVERLAPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    # Heads that stand before blocks in the layout are as far apart as a part of the pool is long.
+    # Heads that precede blocks in the layout have the distance of a whole part of the pool.
     head = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]).to(tl.int64)
     at = tl.arange(0, DIM_TILE)[None, :]
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
-    # Both sides are read before either is written, and before it is known where to.
+    # Both sides are read before either is written, and before the slot is known.
     slot = tl.load(slots + token)
     source = tokens + token * token_n + head * token_h + at * token_c
     content = tl.load(source, mask=(head < num_heads) & (at < dim), other=0.0)
@@ -133,7 +133,7 @@ def _scaled(
     IS_SCALED: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Divide by the scale, and keep what is then too large at the largest number; NaN stays."""
+    """Divide by the scale, and limit the result to the largest number; NaN stays."""
     if IS_SCALED:
         scale = tl.load(scales + head * scale_step, mask=head < num_heads, other=1.0)
         scaled = content.to(tl.float32) / scale

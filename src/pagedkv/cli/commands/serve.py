@@ -1,0 +1,114 @@
+"""``pagedkv serve``: a model of Hugging Face behind OpenAI's and Anthropic's protocols."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pagedkv.cli import options as opt
+from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.interrupting import leaving_at_once
+from pagedkv.cli.option_groups import command
+from pagedkv.cli.progress import working
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.model_folder import require_folder
+
+__all__ = ["serve"]
+
+DEMO: Final = "demo"
+LARGEST_PORT: Final = 65_535
+SERVER: Final = "Server"
+
+
+@command
+def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
+    ] = DEMO,
+    *,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.", rich_help_panel=SERVER)] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen at.", rich_help_panel=SERVER)] = 8000,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The model's name for clients. Default: MODEL's.", rich_help_panel=SERVER),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="API keys and their tenants, as TOML.", rich_help_panel=SERVER),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(metavar="N", help="Requests that wait at most; more get 429.", rich_help_panel=SERVER)
+    ] = 1024,
+    max_body: Annotated[
+        float, typer.Option(metavar="MIB", help="The largest body of a request.", rich_help_panel=SERVER)
+    ] = 32.0,
+    deadline: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Seconds after which a request ends with an error.", rich_help_panel=SERVER),
+    ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(metavar="S", help="Seconds that requests under way have after Ctrl-C.", rich_help_panel=SERVER),
+    ] = 30.0,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a trace of what is served, to curve and plan.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    log_tokens: Annotated[
+        bool, typer.Option("--log-tokens", help="Write tokens into the request log.", rich_help_panel=SERVER)
+    ] = False,
+    tool_parser: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, think, none.", rich_help_panel=SERVER)
+    ] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
+    engine: EngineOptions,
+) -> None:
+    """Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached prefixes.
+
+    Without MODEL the small model of the demonstration is served, and nothing is downloaded. Ctrl-C drains: requests
+    under way end, new ones are refused; a second one ends at once. docs/server.md has all paths and fields.
+
+    For example:
+
+    pagedkv serve
+
+    pagedkv serve ./my-llama --port 8080 --memory 8
+
+    pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
+    """
+    if not 0 <= port <= LARGEST_PORT:
+        raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
+    if not 0 < max_body <= opt.MOST_GIB:
+        raise ConfigurationError(f"--max-body must be above 0, got {max_body}")
+    if model != DEMO:
+        require_folder(model)
+    with working("Loading torch"), leaving_at_once():
+        from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
+        from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
+        from pagedkv.serving.server import ServerConfig, create_app, run  # noqa: PLC0415 - as above
+
+    config = ServerConfig(
+        name or Path(model).name,
+        max_body_nbytes=int(max_body * 2**20),
+        max_waiting=max_waiting,
+        deadline_s=deadline,
+        drain_s=drain,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+    )
+    access = server_building.access(api_keys)
+    compat.be_silent()
+    with working(f"Loading {model}"), leaving_at_once():
+        service = server_building.build(None if model == DEMO else model, dtype, engine.config(), config, access)
+    log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
+    typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
+    with log:
+        run(create_app(service), service, host=host, port=port)

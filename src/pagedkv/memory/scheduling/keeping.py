@@ -1,0 +1,122 @@
+"""What requests leave in the cache: leases at breakpoints and at ends, supersession, the order of eviction.
+
+The scheduler has no clock. A lease runs from the time that the space's clock shows, which its caller advances. Without
+``SpaceConfig.leases`` there are no leases, and nothing here takes time.
+"""
+
+from hashlib import blake2b
+from math import inf, nextafter
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.contract.receipt import Receipt
+from pagedkv.memory.scheduling.intent import NO_INTENT
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.space import BlockSpace
+
+__all__ = ["LeaseBook", "lease_breakpoints", "release", "supersede"]
+
+MOST_RENEWED: Final = 1024  # a hit looks each of them up, in about 1 us
+NO_TOKEN: Final = np.zeros(1, np.int32)
+
+
+class LeaseBook:
+    """The latest leases at breakpoints, at most 1,024 of them, so that hits through them renew them.
+
+    A request that has a breakpoint itself leases its tokens anyway. The book is for hits of requests without one.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[tuple[RequestKeys, int, bytes], tuple[float, float]] = {}
+
+    def note(self, keys: RequestKeys, token_ids: Int32Array, keep_for_s: float, until_s: float) -> None:
+        """Record a lease of these tokens. O(tokens)."""
+        key = keys, len(token_ids), _digest_of(token_ids)
+        former_s, former_until_s = self._leases.pop(key, (0.0, 0.0))
+        is_longer = until_s >= former_until_s
+        self._leases[key] = (keep_for_s if is_longer else former_s), max(until_s, former_until_s)
+        if len(self._leases) > MOST_RENEWED:
+            del self._leases[next(iter(self._leases))]
+
+    def renew(self, space: BlockSpace, request: Request, num_hit_tokens: int) -> None:
+        """Begin the leases anew through which a request has hit. O(leases + tokens of the hit), 0 without leases."""
+        if not self._leases or not num_hit_tokens:
+            return
+        now_s = space.now_s
+        self._leases = {key: lease for key, lease in self._leases.items() if lease[1] > now_s}
+        lengths = sorted({key[1] for key in self._leases if key[0] == request.keys and key[1] <= num_hit_tokens})
+        hasher, start = blake2b(digest_size=16), 0
+        for length in lengths:
+            hasher.update(request.known_token_ids[start:length].tobytes())
+            start = length
+            lease = self._leases.get((request.keys, length, hasher.copy().digest()))
+            if lease is not None:
+                until_s = _end_of(now_s, lease[0])
+                _lease(space, request.known_token_ids[:length], request.keys, until_s)
+                self.note(request.keys, request.known_token_ids[:length], lease[0], until_s)
+
+
+def lease_breakpoints(space: BlockSpace, book: LeaseBook, request: Request, num_computed: int) -> None:
+    """Lease the tokens before breakpoints that a request has reached, each once. O(breakpoints + their tokens)."""
+    for place, breakpoint_ in enumerate(request.intent.breakpoints):
+        num_tokens = min(breakpoint_.num_tokens, request.num_prompt_tokens)
+        if request.leased_at[place] is None and num_tokens <= num_computed:
+            until_s = _end_of(space.now_s, breakpoint_.keep_for_s)
+            tokens = request.known_token_ids[:num_tokens]
+            num_leased = request.leased_at[place] = _lease(space, tokens, request.keys, until_s)
+            if num_leased:
+                book.note(request.keys, tokens[:num_leased], breakpoint_.keep_for_s, until_s)
+
+
+def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Receipt, ...]:
+    """Free rows of a request that end, as its intent says. A request that replaces it decides before its own intent."""
+    intent, successor = request.intent, request.superseded_by
+    num_generated = [request.num_generated] * len(rows)
+    if successor is not None and successor.rows:
+        return space.free(rows, num_generated=num_generated, superseded_by=successor.rows[0])
+    if successor is not None or intent.retention < 0:
+        return space.free(rows, num_generated=num_generated, priority=-1)
+    if intent is NO_INTENT or not space.config.leases:
+        return space.free(rows, num_generated=num_generated)
+    if intent.keep_for_s is None:
+        return space.free(rows, num_generated=num_generated, priority=intent.retention)
+    until_s = _end_of(space.now_s, intent.keep_for_s)
+    known = [request.known_token_ids] if request.sequences is None else request.sequences()
+    receipts = space.free(rows, num_generated=num_generated, keep_until_s=until_s)
+    for token_ids in known:
+        num_leased = space.lease(token_ids, until_s, keys=request.keys)
+        request.num_leased_tokens = max(request.num_leased_tokens, num_leased)
+    return receipts
+
+
+def supersede(space: BlockSpace, request: Request) -> None:
+    """Let a request that has got its blocks supersede the one that it replaces.
+
+    If that one has ended, what only it had left is evicted first from now on; else this happens when it ends.
+    """
+    former, request.replaces = request.replaces, None
+    if former is None:
+        return
+    if not former.is_done:
+        former.superseded_by = request
+    elif former.sequences is not None:
+        for token_ids in former.sequences():
+            space.supersede(token_ids, keys=former.keys)
+
+
+def _end_of(now_s: float, keep_for_s: float) -> float:
+    """Return when a lease ends that begins now: later than now, however short it is."""
+    return max(now_s + keep_for_s, nextafter(now_s, inf))
+
+
+def _lease(space: BlockSpace, token_ids: Int32Array, keys: RequestKeys, until_s: float) -> int:
+    """Lease all of these tokens; return how many. A prompt's last token does not count, so one more is needed."""
+    prompt = np.concatenate([token_ids, NO_TOKEN]) if len(token_ids) < space.config.max_tokens else token_ids
+    return space.lease(prompt, until_s, keys=keys)
+
+
+def _digest_of(token_ids: Int32Array) -> bytes:
+    return blake2b(token_ids.tobytes(), digest_size=16).digest()

@@ -1,0 +1,31 @@
+"""The server: OpenAI's and Anthropic's protocols over one engine. A door: the room is :mod:`pagedkv.serving.server`."""
+
+from pagedkv.serving.server import (
+    Access,
+    ApiError,
+    ApiKeys,
+    Caller,
+    OpenAccess,
+    RequestLog,
+    Served,
+    ServerConfig,
+    Service,
+    create_app,
+    new_key,
+    run,
+)
+
+__all__ = [
+    "Access",
+    "ApiError",
+    "ApiKeys",
+    "Caller",
+    "OpenAccess",
+    "RequestLog",
+    "Served",
+    "ServerConfig",
+    "Service",
+    "create_app",
+    "new_key",
+    "run",
+]

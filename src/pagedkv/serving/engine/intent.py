@@ -1,0 +1,73 @@
+"""Intent: what a caller says about a request beside its answer: whose it is, when it goes, what is kept of it.
+
+An intent changes no token of an answer, as :class:`SamplingParams` changes no block. It reaches the scheduler and the
+block space with the request; forks inherit it, and a preempted request keeps it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.scheduling import CacheIntent
+
+if TYPE_CHECKING:
+    from pagedkv.serving.engine.engine_request import EngineRequest
+
+__all__ = ["PLAIN", "Intent"]
+
+LARGEST_PRIORITY: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Intent(CacheIntent):
+    """What a caller says about a request beside its answer; checked when built.
+
+    Leases need ``EngineConfig(leases=True)``. Without it they are refused, which the output tells by zeros.
+
+    Args:
+        tenant: one of the engine's tenants, which is charged for the request's blocks; None: the unnamed one.
+        keep_for_s: seconds for which prompt and answer stay leased once the request has ended, whatever ended it. A
+            lease is soft: it is broken if nothing else can be evicted. None: no lease.
+        breakpoints: at most 4 :class:`Breakpoint`, places of the prompt whose leading tokens are leased once they are
+            computed.
+        retention: 1: what the request leaves is evicted after all other unleased content, which needs ``leases``; -1:
+            before all other content. Excludes ``keep_for_s``.
+        publish: what other requests may hit of it: "all", its "prompt", or "none".
+        salt: requests of different salts share no content, and do not hit each other's.
+        priority: requests of a higher one are scheduled first.
+        replaces: a request that this one supersedes, such as the turn before it in a conversation. What only that one
+            has is evicted first, from when both this one is admitted and that one has ended. It is not aborted.
+
+    Raises:
+        RequestError: a value is out of range, or contradicts another.
+    """
+
+    salt: bytes = field(default=b"", repr=False)  # a secret of its tenant
+    priority: int = 0
+    replaces: "EngineRequest | None" = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        CacheIntent.__post_init__(self)  # super() knows no class of slots, which dataclass builds anew
+        if not isinstance(self.salt, bytes):
+            raise RequestError(f"salt must be bytes, got {self.salt!r}")
+        priority = as_count(
+            self.priority, "priority", least=-LARGEST_PRIORITY, most=LARGEST_PRIORITY, error=RequestError
+        )
+        object.__setattr__(self, "priority", priority)
+
+    @property
+    def keys(self) -> RequestKeys:
+        """The extra keys of its blocks."""
+        return RequestKeys(salt=self.salt) if self.salt else NO_KEYS
+
+    def for_fork(self, num_tokens: int) -> "Intent":
+        """Return the intent that a fork inherits whose prompt has so many tokens: it replaces no request."""
+        places = tuple(place for place in self.breakpoints if place.num_tokens <= num_tokens)
+        return replace(self, breakpoints=places, replaces=None) if places != self.breakpoints or self.replaces else self
+
+
+PLAIN: Final = Intent()
+"""The intent of a request whose caller gives none."""

@@ -1,0 +1,43 @@
+"""The server: OpenAI's and Anthropic's protocols over one engine.
+
+::
+
+    app                      paths, errors, who may call
+    openai | anthropic       protocols: what clients send and get
+    exchange                 one request from its arrival to its answer's end
+    service                  the engine and what all protocols share
+    generation, answer_writer   answers under way: tokens to text, reasoning, calls
+    chat_prompts, kept_answers  conversations to tokens, so that a next turn hits
+    parsing | grammars       what an answer says | what an answer may say
+    access, config, errors, usage, ...   values and small parts
+"""
+
+from pagedkv.memory.contract.extras import needing
+
+with needing("server", "pagedkv.server"):
+    import fastapi  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import msgspec  # noqa: F401 - as fastapi
+    import uvicorn  # noqa: F401 - as fastapi
+
+from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
+from pagedkv.serving.server.app import create_app
+from pagedkv.serving.server.config import ServerConfig
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.request_log import RequestLog
+from pagedkv.serving.server.running import run
+from pagedkv.serving.server.service import Served, Service
+
+__all__ = [
+    "Access",
+    "ApiError",
+    "ApiKeys",
+    "Caller",
+    "OpenAccess",
+    "RequestLog",
+    "Served",
+    "ServerConfig",
+    "Service",
+    "create_app",
+    "new_key",
+    "run",
+]

@@ -1,0 +1,123 @@
+"""AnswerFormats: what holds an answer to a JSON schema, to a regular expression, or to a call of a tool."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+from pagedkv.serving.engine.sampling import TokenMatcher
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.parsing import parser_name
+
+if TYPE_CHECKING:
+    from pagedkv.serving.server.grammars import Grammars
+
+__all__ = ["AnswerFormats"]
+
+
+@final
+class AnswerFormats:
+    """Makes matchers of tokens out of what requests say of their answers.
+
+    Args:
+        tokenizer: of transformers.
+        vocabulary_size: columns of the logits.
+        end_ids: tokens that end an answer.
+        tool_parser: how calls are read, and so how they must be written.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - of transformers, or like it
+        vocabulary_size: int,
+        end_ids: Collection[int],
+        tool_parser: str,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._end_ids = sorted(end_ids)
+        self._tool_parser = tool_parser
+
+    def matcher(
+        self,
+        response_format: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: object = None,
+        *,
+        several: bool = True,
+        after: str | None = None,
+    ) -> TokenMatcher | None:
+        """Return what an answer is held to; None where it is free.
+
+        Args:
+            response_format: of the type ``text``, ``json_object``, ``json_schema`` or ``regex``.
+            tools: that are offered; tool_choice: ``required`` or a function's name force a call, in OpenAI's form.
+            several: whether more than one call may follow each other.
+            after: a marker up to which the answer is free, as that of reasoning's end.
+
+        Raises:
+            ApiError: the fields are not what they must be, or the server reads no calls.
+            RequestError: a schema or expression that cannot be enforced.
+            MissingExtraError: llguidance is not installed.
+        """
+        named = _named_tool(tool_choice)
+        if named is not None or tool_choice == "required":
+            return self._call(tools, named, several=several, after=after)
+        return None if response_format is None else self._format(response_format, after)
+
+    @cached_property
+    def _grammars(self) -> "Grammars":
+        from pagedkv.serving.server.grammars import Grammars  # noqa: PLC0415 - an extra of its own
+
+        return Grammars(self._tokenizer, self._vocabulary_size, eos_token_ids=self._end_ids or None)
+
+    def _call(
+        self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
+    ) -> TokenMatcher:
+        if not tools:
+            raise ApiError(400, "tool_choice asks for a call, and no tools are offered", param="tool_choice")
+        parser = parser_name(self._tool_parser, self._tokenizer)
+        if parser == "none":
+            raise ApiError(
+                400,
+                "this server reads no tool calls out of this model's answers: start it with --tool-parser hermes, "
+                "llama or mistral",
+                param="tool_choice",
+            )
+        return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
+
+    def _format(self, wanted: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
+        match wanted.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return self._grammars.json_object(after=after)
+            case "json_schema":
+                told = wanted.get("json_schema", wanted)
+                schema = told.get("schema") if isinstance(told, Mapping) else None
+                if not isinstance(schema, Mapping):
+                    raise ApiError(400, "response_format needs json_schema.schema, a schema", param="response_format")
+                return self._grammars.json_schema(schema, strict=bool(told.get("strict")), after=after)
+            case "regex":
+                if not isinstance(wanted.get("regex"), str):
+                    raise ApiError(400, "response_format needs regex, a pattern", param="response_format")
+                return self._grammars.regex(wanted["regex"], after=after)
+            case other:
+                raise ApiError(
+                    400,
+                    "the type of response_format must be text, json_object, json_schema or regex, got "
+                    f"{str(other)[:50]!r}",
+                    param="response_format",
+                )
+
+
+def _named_tool(tool_choice: object) -> str | None:
+    """Return the function that must be called. Raises ApiError."""
+    if tool_choice is None or tool_choice in ("auto", "none", "required"):
+        return None
+    function = tool_choice.get("function", tool_choice) if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise ApiError(
+            400, "tool_choice must be auto, none, required, or a function with its name", param="tool_choice"
+        )
+    return name

@@ -1,0 +1,55 @@
+"""AnswerWriter: one answer's tokens as text, reasoning and tool calls, as they come.
+
+::
+
+    token ids -> AnswerText -> text -> StopCut -> AnswerParser -> parts
+                 (whole characters)    (no stop texts)  (no markers)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from pagedkv.serving.engine import TokenUpdate
+from pagedkv.serving.engine.sampling import AnswerText
+from pagedkv.serving.server.parsing import AnswerParser, CallBegin, Part, TextPart
+from pagedkv.serving.server.stop_texts import StopCut
+
+__all__ = ["AnswerWriter"]
+
+
+@final
+class AnswerWriter:
+    """Writes one answer.
+
+    Args:
+        decode: gives the text of token ids.
+        stops: texts that end the answer, and do not belong to it.
+        parser: finds reasoning and tool calls in its text.
+
+    Attributes:
+        token_ids: its tokens, the one that ended it left out.
+        has_calls: whether it calls a tool.
+        text: its content so far, without reasoning and calls.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], parser: AnswerParser) -> None:
+        self._text = AnswerText(decode)
+        self._cut = StopCut(stops)
+        self._parser = parser
+        self.token_ids: list[int] = []
+        self.has_calls = False
+
+    def take(self, update: TokenUpdate) -> list[Part]:
+        """Take new tokens; return the parts that are certain now, and all that is left where the answer ends."""
+        ended_by_token = isinstance(update.stop, int)
+        token_ids = update.token_ids[:-1] if ended_by_token else update.token_ids
+        self.token_ids += token_ids
+        text = "".join(self._text.append(token) for token in token_ids)
+        if update.finish_reason is None:
+            return self._noted(self._parser.feed(self._cut.feed(text)))
+        text = self._cut.feed(text + self._text.finish()) + self._cut.finish()
+        return self._noted([*self._parser.feed(text), *self._parser.finish()])
+
+    def _noted(self, parts: list[Part]) -> list[Part]:
+        self.has_calls |= any(isinstance(part, CallBegin) for part in parts)
+        return [part for part in parts if not isinstance(part, TextPart) or part.text]

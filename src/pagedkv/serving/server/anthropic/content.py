@@ -1,0 +1,88 @@
+"""ContentBlocks: an answer's parts as Anthropic's content blocks, and as the events of a stream that build them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, final
+
+from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
+
+__all__ = ["ContentBlocks"]
+
+NEW: Final[dict[str, dict[str, Any]]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+
+
+@final
+class ContentBlocks:
+    """Builds the content of one answer.
+
+    Attributes:
+        blocks: those so far; the input of a call is complete once its block has ended.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._open: str | None = None
+        self._pieces: list[str] = []
+
+    def add(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+        """Add parts; give the events that tell of them."""
+        for part in parts:
+            match part:
+                case TextPart():
+                    yield from self._opened("text")
+                    yield self._delta("text_delta", "text", part.text)
+                case ReasoningPart():
+                    yield from self._opened("thinking")
+                    yield self._delta("thinking_delta", "thinking", part.text)
+                case CallBegin():
+                    yield from self._closed()
+                    block = {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
+                    yield self._begin("tool_use", block)
+                case CallArguments():
+                    yield self._delta("input_json_delta", "partial_json", part.text)
+                case CallEnd():
+                    yield from self._closed()
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """End the last block; give the event that tells of it."""
+        yield from self._closed()
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        if self._open != kind:
+            yield from self._closed()
+            yield self._begin(kind, dict(NEW[kind]))
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> dict[str, Any]:
+        self._open = kind
+        self.blocks.append(block)
+        return {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+
+    def _delta(self, kind: str, field: str, text: str) -> dict[str, Any]:
+        self._pieces.append(text)
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, field: text}}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if self._open is None:
+            return
+        text = "".join(self._pieces)
+        block = self.blocks[-1]
+        if self._open == "tool_use":
+            block["input"] = _as_input(text)
+        else:
+            block[self._open] = text
+        self._open = None
+        self._pieces.clear()
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+
+def _as_input(text: str) -> dict[str, Any]:
+    """Read a call's arguments; those that broke off are told as none."""
+    with suppress(ValueError):
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
+    return {}

@@ -1,0 +1,152 @@
+"""Diagnostics: why a prompt hit less of the cache than the prompt of an earlier message had left there.
+
+The server keeps digests of what made each prompt, by the identity of its message. The first part that differs is the
+reason, in the order in which templates write them; the tokens and the position come from the engine's explanation. No
+text is kept, and a message is found by the tenant alone that asked for it. Where none of them differs, and the prompt
+hits less all the same, the reason is ``unavailable``, and the engine's cause stands beside it: content was evicted.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from pagedkv.memory.contract.miss_causes import Explanation
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.anthropic.conversations import PASSED_OVER, Blocks, Conversation
+from pagedkv.serving.server.anthropic.requests import MessagesRequest
+from pagedkv.serving.server.explanations import as_explanation
+
+__all__ = ["Fingerprint", "MessageMemory", "cache_miss_reason", "fingerprint_of"]
+
+NUM_DIGEST_BYTES: Final = 16
+DEFAULT_NBYTES: Final = 16 * 2**20
+BASE_NBYTES: Final = 512
+"""About what a fingerprint takes in memory beside the digests of its messages."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Digests of what made a prompt.
+
+    Args:
+        model, system, tools: of these parts.
+        beginnings: 16 bytes for each message: the digest of all messages up to it.
+        num_reusable: leading tokens of the prompt that later prompts can hit; 0 until they are computed.
+    """
+
+    model: bytes
+    system: bytes
+    tools: bytes
+    beginnings: bytes
+    num_reusable: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return BASE_NBYTES + len(self.beginnings)
+
+    def continues(self, before: "Fingerprint") -> bool:
+        """Return whether the messages of one are a beginning of the other's."""
+        length = min(len(self.beginnings), len(before.beginnings))
+        return self.beginnings[:length] == before.beginnings[:length]
+
+
+@final
+class MessageMemory:
+    """Fingerprints by message; those that came first are dropped first.
+
+    Args:
+        max_nbytes: what they take at most, in bytes.
+    """
+
+    def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
+        self._max_nbytes = max_nbytes
+        self._nbytes = 0
+        self._by_message: OrderedDict[tuple[str | None, str], Fingerprint] = OrderedDict()
+
+    def keep(self, caller: Caller, message_id: str, fingerprint: Fingerprint) -> None:
+        """Keep the fingerprint of a message that was answered."""
+        self._by_message[caller.tenant, message_id] = fingerprint
+        self._nbytes += fingerprint.nbytes
+        while self._nbytes > self._max_nbytes:
+            _, dropped = self._by_message.popitem(last=False)
+            self._nbytes -= dropped.nbytes
+
+    def find(self, caller: Caller, message_id: str) -> Fingerprint | None:
+        """Return the fingerprint of one of the caller's messages; None where it is not kept."""
+        return self._by_message.get((caller.tenant, message_id))
+
+
+def fingerprint_of(body: MessagesRequest, conversation: Conversation) -> Fingerprint:
+    """Take the digests of a request. O(text)."""
+    beginnings: list[bytes] = []
+    digest = b""
+    for role, blocks in conversation.turns:
+        digest = _digest([digest.hex(), role, _plain(blocks)])
+        beginnings.append(digest)
+    return Fingerprint(
+        _digest(body.model),
+        _digest(_plain(conversation.system)),
+        _digest(_plain(conversation.tools)),
+        b"".join(beginnings),
+    )
+
+
+def cache_miss_reason(
+    before: Fingerprint | None, now: Fingerprint, num_hit: int, explanation: Explanation | None, caller: Caller
+) -> dict[str, Any] | None:
+    """Return why a prompt hit less than the one before it had left; None where it did not, and nothing differs.
+
+    Args:
+        before: of the earlier message; None: it is not kept.
+        now: of this one, ``num_reusable`` known; num_hit: tokens of its prompt that were cached.
+        explanation: why no more hit; caller: whose request it is.
+
+    Returns:
+        Anthropic's ``cache_miss_reason``, with ``cause`` and ``position`` of the first token concerned beside it.
+    """
+    if before is None:
+        return {"type": "previous_message_not_found"}
+    num_missed = max(0, before.num_reusable - num_hit)
+    kind = _difference(before, now)
+    if kind is None:
+        num_missed = max(0, min(before.num_reusable, now.num_reusable) - num_hit)
+        if not num_missed:
+            return None
+        kind = "unavailable"
+    told = as_explanation(explanation, caller) or {}
+    place: dict[str, Any] = {name: told[name] for name in ("cause", "position") if name in told}
+    return {"type": kind, "cache_missed_input_tokens": num_missed, **place}
+
+
+def _difference(before: Fingerprint, now: Fingerprint) -> str | None:
+    if before.model != now.model:
+        return "model_changed"
+    if before.system != now.system:
+        return "system_changed"
+    if before.tools != now.tools:
+        return "tools_changed"
+    if not now.continues(before):
+        return "messages_changed"
+    return None
+
+
+def _plain(blocks: Blocks) -> list[dict[str, Any]]:
+    """Return blocks without what the prompt does not depend on."""
+    return [
+        {
+            name: _plain(value) if name == "content" and isinstance(value, list) else value
+            for name, value in block.items()
+            if name != "cache_control"
+        }
+        for block in blocks
+        if block.get("type") not in PASSED_OVER
+    ]
+
+
+def _digest(value: object) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:NUM_DIGEST_BYTES]

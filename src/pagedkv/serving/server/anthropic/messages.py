@@ -1,0 +1,229 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: answers to a conversation, whole or streamed."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.anthropic.breakpoints import breakpoints_of
+from pagedkv.serving.server.anthropic.content import ContentBlocks
+from pagedkv.serving.server.anthropic.conversations import Conversation, answer_message, conversation_of
+from pagedkv.serving.server.anthropic.diagnostics import (
+    Fingerprint,
+    MessageMemory,
+    cache_miss_reason,
+    fingerprint_of,
+)
+from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
+from pagedkv.serving.server.anthropic.usage import as_usage
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.event_stream import event
+from pagedkv.serving.server.exchange import Exchange
+from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.requests import SamplingFields
+from pagedkv.serving.server.openai.wishes import as_params
+from pagedkv.serving.server.service import Service, new_id
+
+__all__ = ["Messages"]
+
+
+@final
+class Messages:
+    """Serves the paths.
+
+    Args:
+        service: the engine and all that is shared.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._memory = MessageMemory()
+
+    async def create(self, body: MessagesRequest, caller: Caller, receive: Receive) -> Response:
+        """Answer a conversation.
+
+        Raises:
+            ApiError: it cannot be served.
+            ClientGoneError: the client has gone.
+        """
+        service = self._service
+        service.require_model(body.model)
+        conversation = conversation_of(body)
+        ask = as_ask(service, body, conversation, caller)
+        exchange = Exchange(service, ask, receive)
+        answer = MessageAnswer(service, body, ask, self._memory, fingerprint_of(body, conversation))
+        if body.stream:
+            return await exchange.streamed(answer.chunks, lambda problem: _written(problem.as_anthropic()))
+        return json_response(await exchange.whole(answer.whole))
+
+    def count(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
+        """Count the tokens of a conversation's prompt. Raises ApiError."""
+        self._service.require_model(body.model)
+        prepared = self._service.chats.prepare(conversation_of(body).chat(), caller)
+        return {"input_tokens": len(prepared.token_ids)}
+
+
+def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, caller: Caller) -> Ask:
+    """Turn a request into what the engine is asked. Raises ApiError."""
+    prompt = service.chats.prepare(conversation.chat(), caller)
+    tools = conversation.functions()
+    choice = _tool_choice(body)
+    may_call = bool(tools) and choice != "none"
+    several = not (body.tool_choice and body.tool_choice.disable_parallel_tool_use)
+    forced = service.formats.matcher(_answer_format(body), tools, choice, several=several)
+    fields = SamplingFields(
+        temperature=body.temperature, top_p=body.top_p, top_k=body.top_k or None, stop=body.stop_sequences
+    )
+    return Ask(
+        "/v1/messages",
+        new_id("msg_"),
+        caller,
+        [prompt],
+        as_params(fields, max_tokens=body.max_tokens, logprobs=None, processors=() if forced is None else (forced,)),
+        service.decoding(keeps_special=may_call),
+        service.parsers(tools if may_call else [], prompt),
+        breakpoints=breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """Writes the answer to one request.
+
+    Args:
+        service: for names and usage.
+        body: what the client sent; ask: what the engine was asked.
+        memory: of earlier messages; fingerprint: of this one.
+    """
+
+    service: Service
+    body: MessagesRequest
+    ask: Ask
+    memory: MessageMemory
+    fingerprint: Fingerprint
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write the response."""
+        (answer,) = answers
+        content = ContentBlocks()
+        deque(content.add(answer.parts), maxlen=0)
+        deque(content.finish(), maxlen=0)
+        self._keep_answer(generation, content)
+        return {
+            **self._head(),
+            "content": content.blocks,
+            **self._end(generation, answer),
+            "usage": as_usage(self.service.usage(generation.outputs), self.ask.breakpoints),
+            "diagnostics": self._diagnosed(generation),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write the events of a stream.
+
+        What was read from the cache is not known when a stream begins: there the whole prompt stands as input, and the
+        last usage has the true parts.
+        """
+        usage = {"input_tokens": len(self.ask.prompts[0].token_ids), "output_tokens": 0}
+        head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _written({"type": "message_start", "message": {**head, "diagnostics": self._pending()}})
+        yield _written({"type": "ping"})
+        content = ContentBlocks()
+        last: AnswerEvent | None = None
+        async for last in generation.events():
+            for each in content.add(last.parts):
+                yield _written(each)
+        assert last is not None, "an answer without an end"
+        for each in content.finish():
+            yield _written(each)
+        self._keep_answer(generation, content)
+        told = as_usage(self.service.usage(generation.outputs), self.ask.breakpoints)
+        end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": told}
+        diagnosed = self._diagnosed(generation)
+        if self.body.diagnostics is not None:
+            end["diagnostics"] = diagnosed
+        yield _written(end)
+        yield _written({"type": "message_stop"})
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.ask.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.config.model_name,
+        }
+
+    def _end(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
+        """Return why an answer ended."""
+        reason = "end_turn"
+        if answer.finish_reason == "length":
+            reason = "max_tokens"
+        elif isinstance(answer.stop, str):
+            reason = "stop_sequence"
+        elif generation.writers[0].has_calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": answer.stop if isinstance(answer.stop, str) else None}
+
+    def _keep_answer(self, generation: Generation, content: ContentBlocks) -> None:
+        message = answer_message(content.blocks)
+        self.service.chats.keep(self.ask.prompts[0], message, generation.writers[0].token_ids)
+
+    def _pending(self) -> dict[str, Any] | None:
+        """Return what a stream's beginning has of the diagnosis: null stands for one that is still to come."""
+        asked = self.body.diagnostics
+        if asked is None or asked.previous_message_id is None:
+            return None
+        if self.memory.find(self.ask.caller, asked.previous_message_id) is None:
+            return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+        return {"cache_miss_reason": None}
+
+    def _diagnosed(self, generation: Generation) -> dict[str, Any] | None:
+        """Compare the request with the message that it names, and keep what later ones are compared with."""
+        asked = self.body.diagnostics
+        if asked is None:
+            return None
+        (output,) = generation.outputs
+        usage = self.service.usage(generation.outputs)
+        now = replace(self.fingerprint, num_reusable=usage.num_read + usage.num_written)
+        caller = self.ask.caller
+        reason = None
+        if asked.previous_message_id is not None:
+            before = self.memory.find(caller, asked.previous_message_id)
+            reason = cache_miss_reason(before, now, usage.num_read, output.explanation, caller)
+        self.memory.keep(caller, self.ask.request_id, now)
+        return None if reason is None else {"cache_miss_reason": reason}
+
+
+def _tool_choice(body: MessagesRequest) -> object:
+    """Return the choice in OpenAI's form. Raises ApiError."""
+    if body.tool_choice is None:
+        return None
+    match body.tool_choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            if body.tool_choice.name is None:
+                raise ApiError(400, "tool_choice of type tool needs the name of a tool", param="tool_choice")
+            return {"type": "function", "function": {"name": body.tool_choice.name}}
+        case other:
+            return other
+
+
+def _answer_format(body: MessagesRequest) -> dict[str, Any] | None:
+    """Return the format in OpenAI's form. Raises ApiError."""
+    wanted = None if body.output_config is None else body.output_config.format
+    if wanted is None:
+        return None
+    if wanted.get("type") != "json_schema":
+        raise ApiError(400, "the type of output_config.format must be json_schema", param="output_config")
+    return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema"), "strict": True}}
+
+
+def _written(told: dict[str, Any]) -> bytes:
+    return event(msgspec.json.encode(told), told["type"])

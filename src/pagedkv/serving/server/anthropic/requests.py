@@ -1,0 +1,85 @@
+"""What clients send to ``/v1/messages``, as Anthropic's reference has it.
+
+Unknown fields are let through. A known field that would change the answer and is not served is refused by
+:mod:`.conversations`, with a sentence.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["CacheControl", "CountRequest", "MessagesRequest", "Turn"]
+
+LARGEST_COUNT = 2**31 - 1
+
+
+class Fields(BaseModel):
+    """Fields of a body; unknown ones are let through."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class CacheControl(Fields):
+    """A breakpoint: what the prompt has up to it is to stay cached."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Turn(Fields):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class ToolChoice(Fields):
+    """Whether the model may or must call a tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class DiagnosticsOptions(Fields):
+    """Which earlier message a prompt's misses are compared with; null: none yet."""
+
+    previous_message_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class OutputConfig(Fields):
+    """What the answer is held to."""
+
+    format: dict[str, Any] | None = None
+
+
+class CountRequest(Fields):
+    """The body of ``/v1/messages/count_tokens``."""
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountRequest):
+    """The body of ``/v1/messages``."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    diagnostics: DiagnosticsOptions | None = None

@@ -1,0 +1,40 @@
+"""Usage in Anthropic's form: plain, read and created tokens, which together are the prompt exactly.
+
+Without breakpoints, what a request writes is told as plain input. With them, what it computed up to the last one, in
+whole blocks, is told as created, by the lifetime that was asked for it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagedkv.serving.engine import Breakpoint
+from pagedkv.serving.server.anthropic.breakpoints import HOUR_S
+from pagedkv.serving.server.usage import Usage
+
+__all__ = ["as_usage"]
+
+
+def as_usage(usage: Usage, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
+    """Return the numbers of tokens of a request that has ended.
+
+    Args:
+        usage: its tokens.
+        breakpoints: of its prompt.
+    """
+    created = {False: 0, True: 0}
+    begin, end = usage.num_read, usage.num_read + usage.num_written
+    for each in sorted(breakpoints, key=lambda place: place.num_tokens):
+        place = min(each.num_tokens, end)
+        created[each.keep_for_s >= HOUR_S] += max(0, place - begin)
+        begin = max(begin, place)
+    num_created = sum(created.values())
+    return {
+        "input_tokens": usage.num_prompt - usage.num_read - num_created,
+        "cache_read_input_tokens": usage.num_read,
+        "cache_creation_input_tokens": num_created,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created[False],
+            "ephemeral_1h_input_tokens": created[True],
+        },
+        "output_tokens": usage.num_generated,
+    }

@@ -1,0 +1,194 @@
+"""The HTTP application: its paths, who may call them, and how errors are answered.
+
+What the paths do is in the protocols' rooms.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pagedkv.memory.contract.errors import PagedKVError
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.anthropic.messages import Messages
+from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
+from pagedkv.serving.server.bodies import documented, read_body, schemas_of
+from pagedkv.serving.server.body_limit import BodyLimit
+from pagedkv.serving.server.disconnects import ClientGoneError
+from pagedkv.serving.server.errors import ApiError, as_api_error
+from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.metrics import Metrics
+from pagedkv.serving.server.openai.chat import complete_chat
+from pagedkv.serving.server.openai.completions import complete_text
+from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from pagedkv.serving.server.openai.tokens import detokenize, model_card, models, tokenize
+from pagedkv.serving.server.service import Service
+
+__all__ = ["create_app"]
+
+LOG: Final = logging.getLogger("pagedkv.server")
+
+BODIES: Final[list[type[BaseModel]]] = [
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    CountRequest,
+]
+
+CLIENT_GONE: Final = 499
+"""What logs have for a client that did not wait for its answer; nobody receives it."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application.
+
+    Args:
+        service: what serves; the application starts it and stops it.
+    """
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - as FastAPI calls it
+        service.start()
+        yield
+        service.is_draining = True
+        await service.stop()
+
+    app = FastAPI(title="pagedkv", version=version("pagedkv"), lifespan=life, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
+    _add_errors(app)
+    _add_health(app, service)
+    _add_openai(app, service)
+    _add_anthropic(app, service)
+    _describe(app)
+    return app
+
+
+def caller_of(service: Service, request: Request) -> Caller:
+    """Tell whose request it is. Raises ApiError."""
+    return service.access.identify(request.headers)
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await complete_chat(service, await read_body(request, ChatRequest), caller, request.receive)
+
+    @app.post("/v1/completions", openapi_extra=documented(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await complete_text(service, await read_body(request, CompletionRequest), caller, request.receive)
+
+    @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
+    async def tokenizing(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return json_response(tokenize(service, await read_body(request, TokenizeRequest), caller))
+
+    @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
+    async def detokenizing(request: Request) -> Response:
+        caller_of(service, request)
+        return json_response(detokenize(service, await read_body(request, DetokenizeRequest)))
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> Response:
+        caller_of(service, request)
+        return json_response(models(service))
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(request: Request, name: str) -> Response:
+        caller_of(service, request)
+        service.require_model(name)
+        return json_response(model_card(service))
+
+
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    messages = Messages(service)
+
+    @app.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+    async def create_message(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await messages.create(await read_body(request, MessagesRequest), caller, request.receive)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return json_response(messages.count(await read_body(request, CountRequest), caller))
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    metrics = Metrics(service)
+    service.on_served.append(metrics.served)
+    service.on_step.append(metrics.stepped)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Answer 200 while the engine can serve."""
+        return Response(status_code=200 if service.is_alive else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Answer 200 while new requests are taken."""
+        return Response(status_code=200 if service.is_alive and not service.is_draining else 503)
+
+    @app.get("/metrics")
+    async def numbers(request: Request) -> Response:
+        """Answer with the numbers of the server, for Prometheus; needs an administrator's key where there are keys."""
+        if not caller_of(service, request).is_admin:
+            raise ApiError(403, "metrics are for administrators: this key is none")
+        text, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
+
+    @app.get("/version")
+    async def own_version() -> Response:
+        return json_response({"version": app.version})
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, problem: ApiError) -> Response:
+        return _refusal(request, problem)
+
+    @app.exception_handler(PagedKVError)
+    async def engine_error(request: Request, problem: PagedKVError) -> Response:
+        return _refusal(request, as_api_error(problem))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, problem: HTTPException) -> Response:
+        return _refusal(request, ApiError(problem.status_code, str(problem.detail)))
+
+    @app.exception_handler(ClientGoneError)
+    async def gone(request: Request, problem: ClientGoneError) -> Response:  # noqa: ARG001 - as FastAPI calls it
+        return Response(status_code=CLIENT_GONE)
+
+    @app.exception_handler(Exception)
+    async def fault(request: Request, problem: Exception) -> Response:
+        LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
+        return _refusal(request, ApiError(500, "the server failed at this request; its log says why"))
+
+
+def _refusal(request: Request, problem: ApiError) -> Response:
+    is_anthropic = request.url.path.startswith("/v1/messages")
+    body = problem.as_anthropic() if is_anthropic else problem.as_openai()
+    return json_response(body, problem.status, problem.headers)
+
+
+def _describe(app: FastAPI) -> None:
+    """Let the application's description of itself have the bodies that :mod:`.bodies` reads."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(schemas_of(BODIES))
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]

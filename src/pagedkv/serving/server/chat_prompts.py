@@ -1,0 +1,90 @@
+"""ChatPrompts: a conversation as token ids, by the tokenizer's template and by the answers that were kept."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from pagedkv.serving.engine.chat import Chat, chat_text
+from pagedkv.serving.engine.llm import plain_encoding
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.kept_answers import KeptAnswers, conversation_digests, next_digest
+
+__all__ = ["ChatPrompts"]
+
+ANSWER_ROLE = "assistant"
+
+
+@final
+class ChatPrompts:
+    """Turns conversations into prompts.
+
+    Args:
+        tokenizer: one of transformers, with a chat template.
+        kept: the answers that were kept.
+    """
+
+    def __init__(self, tokenizer: Any, kept: KeptAnswers) -> None:  # noqa: ANN401 - of transformers, or like it
+        self._tokenizer = tokenizer
+        self._encode = None if tokenizer is None else plain_encoding(tokenizer)
+        self._kept = kept
+        self._mark = f"answer{secrets.token_hex(16)}"
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Tokens that are kept for next turns."""
+        return self._kept.num_tokens
+
+    def prepare(self, chat: Chat, caller: Caller) -> Prepared:
+        """Turn a conversation into a prompt. O(its text).
+
+        Raises:
+            RequestError: there is no template, or it refuses the conversation.
+        """
+        setting = [chat.tools, chat.template, dict(chat.options), chat.is_continued]
+        digests = conversation_digests(caller.salt, setting, chat.messages)
+        conversation = None if chat.is_continued else digests[-1] if digests else None
+        known = None if chat.is_continued else self._continued(chat, digests)
+        if known is not None:
+            token_ids, num_kept_tokens = known
+            return Prepared(token_ids, conversation, num_kept_tokens)
+        text = chat_text(self._tokenizer, chat)
+        assert self._encode is not None, "a template without a tokenizer"
+        return Prepared(self._encode(text), conversation)
+
+    def keep(self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int]) -> None:
+        """Keep what was computed for a conversation, with the message that its client got.
+
+        Args:
+            prepared: its prompt.
+            message: the answer, as the client got it.
+            token_ids: of the answer, without the token that ended it.
+        """
+        if prepared.conversation is not None:
+            digest = next_digest(prepared.conversation, message)
+            self._kept.keep(digest, [*prepared.token_ids, *token_ids])
+
+    def _continued(self, chat: Chat, digests: Sequence[bytes]) -> tuple[list[int], int] | None:
+        """Find the last answer that was kept; return its conversation's tokens with those of what follows it."""
+        for place in range(len(digests) - 1, -1, -1):
+            if chat.messages[place].get("role") != ANSWER_ROLE:
+                continue
+            kept = self._kept.find(digests[place])
+            if kept is None:
+                continue
+            tail = self._tail_behind(chat, place)
+            if tail is None or self._encode is None:
+                return None
+            return [*kept.tolist(), *self._encode(tail)], len(kept)
+        return None
+
+    def _tail_behind(self, chat: Chat, place: int) -> str | None:
+        """Write what the template writes behind a message; None where that cannot be told apart."""
+        marked = {"role": ANSWER_ROLE, "content": self._mark}
+        messages = [*chat.messages[:place], marked, *chat.messages[place + 1 :]]
+        try:
+            text = chat_text(self._tokenizer, Chat(messages, chat.tools, chat.template, options=chat.options))
+        except Exception:  # noqa: BLE001 - a template that wants the calls before their results: it is written whole
+            return None
+        _, found, tail = text.partition(self._mark)
+        return tail if found and self._mark not in tail else None

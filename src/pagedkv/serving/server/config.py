@@ -1,0 +1,54 @@
+"""ServerConfig: the name, limits and habits of a server."""
+
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.arguments import as_count, as_flag, as_number
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["ServerConfig"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server is told beside its engine.
+
+    Args:
+        model_name: the model's name for clients; requests that name another one are refused.
+        max_body_nbytes: the largest body of a request, in bytes.
+        max_waiting: requests that wait to be admitted, at most; more are answered 429.
+        max_prompts: prompts of one request of ``/v1/completions``, at most.
+        max_answers: answers of one request (``n`` times its prompts), at most.
+        deadline_s: seconds after which a request ends with an error; None: none. A request may ask for less.
+        drain_s: seconds that requests under way have to end once the server was asked to stop.
+        kept_tokens: tokens of prompts and answers that are kept so that a conversation's next turn continues with the
+            very tokens of its last answer; 4 bytes each. 0: none are kept.
+        tool_parser: how tool calls are read out of an answer: ``auto`` by the tokenizer's template, a parser's name, or
+            ``none``.
+        reasoning_parser: how reasoning is read out of an answer: ``auto``, ``think`` or ``none``.
+    """
+
+    model_name: str
+    max_body_nbytes: int = 32 * MIB
+    max_waiting: int = 1024
+    max_prompts: int = 128
+    max_answers: int = 128
+    deadline_s: float | None = None
+    drain_s: float = 30.0
+    kept_tokens: int = 4_000_000
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    explain: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_name, str) or not self.model_name:
+            raise ConfigurationError(f"model_name must be a text with at least one character, got {self.model_name!r}")
+        for name in ("max_body_nbytes", "max_waiting", "max_prompts", "max_answers"):
+            as_count(getattr(self, name), name, least=1)
+        as_count(self.kept_tokens, "kept_tokens")
+        as_flag(self.explain, "explain")
+        if self.deadline_s is not None and as_number(self.deadline_s, "deadline_s") <= 0:
+            raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
+        if as_number(self.drain_s, "drain_s") < 0:
+            raise ConfigurationError(f"drain_s must be at least 0, got {self.drain_s}")

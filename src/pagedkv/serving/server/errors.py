@@ -1,0 +1,117 @@
+"""ApiError: what a client is answered where its request cannot be served, in the words of the protocol that it speaks.
+
+::
+
+    status  OpenAI's type            Anthropic's type        when
+    400     invalid_request_error    invalid_request_error   the request contradicts itself, the model or the memory
+    401     authentication_error     authentication_error    no API key, or an unknown one
+    403     permission_error         permission_error        a key without the rights that the path needs
+    404     not_found_error          not_found_error         no such path, model or message
+    413     invalid_request_error    request_too_large       the body is larger than the server takes
+    429     rate_limit_error         rate_limit_error        the queue is full: Retry-After says when to come again
+    500     server_error             api_error               a fault of the server
+    503     server_error             overloaded_error        the engine has ended, or the server is draining
+    504     timeout                  timeout_error           the deadline came before the end of the answer
+"""
+
+from typing import Any, Final
+
+from pagedkv.memory.contract.errors import (
+    ConfigurationError,
+    EngineError,
+    MissingExtraError,
+    QueueFullError,
+    RequestError,
+    TokenError,
+)
+
+__all__ = ["ApiError", "as_api_error"]
+
+OPENAI_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    504: "timeout",
+}
+
+ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """A request that is refused, or an answer that ended without what was asked for.
+
+    Args:
+        status: HTTP's number.
+        message: a sentence for the client: what was wrong, where, and what to do. No content of other requests.
+        param: the field that is wrong; code: a word for programs, as ``model_not_found``.
+        retry_after_s: seconds after which the client may ask again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+    def as_openai(self) -> dict[str, Any]:
+        """Return the body for OpenAI's clients."""
+        kind = OPENAI_TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """Return the body for Anthropic's clients."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def as_api_error(problem: Exception, retry_after_s: int = 1) -> ApiError:
+    """Translate an error of the engine.
+
+    Args:
+        problem: what was raised while a request was taken or served.
+        retry_after_s: what a client is answered whose request finds the queue full.
+    """
+    match problem:
+        case ApiError():
+            return problem
+        case QueueFullError():
+            return ApiError(429, str(problem), code="queue_full", retry_after_s=retry_after_s)
+        case RequestError() | TokenError() | ConfigurationError():
+            return ApiError(400, str(problem))
+        case MissingExtraError():
+            return ApiError(501, str(problem))
+        case EngineError():
+            return ApiError(503, "the engine has ended, and the server must be started again", code="engine_ended")
+        case _:
+            return ApiError(500, "the server failed at this request; its log says why")

@@ -1,0 +1,112 @@
+"""Exchange: one request from its arrival to its answer's end, whichever protocol, whole or as a stream.
+
+Whatever happens, metrics and logs get the request once, and what nobody waits for any more ends within a step.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar, final
+
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.serving.server.disconnects import while_connected
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.event_stream import EventStream
+from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.service import Service
+
+__all__ = ["Exchange"]
+
+T = TypeVar("T")
+
+
+@final
+class Exchange:
+    """Serves one request.
+
+    Args:
+        service: the engine and all that is shared.
+        ask: what is asked for.
+        receive: of the connection, its body read.
+    """
+
+    def __init__(self, service: Service, ask: Ask, receive: Receive) -> None:
+        self._service = service
+        self._ask = ask
+        self._receive = receive
+        self._arrived_s = service.wall_clock()
+        service.note_arrived(ask)
+
+    async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
+        """Wait for all answers, and make the response of them.
+
+        Args:
+            answer: makes it, from the generation that has ended and an event for each answer.
+
+        Raises:
+            ApiError: the request cannot be served, or its answer ended without what was asked for.
+            ClientGoneError: the client has gone.
+        """
+        return await while_connected(self._receive, self._whole(answer))
+
+    async def _whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
+        generation: Generation | None = None
+        try:
+            generation = await self._service.begin(self._ask)
+            response = answer(generation, await generation.finished())
+        except asyncio.CancelledError:
+            self._note(generation, None)
+            raise
+        except Exception as problem:
+            error = self._service.as_api_error(problem)
+            self._note(generation, error)
+            raise error from problem
+        self._note(generation, None)
+        return response
+
+    async def streamed(
+        self,
+        chunks: Callable[[Generation], AsyncGenerator[bytes, None]],
+        failed: Callable[[ApiError], bytes],
+    ) -> Response:
+        """Answer with events.
+
+        Args:
+            chunks: gives the events of a generation under way.
+            failed: writes what a client gets where it fails in the middle.
+
+        Raises:
+            ApiError: the request cannot be served.
+            ClientGoneError: the client has gone.
+        """
+        try:
+            generation = await while_connected(self._receive, self._service.begin(self._ask))
+        except Exception as problem:
+            error = self._service.as_api_error(problem)
+            self._note(None, error)
+            raise error from problem
+        return EventStream(self._guarded(generation, chunks, failed))
+
+    async def _guarded(
+        self,
+        generation: Generation,
+        chunks: Callable[[Generation], AsyncGenerator[bytes, None]],
+        failed: Callable[[ApiError], bytes],
+    ) -> AsyncGenerator[bytes, None]:
+        problem: ApiError | None = None
+        events = chunks(generation)
+        try:
+            async for each in events:
+                yield each
+        except Exception as error:  # noqa: BLE001 - the stream has begun: whatever it is, the client is told in it
+            problem = self._service.as_api_error(error)
+            yield failed(problem)
+        finally:
+            await events.aclose()
+            await generation.aclose()
+            self._note(generation, problem)
+
+    def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
+        outputs = () if generation is None else generation.outputs
+        self._service.note_served(self._ask, self._arrived_s, outputs, problem)

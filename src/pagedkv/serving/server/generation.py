@@ -1,0 +1,187 @@
+"""Generation: the answers to one HTTP request, as they come, whichever protocol asked.
+
+A protocol makes an :class:`Ask`, reads :class:`AnswerEvent` values until there are no more, and then finds the engine's
+outputs, tokens and receipts, in :attr:`Generation.outputs`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from pagedkv.serving.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
+from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.answer_writer import AnswerWriter
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.parsing import AnswerParser, Part
+
+__all__ = ["AnswerEvent", "Ask", "Generation", "Prepared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt as the engine takes it.
+
+    Args:
+        token_ids: its tokens.
+        conversation: digest of the conversation that it is (:mod:`.kept_answers`); None: it is none.
+        num_kept_tokens: leading tokens that were taken as they were computed, from the last answer's turn.
+    """
+
+    token_ids: Sequence[int]
+    conversation: bytes | None = None
+    num_kept_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """What a client wants, in the engine's words.
+
+    Args:
+        endpoint: the path that was called; request_id: the answer's identity.
+        caller: whose request it is.
+        prompts: of the request, at least one.
+        params: of each of them.
+        decode: gives the text of token ids.
+        new_parser: makes what finds reasoning and tool calls in an answer.
+        deadline_s: seconds from now to its end; None: none.
+        priority: requests of a higher one are scheduled first.
+        breakpoints: leading tokens of the prompt that are to stay cached for a time.
+    """
+
+    endpoint: str
+    request_id: str
+    caller: Caller
+    prompts: Sequence[Prepared]
+    params: SamplingParams
+    decode: Callable[[Sequence[int]], str]
+    new_parser: Callable[[], AnswerParser]
+    deadline_s: float | None = None
+    priority: int = 0
+    breakpoints: tuple[Breakpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """Something new of one answer.
+
+    Args:
+        index: of the answer: those of the first prompt come first.
+        parts: text, reasoning and calls that are certain now.
+        token_ids: new tokens; logprobs: of each, where they were asked for.
+        finish_reason: why it ended, with its last part; stop: the token id or text that ended it.
+    """
+
+    index: int
+    parts: Sequence[Part]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop: int | str | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Generation:
+    """Answers under way.
+
+    Args:
+        ask: what was asked.
+        streams: of the engine, one a prompt.
+        writers: of the answers, those of the first prompt first.
+        outputs: of the prompts, once :meth:`events` has ended.
+    """
+
+    ask: Ask
+    streams: Sequence[AnswerStream]
+    writers: Sequence[AnswerWriter] = field(init=False)
+    outputs: Sequence[RequestOutput] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Make a writer for each answer."""
+        ask = self.ask
+        self.writers = tuple(
+            AnswerWriter(ask.decode, ask.params.stop, ask.new_parser()) for _ in range(len(self.streams) * ask.params.n)
+        )
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Give what is new, until all answers have ended. Closing it ends the requests.
+
+        Raises:
+            ApiError: an answer ended without what was asked for, or the engine did.
+        """
+        try:
+            if len(self.streams) == 1:
+                while updates := await self.streams[0].take():
+                    for each in updates:
+                        yield self._event(0, each)
+            else:
+                async for place, update in _merged(self.streams):
+                    yield self._event(place, update)
+            self.outputs = [await stream.output() for stream in self.streams]
+        finally:
+            await self.aclose()
+
+    async def finished(self) -> list[AnswerEvent]:
+        """Wait for all answers; return each as one event. Raises as :meth:`events`."""
+        gathered: list[list[AnswerEvent]] = [[] for _ in self.writers]
+        async for each in self.events():
+            gathered[each.index].append(each)
+        return [_joined(events) for events in gathered]
+
+    async def aclose(self) -> None:
+        """End what is still under way; its blocks are free within a step."""
+        for stream in self.streams:
+            await stream.aclose()
+
+    def _event(self, place: int, update: TokenUpdate) -> AnswerEvent:
+        require_answered(update.finish_reason)
+        index = place * self.ask.params.n + update.index
+        parts = self.writers[index].take(update)
+        return AnswerEvent(index, parts, update.token_ids, update.logprobs, update.finish_reason, update.stop)
+
+
+def require_answered(reason: FinishReason | None) -> None:
+    """Refuse to pass an answer on that ended for want of something. Raises ApiError."""
+    match reason:
+        case "deadline":
+            raise ApiError(504, "the deadline came before the end of the answer", code="deadline")
+        case "rejected":
+            raise ApiError(400, "the request does not fit into the memory of the server, even alone", code="too_large")
+        case "failed":
+            raise ApiError(500, "what chooses the tokens of this request failed", code="sampling_failed")
+        case "aborted":
+            raise ApiError(503, "the server ended the request", code="aborted")
+        case _:
+            return
+
+
+async def _merged(streams: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
+    """Give the updates of several streams, as they come."""
+    waiting = {asyncio.ensure_future(stream.take()): place for place, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                place = waiting.pop(each)
+                if updates := each.result():
+                    waiting[asyncio.ensure_future(streams[place].take())] = place
+                for update in updates:
+                    yield place, update
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+def _joined(events: Sequence[AnswerEvent]) -> AnswerEvent:
+    last = events[-1]
+    logprobs = [each.logprobs for each in events if each.logprobs is not None]
+    return AnswerEvent(
+        last.index,
+        [part for each in events for part in each.parts],
+        tuple(token for each in events for token in each.token_ids),
+        tuple(one for each in logprobs for one in each) if logprobs else None,
+        last.finish_reason,
+        last.stop,
+    )

@@ -1,0 +1,15 @@
+"""What an answer may say: JSON of a schema, a regular expression, forced tool calls, as matchers of tokens.
+
+::
+
+    compiling        Grammars: one tokenizer's grammars, compiled once and cached
+    forced_calls     calls in the formats of the parsers
+    matcher          one sequence's place in a grammar
+
+Needs the extra ``grammar`` (llguidance).
+"""
+
+from pagedkv.serving.server.grammars.compiling import Grammars
+from pagedkv.serving.server.grammars.matcher import GrammarMatcher
+
+__all__ = ["GrammarMatcher", "Grammars"]

@@ -1,0 +1,89 @@
+"""GrammarMatcher: a grammar of llguidance as a matcher of the engine."""
+
+from collections.abc import Collection, Sequence
+from typing import final
+
+import torch
+
+from pagedkv.memory.contract.errors import SamplingError
+from pagedkv.memory.contract.extras import needing
+
+with needing("grammar", "pagedkv.serving.server.grammars"):
+    from llguidance import LLMatcher
+
+__all__ = ["GrammarMatcher"]
+
+
+@final
+class GrammarMatcher:
+    """Holds one sequence to a grammar: a :class:`~pagedkv.serving.engine.sampling.TokenMatcher`.
+
+    Args:
+        matcher: of llguidance, at the grammar's beginning; owned from now on.
+        vocab_size: columns of the logits.
+        eos_token_ids: tokens that end an answer; behind a complete answer they may follow each other.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._accepted: list[int] = []
+
+    def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
+        """Move to these tokens of the answer, back or forth, and return which tokens may follow.
+
+        A complete answer to which nothing can be added allows the tokens alone that end it.
+
+        Returns:
+            int32 ``[ceil(vocabulary / 32)]``, the bit of each allowed token set, the lowest first; behind
+            an answer's end bool ``[vocabulary]``.
+
+        Raises:
+            SamplingError: the grammar does not allow the tokens, or its limits of work are exceeded.
+
+        Cost: one mask of the vocabulary, one step of the grammar for each token that differs from the last call's.
+        """
+        num_ends = 0
+        while num_ends < len(generated_ids) and generated_ids[-1 - num_ends] in self._eos_token_ids:
+            num_ends += 1
+        self._move_to(generated_ids[: len(generated_ids) - num_ends])
+        if num_ends:  # never given to llguidance, whose rollback counts them in its own way
+            return self._ended()
+        mask = self._matcher.compute_bitmask()
+        self._require_sound()
+        return torch.frombuffer(bytearray(mask), dtype=torch.int32)
+
+    def fork(self) -> "GrammarMatcher":
+        """Return a matcher at the same place of the same grammar, independent from now on."""
+        copy = GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        copy._accepted = self._accepted.copy()
+        return copy
+
+    def _move_to(self, token_ids: Sequence[int]) -> None:
+        accepted = self._accepted
+        common = len(accepted)
+        if token_ids[:common] != accepted:
+            common = next(
+                (at for at, (have, want) in enumerate(zip(accepted, token_ids, strict=False)) if have != want),
+                min(common, len(token_ids)),
+            )
+            if not self._matcher.rollback(len(accepted) - common):
+                self._require_sound()
+            del accepted[common:]
+        for token in token_ids[common:]:
+            if token in self._eos_token_ids or not self._matcher.try_consume_tokens([token]):
+                self._require_sound()
+                raise SamplingError(f"the grammar does not allow token {token} as number {len(accepted)} of the answer")
+            accepted.append(token)
+
+    def _ended(self) -> torch.Tensor:
+        if not self._matcher.is_accepting():
+            raise SamplingError(f"the grammar does not allow that the answer ends after {len(self._accepted)} tokens")
+        flags = torch.zeros(self._vocab_size, dtype=torch.bool)
+        flags[list(self._eos_token_ids)] = True
+        return flags
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise SamplingError(f"the grammar cannot go on: {self._matcher.get_error()}")

@@ -1,0 +1,13 @@
+"""JSON responses, written by msgspec: a float that is no number becomes null, as JSON has none."""
+
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+__all__ = ["json_response"]
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:  # noqa: ANN401
+    """Answer with JSON."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")

@@ -1,0 +1,169 @@
+"""Metrics: numbers of the server for Prometheus, under vLLM's names where they mean the same, and ours beside them.
+
+Counters of a request are raised once, when it has ended; gauges are read from the last step when they are asked for. No
+label names a tenant, a key or a text.
+"""
+
+from typing import Final, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from pagedkv.serving.engine import RequestOutput, StepRecord
+from pagedkv.serving.server.service import Served, Service
+
+__all__ = ["Metrics"]
+
+LABELS: Final = ("model_name", "engine")
+
+FIRST_TOKEN_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+WHOLE_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_S: Final = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+TOKENS: Final = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5))
+
+
+@final
+class Metrics:
+    """Counts what a service does.
+
+    Args:
+        service: what serves; :meth:`served` and :meth:`stepped` are to be called by it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._last: StepRecord | None = None
+        self._registry = CollectorRegistry()
+        self._labels = (service.config.model_name, "0")
+        self._add_gauges()
+        self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Tokens of prompts that were cached.")
+        self._queries = self._counter("vllm:prefix_cache_queries", "Tokens that were looked for in the prefix cache.")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Tokens that were found there.")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens of answers.")
+        self._preemptions = self._counter("vllm:num_preemptions", "Requests that gave their blocks up, each time.")
+        self._ended = self._counter("vllm:request_success", "Answers by why they ended.", "finished_reason")
+        self._recomputed = self._counter("pagedkv:recomputed_tokens", "Tokens computed again after a preemption.")
+        self._missed = self._counter("pagedkv:prefix_cache_missed_tokens", "Tokens that missed, by cause.", "cause")
+        self._refused = self._counter("pagedkv:request_errors", "Requests that got an error, by its status.", "status")
+        self._left = self._counter("pagedkv:requests_left", "Requests whose client went before the end.")
+        self._steps = self._counter("pagedkv:steps", "Forward passes.")
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds", FIRST_TOKEN_S)
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", WHOLE_S)
+        self._queue = self._histogram("vllm:request_queue_time_seconds", WHOLE_S)
+        self._token = self._histogram("vllm:request_time_per_output_token_seconds", TOKEN_S)
+        self._prompt_sizes = self._histogram("vllm:request_prompt_tokens", TOKENS)
+        self._answer_sizes = self._histogram("vllm:request_generation_tokens", TOKENS)
+
+    def served(self, request: Served) -> None:
+        """Count a request that has ended."""
+        if request.problem is not None:
+            self._refused.labels(*self._labels, str(request.problem.status)).inc()
+        elif not request.outputs:
+            self._left.labels(*self._labels).inc()
+        for output in request.outputs:
+            self._count(output)
+
+    def stepped(self, record: StepRecord) -> None:
+        """Note a step; called by the engine's thread. O(1)."""
+        self._last = record
+        self._steps.labels(*self._labels).inc()
+        num_preempted = record.num_swapped_out + record.num_recomputed
+        if num_preempted:
+            self._preemptions.labels(*self._labels).inc(num_preempted)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Write all numbers, as text or OpenMetrics.
+
+        Args:
+            accept: of the request's header.
+
+        Returns:
+            the text, and its content type.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _count(self, output: RequestOutput) -> None:
+        length = len(output.prompt_token_ids)
+        labels = self._labels
+        for counter, amount in (
+            (self._prompt, length),
+            (self._queries, length),
+            (self._cached, output.num_cached_tokens),
+            (self._hits, output.num_cached_tokens),
+            (self._recomputed, output.num_recomputed_tokens),
+        ):
+            counter.labels(*labels).inc(amount)
+        if output.explanation is not None:
+            cause = output.explanation.cause.value
+            self._missed.labels(*labels, cause).inc(length - output.num_cached_tokens)
+        self._prompt_sizes.labels(*labels).observe(length)
+        for completion in output.completions:
+            self._generated.labels(*labels).inc(len(completion.token_ids))
+            self._answer_sizes.labels(*labels).observe(len(completion.token_ids))
+            self._ended.labels(*labels, completion.finish_reason or "aborted").inc()
+        self._time(output)
+
+    def _time(self, output: RequestOutput) -> None:
+        first, whole, labels = output.first_token_seconds, output.total_seconds, self._labels
+        if output.queue_seconds is not None:
+            self._queue.labels(*labels).observe(output.queue_seconds)
+        if first is not None:
+            self._first_token.labels(*labels).observe(first)
+        if whole is not None:
+            self._whole.labels(*labels).observe(whole)
+        num_further = max((len(each.token_ids) for each in output.completions), default=0) - 1
+        if first is not None and whole is not None and num_further > 0:
+            self._token.labels(*labels).observe((whole - first) / num_further)
+
+    def _add_gauges(self) -> None:
+        for name, what, read in (
+            ("vllm:num_requests_running", "Requests that run.", lambda step: step.num_running),
+            ("vllm:num_requests_waiting", "Requests that wait.", lambda step: step.num_waiting),
+            ("pagedkv:num_requests_swapped", "Requests that are swapped out.", lambda step: step.num_swapped),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Share of the blocks that running requests use, 0 to 1.",
+                lambda step: step.num_used_blocks / step.num_blocks if step.num_blocks else 0.0,
+            ),
+        ):
+            gauge = Gauge(name, what, LABELS, registry=self._registry)
+            gauge.labels(*self._labels).set_function(
+                lambda read=read: 0.0 if self._last is None else float(read(self._last))
+            )
+        kept = Gauge("pagedkv:kept_answer_tokens", "Tokens kept for next turns.", LABELS, registry=self._registry)
+        kept.labels(*self._labels).set_function(lambda: float(self._service.chats.num_kept_tokens))
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(name, what, (*LABELS, *labels), registry=self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        what = name.partition(":")[2].replace("_", " ").capitalize() + "."
+        return Histogram(name, what, LABELS, buckets=buckets, registry=self._registry)

@@ -1,0 +1,1 @@
+"""OpenAI's protocols: chat completions, text completions, models; tokenising in vLLM's form."""

@@ -1,0 +1,90 @@
+"""What OpenAI's clients get of an answer: messages, deltas, log-probabilities, usage, reasons of its end."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pagedkv.serving.engine import TokenLogprobs
+from pagedkv.serving.engine.outputs import FinishReason
+from pagedkv.serving.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
+from pagedkv.serving.server.usage import Usage
+
+__all__ = ["as_delta", "as_finish_reason", "as_logprobs", "as_message", "as_usage"]
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def as_usage(usage: Usage) -> dict[str, Any]:
+    """Return the numbers of tokens, those of the cache by OpenAI's names."""
+    return {
+        "prompt_tokens": usage.num_prompt,
+        "completion_tokens": usage.num_generated,
+        "total_tokens": usage.num_total,
+        "prompt_tokens_details": {"cached_tokens": usage.num_read, "cache_write_tokens": usage.num_written},
+    }
+
+
+def as_finish_reason(reason: FinishReason | None, *, has_calls: bool) -> str | None:
+    """Return why an answer ended, in OpenAI's words."""
+    return "tool_calls" if reason == "stop" and has_calls else reason
+
+
+def as_message(parts: Sequence[Part]) -> dict[str, Any]:
+    """Put an answer's parts together: its message."""
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    calls = _calls(parts)
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if reasoning:
+        message["reasoning"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
+    """Put parts together that are new of an answer: the delta of a chunk; empty where there is nothing to tell."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        match part:
+            case TextPart():
+                delta["content"] = delta.get("content", "") + part.text
+            case ReasoningPart():
+                delta["reasoning"] = delta.get("reasoning", "") + part.text
+            case CallBegin():
+                function = {"name": part.name, "arguments": ""}
+                calls[part.index] = {"index": part.index, "id": part.call_id, "type": "function", "function": function}
+            case CallArguments():
+                call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += part.text
+            case _:
+                pass
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+def as_logprobs(logprobs: Sequence[TokenLogprobs], decode: Decode) -> dict[str, Any]:
+    """Return log-probabilities of tokens in the form of chat completions."""
+    return {"content": [_position(each, decode) for each in logprobs], "refusal": None}
+
+
+def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, CallBegin):
+            function = {"name": part.name, "arguments": ""}
+            calls[part.index] = {"id": part.call_id, "type": "function", "function": function}
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return list(calls.values())
+
+
+def _position(each: TokenLogprobs, decode: Decode) -> dict[str, Any]:
+    top = [_token(token, logprob, decode) for token, logprob in each.top]
+    return {**_token(each.token_id, each.logprob, decode), "top_logprobs": top}
+
+
+def _token(token_id: int, logprob: float, decode: Decode) -> dict[str, Any]:
+    text = decode([token_id])
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode(errors="replace"))}

@@ -1,0 +1,170 @@
+"""``POST /v1/chat/completions``: answers to a conversation, whole or streamed."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.serving.engine.sampling import TokenMatcher
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.event_stream import DONE, event
+from pagedkv.serving.server.exchange import Exchange
+from pagedkv.serving.server.explanations import as_explanation
+from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.answers import (
+    as_delta,
+    as_finish_reason,
+    as_logprobs,
+    as_message,
+    as_usage,
+)
+from pagedkv.serving.server.openai.requests import ChatRequest
+from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
+from pagedkv.serving.server.parsing import PlainParser
+from pagedkv.serving.server.service import Service, new_id
+
+__all__ = ["ChatCompletion", "complete_chat"]
+
+
+async def complete_chat(service: Service, body: ChatRequest, caller: Caller, receive: Receive) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        ApiError: it cannot be served.
+        ClientGoneError: the client has gone.
+    """
+    service.require_model(body.model)
+    refuse_unserved(body)
+    ask = as_ask(service, body, caller)
+    exchange = Exchange(service, ask, receive)
+    answer = ChatCompletion(service, body, ask)
+    if body.stream:
+        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
+    return json_response(await exchange.whole(answer.whole))
+
+
+def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
+    """Turn a request into what the engine is asked. Raises ApiError."""
+    prompt = service.chats.prepare(as_chat(body), caller)
+    tools = offered_tools(body)
+    may_call = bool(tools) and body.tool_choice != "none"
+    new_parser = service.parsers(tools if may_call else [], prompt)
+    several = body.parallel_tool_calls is not False
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several, after=after)
+    processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
+    return Ask(
+        "/v1/chat/completions",
+        new_id("chatcmpl-"),
+        caller,
+        [prompt],
+        as_params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            processors=processors,
+        ),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
+        body.deadline_s,
+        as_priority(body, caller),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """Writes the answers to one request.
+
+    Args:
+        service: for names and usage.
+        body: what the client sent; ask: what the engine was asked.
+    """
+
+    service: Service
+    body: ChatRequest
+    ask: Ask
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write a response with all answers."""
+        choices = [self._choice(generation, answer) for answer in answers]
+        return {
+            "id": self.ask.request_id,
+            "object": "chat.completion",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+            "choices": choices,
+            "usage": as_usage(self.service.usage(generation.outputs)),
+            **self._explained(generation),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write events: a first one for each answer, one for what is new, and one with usage where it was asked for."""
+        write = self._writer()
+        for index in range(len(generation.writers)):
+            yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        gathered: list[list[AnswerEvent]] = [[] for _ in generation.writers]
+        async for each in generation.events():
+            gathered[each.index].append(each)
+            choice = self._chunk_choice(generation, each)
+            if choice is not None:
+                yield write(choice)
+        for index, events in enumerate(gathered):
+            message = as_message([part for each in events for part in each.parts])
+            self.service.chats.keep(self.ask.prompts[0], message, generation.writers[index].token_ids)
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            usage = as_usage(self.service.usage(generation.outputs))
+            yield write(None, usage=usage, **self._explained(generation))
+        yield DONE
+
+    def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
+        writer = generation.writers[answer.index]
+        message = as_message(answer.parts)
+        self.service.chats.keep(self.ask.prompts[0], message, writer.token_ids)
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.ask.decode),
+            "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
+        }
+
+    def _chunk_choice(self, generation: Generation, each: AnswerEvent) -> dict[str, Any] | None:
+        delta = as_delta(each.parts)
+        if not delta and each.finish_reason is None and not each.logprobs:
+            return None
+        has_calls = generation.writers[each.index].has_calls
+        choice: dict[str, Any] = {
+            "index": each.index,
+            "delta": delta,
+            "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
+        }
+        if each.logprobs is not None:
+            choice["logprobs"] = as_logprobs(each.logprobs, self.ask.decode)
+        return choice
+
+    def _explained(self, generation: Generation) -> dict[str, Any]:
+        if not self.body.explain:
+            return {}
+        return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.ask.caller)}
+
+    def _writer(self) -> Callable[..., bytes]:
+        head = {
+            "id": self.ask.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+        }
+        encode = msgspec.json.encode
+        start = encode(head)[:-1] + b',"choices":['
+
+        def write(choice: dict[str, Any] | None, **more: object) -> bytes:
+            choices = b"" if choice is None else encode(choice)
+            rest = encode(more)[1:-1]
+            return event(start + choices + b"]" + (b"," + rest if rest else b"") + b"}")
+
+        return write

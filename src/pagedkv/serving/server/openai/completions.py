@@ -1,0 +1,179 @@
+"""``POST /v1/completions``: what follows texts or token ids, whole or streamed."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.serving.engine import RequestOutput, TokenLogprobs
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.event_stream import DONE, event
+from pagedkv.serving.server.exchange import Exchange
+from pagedkv.serving.server.explanations import as_explanation
+from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation, Prepared
+from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.answers import as_usage
+from pagedkv.serving.server.openai.requests import CompletionRequest
+from pagedkv.serving.server.openai.wishes import as_params, as_priority, refuse_unserved
+from pagedkv.serving.server.parsing import TextPart
+from pagedkv.serving.server.service import Service, new_id
+
+__all__ = ["TextCompletion", "complete_text"]
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Tokens of an answer where a request does not say: OpenAI's default for this path."""
+
+
+async def complete_text(service: Service, body: CompletionRequest, caller: Caller, receive: Receive) -> Response:
+    """Continue texts or token ids.
+
+    Raises:
+        ApiError: they cannot be continued.
+        ClientGoneError: the client has gone.
+    """
+    service.require_model(body.model)
+    refuse_unserved(body)
+    _refuse_unserved(body)
+    prompts = _prompts(service, body)
+    ask = Ask(
+        "/v1/completions",
+        new_id("cmpl-"),
+        caller,
+        prompts,
+        as_params(body, max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs),
+        service.decoding(keeps_special=False),
+        service.plain_parsers(),
+        body.deadline_s,
+        as_priority(body, caller),
+    )
+    exchange = Exchange(service, ask, receive)
+    answer = TextCompletion(service, body, ask)
+    if body.stream:
+        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
+    return json_response(await exchange.whole(answer.whole))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """Writes the answers to one request.
+
+    Args:
+        service: for names and usage.
+        body: what the client sent; ask: what the engine was asked.
+    """
+
+    service: Service
+    body: CompletionRequest
+    ask: Ask
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write a response with all answers."""
+        return {
+            **self._head(),
+            "choices": [self._choice(each, self._echo(each.index), _Offset()) for each in answers],
+            "usage": as_usage(self.service.usage(generation.outputs)),
+            **self._explained(generation.outputs),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write an event for what is new, and one with usage where it was asked for."""
+        write = self._writer()
+        offsets = [_Offset() for _ in generation.writers]
+        echoes = {index: self._echo(index) for index in range(len(generation.writers))} if self.body.echo else {}
+        async for each in generation.events():
+            choice = self._choice(each, echoes.pop(each.index, ""), offsets[each.index])
+            if choice["text"] or each.finish_reason is not None or each.logprobs:
+                yield write([choice])
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            usage = as_usage(self.service.usage(generation.outputs))
+            yield write([], usage=usage, **self._explained(generation.outputs))
+        yield DONE
+
+    def _choice(self, each: AnswerEvent, echo: str, offset: "_Offset") -> dict[str, Any]:
+        text = echo + "".join(part.text for part in each.parts if isinstance(part, TextPart))
+        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self.ask.decode)
+        return {"index": each.index, "text": text, "logprobs": logprobs, "finish_reason": each.finish_reason}
+
+    def _echo(self, index: int) -> str:
+        if not self.body.echo:
+            return ""
+        return self.service.decode(self.ask.prompts[index // self.ask.params.n].token_ids)
+
+    def _explained(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        if not self.body.explain:
+            return {}
+        return {"cache_explanations": [as_explanation(output.explanation, self.ask.caller) for output in outputs]}
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.ask.request_id,
+            "object": "text_completion",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+        }
+
+    def _writer(self) -> Callable[..., bytes]:
+        head = self._head()
+
+        def write(choices: list[dict[str, Any]], **more: object) -> bytes:
+            return event(msgspec.json.encode({**head, "choices": choices, **more}))
+
+        return write
+
+
+@final
+class _Offset:
+    """Where the next token's text begins, in characters of the answer."""
+
+    def __init__(self) -> None:
+        self._num_characters = 0
+
+    def logprobs(self, logprobs: Sequence[TokenLogprobs], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+        """Return log-probabilities in the form of text completions."""
+        tokens = [decode([each.token_id]) for each in logprobs]
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._num_characters)
+            self._num_characters += len(token)
+        top = [{decode([token]): logprob for token, logprob in each.top} for each in logprobs]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+def _prompts(service: Service, body: CompletionRequest) -> list[Prepared]:
+    given = body.prompt
+    if isinstance(given, str):
+        return [Prepared(service.encode(given))]
+    if not given:
+        raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
+    if isinstance(given[0], int):
+        return [Prepared(given)]
+    if len(given) > service.config.max_prompts:
+        raise ApiError(
+            400,
+            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are taken at once",
+            param="prompt",
+        )
+    prompts = [Prepared(service.encode(each) if isinstance(each, str) else each) for each in given]
+    if not all(len(each.token_ids) for each in prompts):
+        raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
+    return prompts
+
+
+def _refuse_unserved(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise ApiError(400, "this server continues texts and fills none in: leave suffix out", param="suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, "best_of must equal n: this server ranks no answers", param="best_of")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo and logprobs are not served together: leave one out", param="echo")

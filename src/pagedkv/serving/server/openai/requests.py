@@ -1,0 +1,124 @@
+"""What clients send, as OpenAI's reference has it, and the fields that vLLM added and clients use.
+
+Unknown fields are let through: clients send more with each version. A known field that would change the answer and is
+not served is refused by :mod:`.wishes`, with a sentence.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "Message",
+    "SamplingFields",
+    "StreamOptions",
+    "TokenizeRequest",
+]
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+LARGEST_COUNT = 2**31 - 1
+
+
+class Fields(BaseModel):
+    """Fields of a body; unknown ones are let through."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class StreamOptions(Fields):
+    """How a stream is told."""
+
+    include_usage: bool | None = False
+
+
+class SamplingFields(Fields):
+    """How tokens are chosen, and when an answer ends."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # Not OpenAI's
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    explain: bool | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
+    cache_salt: Any = None
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatRequest(SamplingFields):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    # Not OpenAI's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """The body of ``/v1/completions``."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class TokenizeRequest(Fields):
+    """The body of ``/tokenize``: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Fields):
+    """The body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,183 @@
+"""What OpenAI's fields mean to the engine: sampling parameters, conversations, forced answers; and what is refused."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.serving.engine import Chat, SamplingParams
+from pagedkv.serving.engine.sampling import LogitsProcessor, TokenMatcher
+from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields
+
+__all__ = ["as_chat", "as_messages", "as_params", "as_priority", "offered_tools", "refuse_unserved"]
+
+LEAST_TEMPERATURE: Final = 1e-4
+"""Below it the greatest logit is taken."""
+
+MEDIA: Final = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "sound",
+    "file": "files",
+}
+
+
+def as_params(
+    body: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    processors: Sequence[LogitsProcessor | TokenMatcher] = (),
+) -> SamplingParams:
+    """Turn fields into sampling parameters.
+
+    Raises:
+        ApiError: fields that contradict each other.
+    """
+    temperature = 1.0 if body.temperature is None else body.temperature
+    is_greedy = temperature < LEAST_TEMPERATURE
+    top_p = 1.0 if body.top_p is None else body.top_p
+    if top_p == 0:  # OpenAI's range includes 0: the most likely token alone
+        is_greedy, top_p = True, 1.0
+    try:
+        return SamplingParams(
+            n=body.n or 1,
+            temperature=0.0 if is_greedy else temperature,
+            top_k=0 if is_greedy else body.top_k or 0,
+            top_p=1.0 if is_greedy else top_p,
+            min_p=0.0 if is_greedy else body.min_p or 0.0,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_as_bias(body.logit_bias or {}),
+            min_tokens=body.min_tokens or 0,
+            max_tokens=max_tokens,
+            stop=_as_stops(body.stop),
+            stop_token_ids=body.stop_token_ids or (),
+            ignore_eos=bool(body.ignore_eos),
+            seed=None if body.seed is None else body.seed % 2**63,
+            logprobs=logprobs,
+            logits_processors=processors,
+        )
+    except RequestError as problem:
+        raise ApiError(400, str(problem)) from problem
+
+
+def as_chat(body: ChatRequest) -> Chat:
+    """Turn a request into a conversation for the template. Raises ApiError for media."""
+    is_continued = bool(body.continue_final_message)
+    if is_continued and body.add_generation_prompt:
+        raise ApiError(400, "continue_final_message and add_generation_prompt contradict each other: give one")
+    tools = offered_tools(body)
+    return Chat(
+        as_messages(body.messages),
+        tools=tools or None,
+        is_continued=is_continued,
+        options=dict(body.chat_template_kwargs or {}),
+    )
+
+
+def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
+    """Return the tools that the model may call. Raises ApiError for what is no function."""
+    tools = body.tools or []
+    for place, tool in enumerate(tools):
+        function = tool.get("function")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise ApiError(
+                400,
+                f"tools[{place}] must be a function with a name: this server calls no other tools",
+                param=f"tools[{place}]",
+            )
+    return tools
+
+
+def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Turn messages into those that templates take: content as text, arguments of calls as objects."""
+    return [_as_message(message, place) for place, message in enumerate(messages)]
+
+
+def as_priority(body: SamplingFields, caller: Caller) -> int:
+    """Return the engine's priority: the negative of the field, since vLLM's clients give the lower to what goes first.
+
+    Raises:
+        ApiError: a tenant would go before the others.
+    """
+    if body.priority and not caller.is_admin:
+        raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
+    return -(body.priority or 0)
+
+
+def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
+    """Refuse known fields that would change the answer and are not served. Raises ApiError."""
+    if body.cache_salt is not None:
+        raise ApiError(
+            400, "cache_salt is not taken from a request: the salt is that of the API key's tenant", param="cache_salt"
+        )
+    extra = body.model_extra or {}
+    modalities = extra.get("modalities")
+    if extra.get("audio") is not None or (isinstance(modalities, list) and set(map(str, modalities)) - {"text"}):
+        raise ApiError(400, "this server answers with text: leave audio and other modalities out", param="modalities")
+    if extra.get("web_search_options") is not None:
+        raise ApiError(400, "this server searches no web: leave web_search_options out", param="web_search_options")
+
+
+def _as_message(message: Message, place: int) -> dict[str, Any]:
+    told = message.model_dump(exclude_none=True)
+    told["content"] = _as_text(message.content, f"messages[{place}].content")
+    if message.tool_calls is not None:
+        told["tool_calls"] = [
+            _as_call(call, f"messages[{place}].tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
+        ]
+    return told
+
+
+def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        kind = part.get("type")
+        if kind in MEDIA:
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[str(kind)]}, and this server takes text", param=where)
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise ApiError(400, f"{where}[{place}] must be a part of type text, with its text", param=where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _as_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{where} must have a function with a name", param=where)
+    return {**call, "type": "function", "function": {**function, "arguments": _as_arguments(function.get("arguments"))}}
+
+
+def _as_arguments(arguments: object) -> object:
+    """Turn JSON text into an object, which templates write in their own way; other text stays."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _as_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as problem:
+        raise ApiError(400, "logit_bias must map token ids to numbers", param="logit_bias") from problem
+
+
+def _as_stops(stop: str | list[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    return [text for text in stops if text]

@@ -1,0 +1,118 @@
+"""What an answer consists of: text, reasoning and tool calls, in the order in which the model writes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+__all__ = [
+    "AnswerParser",
+    "CallArguments",
+    "CallBegin",
+    "CallEnd",
+    "Part",
+    "ReasoningPart",
+    "TextPart",
+    "merged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of the answer's content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A piece of the answer's reasoning, without its markers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A tool call begins.
+
+    Args:
+        index: place of the call in the answer, from 0.
+        call_id: unique identity of the call.
+        name: the whole name of an offered tool.
+    """
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments; all pieces of one call, concatenated, are its JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A tool call ends: its arguments are complete, or the answer or its JSON broke off."""
+
+    index: int
+
+
+Part: TypeAlias = TextPart | ReasoningPart | CallBegin | CallArguments | CallEnd
+
+
+class AnswerParser(Protocol):
+    """Parses one answer while it streams; the merged parts do not depend on how the text is cut."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Take more text; return the parts that are certain now. Text that may begin a marker is held back."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """Return the remaining parts, now that no text follows. Called once, after the last :meth:`feed`."""
+        ...
+
+
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """Concatenate neighbouring pieces of the same text, reasoning or call, and drop empty pieces. O(parts).
+
+    >>> merged([TextPart("a"), TextPart("b"), CallArguments(0, ""), CallEnd(0)])
+    [TextPart(text='ab'), CallEnd(index=0)]
+    """
+    if len(parts) <= 1:
+        return [part for part in parts if isinstance(part, CallBegin | CallEnd) or part.text]
+    runs: list[list[Part]] = []
+    for part in parts:
+        if isinstance(part, TextPart | ReasoningPart | CallArguments) and not part.text:
+            continue
+        if runs and _continues(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return [_joined(run) for run in runs]
+
+
+def _continues(before: Part, after: Part) -> bool:
+    match before, after:
+        case (TextPart(), TextPart()) | (ReasoningPart(), ReasoningPart()):
+            return True
+        case CallArguments(), CallArguments():
+            return before.index == after.index
+        case _:
+            return False
+
+
+def _joined(run: Sequence[Part]) -> Part:
+    first = run[0]
+    if len(run) == 1 or isinstance(first, CallBegin | CallEnd):
+        return first
+    text = "".join(part.text for part in run if isinstance(part, TextPart | ReasoningPart | CallArguments))
+    match first:
+        case TextPart():
+            return TextPart(text)
+        case ReasoningPart():
+            return ReasoningPart(text)
+        case _:
+            return CallArguments(first.index, text)

@@ -1,0 +1,50 @@
+"""Running the application: one address, until it is asked to stop; what is under way then has time to end."""
+
+import math
+
+import uvicorn
+from fastapi import FastAPI
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.server.service import Service
+
+__all__ = ["run"]
+
+
+class _Server(uvicorn.Server):
+    """A server that refuses new requests as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list | None = None) -> None:  # type: ignore[type-arg]
+        """Drain: requests under way have their time, idle connections are closed."""
+        self._service.is_draining = True
+        await super().shutdown(sockets)
+
+
+def run(app: FastAPI, service: Service, *, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM; a second one ends at once.
+
+    Raises:
+        ConfigurationError: nothing can listen at the address.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(service.config.drain_s),
+        server_header=False,
+        lifespan="on",
+    )
+    server = _Server(config, service)
+    try:
+        server.run()
+    except SystemExit as problem:
+        if problem.code:
+            raise ConfigurationError(
+                f"the server cannot listen at {host}:{port}: is something there already?"
+            ) from None

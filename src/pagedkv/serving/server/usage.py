@@ -1,0 +1,59 @@
+"""Usage: where the tokens of a request's prompts came from, once for all answers of a prompt.
+
+``num_prompt = num_read + num_written + num_plain``, exactly, by what each prompt hit when it was first admitted. What
+is computed again after a preemption is never called cached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagedkv.serving.engine import RequestOutput
+
+__all__ = ["Usage", "usage_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request.
+
+    Args:
+        num_prompt: of its prompts.
+        num_read: of these, tokens that were cached.
+        num_written: of these, tokens that it computed and that later prompts can hit: those of whole blocks.
+        num_generated: of its answers, the tokens that ended them included.
+        num_reasoning: of these, tokens of reasoning, as far as they can be told apart.
+    """
+
+    num_prompt: int
+    num_read: int
+    num_written: int
+    num_generated: int
+
+    @property
+    def num_plain(self) -> int:
+        """Tokens of the prompts that were computed and that no later prompt can hit."""
+        return self.num_prompt - self.num_read - self.num_written
+
+    @property
+    def num_total(self) -> int:
+        """Tokens of prompts and answers."""
+        return self.num_prompt + self.num_generated
+
+
+def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: bool) -> Usage:
+    """Count the tokens of a request that has ended.
+
+    Args:
+        outputs: of its prompts.
+        block_size: tokens of a block of the coarsest group that is cached.
+        is_caching: whether prompts are cached at all.
+    """
+    num_prompt = num_read = num_written = num_generated = 0
+    for output in outputs:
+        length = len(output.prompt_token_ids)
+        whole = length // block_size * block_size if is_caching else 0
+        num_prompt += length
+        num_read += output.num_cached_tokens
+        num_written += max(0, whole - output.num_cached_tokens)
+        num_generated += sum(len(completion.token_ids) for completion in output.completions)
+    return Usage(num_prompt, num_read, num_written, num_generated)

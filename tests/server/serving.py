@@ -1,0 +1,151 @@
+"""A server in a thread, over a model whose answers a test writes beforehand."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+import uvicorn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pagedkv.serving.engine import LLM, EngineConfig
+from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
+from pagedkv.serving.server import Access, OpenAccess, ServerConfig, Service, create_app
+
+PATIENCE_S: Final = 120.0
+END: Final = "<|im_end|>"
+SPECIAL: Final = ("<|im_start|>", END, "<think>", "</think>", "<tool_call>", "</tool_call>")
+NUM_BYTES: Final = 256
+VOCABULARY_SIZE: Final = 320
+
+HERMES: Final = """\
+{#- thoughts stand between <think> and </think>, and are not written again -#}
+{%- if tools %}<|im_start|>system
+Tools: {{ tools | tojson }} Call: <tool_call>{"name": ..., "arguments": ...}</tool_call>{{ '<|im_end|>\n' }}{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ (message.content or '').split('</think>')[-1].strip() }}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Make a tokenizer whose tokens are bytes, and the markers of a chat template."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert len(letters) == NUM_BYTES
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=text.startswith("<|"), normalized=False) for text in SPECIAL]
+    )
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = HERMES
+    return fast
+
+
+TOKENIZER: Final = byte_tokenizer()
+END_ID: Final[int] = NUM_BYTES + SPECIAL.index(END)
+
+
+class Script:
+    """Draws the tokens that a test wrote for prompts that hold a text; others as their parameters say.
+
+    Attributes:
+        answers: tokens of the answer, by a text in the prompt.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Sequence[int]] = {}
+        self._sampler = BatchSampler(VOCABULARY_SIZE)
+
+    def write(self, cue: str, answer: str, *, ends: bool = True) -> None:
+        """Let prompts that hold a text be answered so."""
+        token_ids = TOKENIZER.encode(answer, add_special_tokens=False)
+        self.answers[cue] = [*token_ids, END_ID] if ends else token_ids
+
+    def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
+        """Draw, the written token where there is one."""
+        for row, place in enumerate(places):
+            token = self._written(place)
+            if token is not None:
+                logits[row] -= 1000
+                logits[row, token] += 2000
+        return self._sampler.sample(logits, places)
+
+    def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
+        """Ask rows again that waited."""
+        return self._sampler.resume(waiting)
+
+    def _written(self, place: Place) -> int | None:
+        sequence = place.sequence
+        prompt = TOKENIZER.decode(sequence.token_ids()[: sequence.num_prompt_tokens])
+        for cue, answer in self.answers.items():
+            if cue in prompt:
+                num_generated = len(sequence.generated_ids)
+                return answer[num_generated] if num_generated < len(answer) else None
+        return None
+
+
+def make_service(script: Script, access: Access | None = None, **settings: Any) -> Service:  # noqa: ANN401
+    """Make a service over a small random model whose answers are written."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(vocab_size=VOCABULARY_SIZE, max_position_embeddings=4096, eos_token_id=END_ID, **sizes)
+    model = LlamaForCausalLM(config)
+    model.train(mode=False)
+    model.generation_config.eos_token_id = END_ID
+    tenants = getattr(access, "limits", None)
+    engine = EngineConfig(
+        num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=2048
+    )
+    tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
+    llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)
+    return Service(llm, ServerConfig("small", **settings), access or OpenAccess(), tokenizer=TOKENIZER)
+
+
+@contextmanager
+def running(service: Service) -> Iterator[str]:
+    """Run a server on a free port; yield its address."""
+    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until = time.monotonic() + PATIENCE_S
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it began"
+        assert time.monotonic() < until, "the server did not begin"
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def tool(name: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Offer a function, as OpenAI's clients do."""
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+
+
+def call_text(name: str, arguments: object) -> str:
+    """Write a call in Hermes' format."""
+    return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'

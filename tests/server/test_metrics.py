@@ -1,0 +1,89 @@
+"""Metrics and the request log: the numbers are those of the outputs, and what is written is what the planner reads."""
+
+import json
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from pagedkv.cli.app import app
+from pagedkv.cli.server_building import log_requests
+from tests.server.serving import Script, make_service, running
+
+PREFIX = "the same beginning of all questions, again and again, so that blocks are hit: " * 3
+
+
+def numbers(text: str) -> dict[str, float]:
+    """Read values by name and the label beside model and engine."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            more = [value for name, value in sample.labels.items() if name not in {"model_name", "engine", "le"}]
+            found["/".join([sample.name, *more])] = sample.value
+    return found
+
+
+def ask(url: str, text: str, **more: object) -> httpx.Response:
+    """Ask a question."""
+    body = {"model": "small", "messages": [{"role": "user", "content": text}], "max_tokens": 5, **more}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_numbers_are_those_of_usage(tmp_path: Path) -> None:
+    script = Script()
+    script.write("the same beginning", "abc")
+    service = make_service(script)
+    path = tmp_path / "served.jsonl"
+    with log_requests(service, path, tells_tokens=False), running(service) as url:
+        assert numbers(httpx.get(f"{url}/metrics").text)["vllm:num_requests_running"] == 0
+        usages = [ask(url, f"{PREFIX}{number}", n=2).json()["usage"] for number in range(4)]
+        assert ask(url, "x", temperature=9).status_code == 400
+        assert ask(url, PREFIX, deadline_s=1e-6).status_code == 504
+        told = numbers(httpx.get(f"{url}/metrics").text)
+        opened = httpx.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert opened.headers["content-type"].startswith("application/openmetrics-text")
+    prompt = sum(usage["prompt_tokens"] for usage in usages)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert told["vllm:prompt_tokens_total"] == told["vllm:prefix_cache_queries_total"] == prompt
+    assert told["vllm:prompt_tokens_cached_total"] == told["vllm:prefix_cache_hits_total"] == cached > 0
+    assert told["vllm:generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    assert told["vllm:request_success_total/stop"] == 8
+    assert told["pagedkv:request_errors_total/504"] == 1
+    assert told["vllm:time_to_first_token_seconds_count"] == 4
+    missed = [value for name, value in told.items() if name.startswith("pagedkv:prefix_cache_missed_tokens_total")]
+    assert sum(missed) == prompt - cached
+    rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    assert [row["x_status"] for row in rows] == ["answered"] * 4 + ["error 504"]
+    assert [row.get("num_samples") for row in rows[:4]] == [2] * 4
+    assert sum(row.get("x_num_cached_tokens", 0) for row in rows) == cached
+    assert PREFIX[:20] not in path.read_text()
+
+
+def test_the_planner_reads_the_log(tmp_path: Path) -> None:
+    script = Script()
+    script.write("the same beginning", "abc")
+    service = make_service(script)
+    path, curve = tmp_path / "served.jsonl", tmp_path / "curve.json"
+    with log_requests(service, path, tells_tokens=False), running(service) as url:
+        usages = [
+            ask(url, f"{number} {PREFIX if number % 2 else PREFIX[::-1]}").json()["usage"] for number in (0, 1) * 3
+        ]
+    result = CliRunner().invoke(app, ["curve", str(path), "--json", str(curve)])
+    assert result.exit_code == 0, result.output
+    document = json.loads(curve.read_text())
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert cached > 0
+    assert f"{cached // 16}" in json.dumps(document), "hits of a cache that holds all are those of the server"
+
+
+def test_tokens_are_written_only_where_they_were_asked_for(tmp_path: Path) -> None:
+    script = Script()
+    script.write("the same beginning", "abc")
+    service = make_service(script)
+    path = tmp_path / "served.jsonl"
+    with log_requests(service, path, tells_tokens=True), running(service) as url:
+        ask(url, PREFIX)
+    row = json.loads(path.read_text().splitlines()[1])
+    assert len(row["token_ids"]) == row["input_length"]
+    assert len(row["output_token_ids"]) == row["output_length"] == 4
