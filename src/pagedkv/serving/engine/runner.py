@@ -145,10 +145,16 @@ class ModelRunner:
         return MemoryUse(weights_nbytes(self._model), kv_nbytes, activations, graphs, free)
 
     def _compute_padding(self, num_tokens: int, num_wanted: int) -> None:
-        """Run the model over padding alone, which is written nowhere."""
+        """Run the model over padding alone, which is written nowhere.
+
+        Its tensors are views of a larger one and no inference tensors, as those of graphs are: compiled code has
+        versions by that.
+        """
         step = StepMetadata.of(self._executor.tables.inputs_of_all(1, num_tokens), is_padded=True)
-        token_ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.int64, device=self._device)
-        self._flat_pass(step, token_ids, positions, positions[0, :num_wanted])
+        with torch.inference_mode(mode=False):
+            numbers = torch.zeros(3, num_tokens + 1, dtype=torch.int64, device=self._device)
+        token_ids, positions, wanted = numbers[:, :num_tokens]
+        self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
 
     @property
     def _flat_implementation(self) -> str:
