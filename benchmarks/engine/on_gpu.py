@@ -114,7 +114,7 @@ def _graph_ms(llm: LLM, num_tokens: int) -> float:
     """Time a graph by itself."""
     captured = llm.core._captured  # noqa: SLF001 - there is no other way to it
     assert captured is not None
-    graph = captured._graphs[num_tokens, False].recording  # type: ignore[index]  # noqa: SLF001 - as above
+    graph = captured._graphs[num_tokens].recording  # noqa: SLF001 - as above
     times: list[float] = []
     for _ in range(20):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -70,7 +70,6 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
         max_tokens=core.config.max_batched_tokens,
         num_vocabulary=core._num_vocabulary,
         min_tokens=min_tokens,
-        few_tokens=1 + core.config.most_drafts,
         record=record,
     )
     core._captured = core._runner._captured = captured

@@ -75,25 +75,20 @@ class StepMetadata:
         groups: its metadata for each group, in their order.
         num_places: sequences; num_tokens: tokens of all sequences.
         is_padded: padding tokens that belong to no sequence may follow; their answers are zero.
-        has_prompts: a sequence may have more tokens than one and its drafts; False saves a launch for each layer.
     """
 
     groups: Sequence[GroupMetadata]
     num_places: int
     num_tokens: int
     is_padded: bool = field(default=False, kw_only=True)
-    has_prompts: bool = field(default=True, kw_only=True)
 
     @classmethod
-    def of(
-        cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False, has_prompts: bool = True
-    ) -> "StepMetadata":
+    def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":
         """View the inputs of a step on the device.
 
         Args:
             inputs: the step's; plan: for the lengths that the host knows.
             is_padded: the inputs may have more tokens than the step.
-            has_prompts: as of the class.
         """
         starts, seq_lens, offsets = inputs.starts, inputs.seq_lens, inputs.query_start_loc
         slots = inputs.slot_mappings
@@ -108,7 +103,7 @@ class StepMetadata:
             )
             for group, table in enumerate(inputs.block_tables)
         )
-        return cls(groups, inputs.num_rows, inputs.num_tokens, is_padded=is_padded, has_prompts=has_prompts)
+        return cls(groups, inputs.num_rows, inputs.num_tokens, is_padded=is_padded)
 
     def new_answers(self, query: torch.Tensor, value_dim: int) -> torch.Tensor:
         """Allocate answers: ``[tokens, heads, value_dim]``, undefined except for the zeros of padding."""

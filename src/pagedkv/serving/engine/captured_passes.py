@@ -1,4 +1,4 @@
-"""CapturedPasses: forward passes as CUDA graphs, one or two for each padded number of tokens.
+"""CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
 
 Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
 all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step lies in
@@ -8,8 +8,7 @@ buffers that stay: tables, ranges and slots in those of the block tables, token 
     buffers               | t t t t t t t t t t t 0 0 0 0 0 |
     slots                 | s s s s s s s s s s s - - - - - |    padding is written nowhere, and no row sees it
 
-Decoded tokens, drafts and chunks of prompts are alike here, since a row's range is read on the device. Steps without a
-chunk have graphs of their own all the same, which leave out the kernels that attend for chunks.
+Decoded tokens, drafts and chunks of prompts are alike here, since a row's range is read on the device.
 
 A graph serves once it is proven: it was captured with one step, and answers another one as the same calls do one by
 one, bit for bit. Where it does not, or cannot be captured, steps run call by call, and :attr:`CapturedPasses.state`
@@ -49,7 +48,7 @@ class CaptureState(NamedTuple):
     """What of an engine's steps is replayed.
 
     Args:
-        num_graphs: graphs that serve, each of another number of tokens, with chunks of prompts or without.
+        num_graphs: graphs that serve, each of another number of tokens.
         refusal: why steps run call by call; None: nothing prevents graphs.
     """
 
@@ -65,13 +64,6 @@ class Recording(Protocol):
 
 
 Recorder = Callable[[Callable[[], None]], Recording]
-
-
-class _Kind(NamedTuple):
-    """Which steps a graph serves: padded number of tokens; whether a row may have more than one and its drafts."""
-
-    size: int
-    has_prompts: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +85,6 @@ class CapturedPasses:
         max_tokens: tokens of the largest graph; above :data:`MOST_TOKENS` there is none.
         num_vocabulary: logits of a token.
         min_tokens: tokens of the smallest graph.
-        few_tokens: of a row that has no chunk of a prompt, at most: one and its drafts.
         record: records calls; None: as CUDA graphs.
     """
 
@@ -106,13 +97,11 @@ class CapturedPasses:
         max_tokens: int,
         num_vocabulary: int,
         min_tokens: int = 1,
-        few_tokens: int = 1,
         record: Recorder | None = None,
     ) -> None:
         self._model = model
         self._tables = tables
         self._max_places = max_places
-        self._few_tokens = few_tokens
         self._sizes = _sizes(min_tokens, max_tokens)
         self._given_recorder = record
         most, device = self._sizes[-1], tables.device
@@ -121,8 +110,8 @@ class CapturedPasses:
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
         self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
         self._logits = torch.zeros(most, num_vocabulary, device=device)
-        self._steps: dict[_Kind, StepMetadata] = {}
-        self._graphs: dict[_Kind, _Graph] = {}
+        self._steps: dict[int, StepMetadata] = {}
+        self._graphs: dict[int, _Graph] = {}
         self._record = self._new_recorder()
         self._watch: ModelWatch | None = None
         self._refusal: str | None = None
@@ -133,45 +122,41 @@ class CapturedPasses:
         return CaptureState(sum(graph.is_proven for graph in self._graphs.values()), self._refusal)
 
     def capture_all(self, run: Pass) -> None:
-        """Capture every kind of steps, the largest first, so that the others find room in its memory.
+        """Capture every size, the largest first, so that the others find room in its memory.
 
         Belongs before the first step: tables that have carried out none name no slot, so nothing is written.
         """
-        most = self._max_places * self._few_tokens
-        largest = self._sizes[min(bisect_left(self._sizes, most), len(self._sizes) - 1)]
         for size in reversed(self._sizes):
-            for kind in (_Kind(size, has_prompts=True), _Kind(size, has_prompts=False)):
-                if (kind.has_prompts or size <= largest) and self._begin():
-                    self._run(run, kind)
-                    self._capture(run, kind)
+            if self._begin():
+                self._run(run, size)
+                self._capture(run, size)
 
     def compute(
-        self, run: Pass, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array, longest: int
+        self, run: Pass, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
     ) -> torch.Tensor | None:
         """Answer the step that the tables hold.
 
         Args:
             run: runs the model; token_ids, positions: of the step, in the flat order.
             wanted: which tokens are to say what comes next.
-            longest: tokens of the row that has most.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
         """
         if len(token_ids) > self._sizes[-1]:
             return None
-        kind = _Kind(self._sizes[bisect_left(self._sizes, len(token_ids))], has_prompts=longest > self._few_tokens)
-        graph = self._graphs.get(kind)
+        size = self._sizes[bisect_left(self._sizes, len(token_ids))]
+        graph = self._graphs.get(size)
         if (graph is None or not graph.is_proven) and not self._begin():
             return None
-        self._fill(kind.size, token_ids, positions, wanted)
-        graph = self._graphs.get(kind)
+        self._fill(size, token_ids, positions, wanted)
+        graph = self._graphs.get(size)
         if graph is None:
-            self._run(run, kind)
-            self._capture(run, kind)
+            self._run(run, size)
+            self._capture(run, size)
             return self._logits[: len(wanted)]
         if not graph.is_proven:
-            return self._prove(graph, run, kind, len(wanted))
+            return self._prove(graph, run, size, len(wanted))
         graph.recording.replay()
         if self._has_changed():  # looked at while the GPU computes; what was written is written again
             return None
@@ -214,26 +199,24 @@ class CapturedPasses:
         if self._sent is not None:
             self._sent.record()
 
-    def _run(self, run: Pass, kind: _Kind) -> None:
+    def _run(self, run: Pass, size: int) -> None:
         """Run the model on what the buffers hold, call by call: to the logits' buffer."""
-        size = kind.size
         token_ids, positions, wanted = self._given[:, :size]
-        if kind not in self._steps:
-            inputs = self._tables.inputs_of_all(self._max_places, size)
-            self._steps[kind] = StepMetadata.of(inputs, is_padded=True, has_prompts=kind.has_prompts)
-        self._logits[:size].copy_(run(self._steps[kind], token_ids[None], positions[None], wanted))
+        if size not in self._steps:
+            self._steps[size] = StepMetadata.of(self._tables.inputs_of_all(self._max_places, size), is_padded=True)
+        self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
 
-    def _capture(self, run: Pass, kind: _Kind) -> None:
+    def _capture(self, run: Pass, size: int) -> None:
         try:
-            recording = self._record(lambda: self._run(run, kind))
+            recording = self._record(lambda: self._run(run, size))
         except Exception as problem:  # noqa: BLE001 - whatever a model does that a graph cannot hold
-            self._refuse(f"a step of {kind.size} tokens cannot be captured: {problem}".splitlines()[0])
+            self._refuse(f"a step of {size} tokens cannot be captured: {problem}".splitlines()[0])
             return
-        self._graphs[kind] = _Graph(recording)
+        self._graphs[size] = _Graph(recording)
 
-    def _prove(self, graph: _Graph, run: Pass, kind: _Kind, num_wanted: int) -> torch.Tensor:
+    def _prove(self, graph: _Graph, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
         """Answer a step both ways, and let the graph serve from now on if it answers as the calls do."""
-        self._run(run, kind)
+        self._run(run, size)
         answer = self._logits[:num_wanted].clone()
         if not num_wanted:
             return answer  # which proves nothing
@@ -242,7 +225,7 @@ class CapturedPasses:
         graph.is_proven = torch.equal(self._logits[:num_wanted], answer)
         if not graph.is_proven:
             difference = (self._logits[:num_wanted] - answer).abs().max().item()
-            self._refuse(f"the graph of {kind.size} tokens answers otherwise than its calls, by {difference:.2g}")
+            self._refuse(f"the graph of {size} tokens answers otherwise than its calls, by {difference:.2g}")
         return answer
 
     def _refuse(self, why: str) -> None:

@@ -152,7 +152,6 @@ class EngineCore:
                 max_tokens=self.config.max_batched_tokens,
                 num_vocabulary=self._num_vocabulary,
                 min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
-                few_tokens=1 + self.config.most_drafts,
             )
 
     @property

@@ -145,10 +145,16 @@ class ModelRunner:
         return MemoryUse(weights_nbytes(self._model), kv_nbytes, activations, graphs, free)
 
     def _compute_padding(self, num_tokens: int, num_wanted: int) -> None:
-        """Run the model over padding alone, which is written nowhere."""
+        """Run the model over padding alone, which is written nowhere.
+
+        Its tensors are views of a larger one and no inference tensors, as those of graphs are: compiled code has
+        versions by that.
+        """
         step = StepMetadata.of(self._executor.tables.inputs_of_all(1, num_tokens), is_padded=True)
-        token_ids, positions = torch.zeros(2, 1, num_tokens, dtype=torch.int64, device=self._device)
-        self._flat_pass(step, token_ids, positions, positions[0, :num_wanted])
+        with torch.inference_mode(mode=False):
+            numbers = torch.zeros(3, num_tokens + 1, dtype=torch.int64, device=self._device)
+        token_ids, positions, wanted = numbers[:, :num_tokens]
+        self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
 
     @property
     def _flat_implementation(self) -> str:
@@ -174,8 +180,7 @@ class ModelRunner:
         token_ids, wanted = batch.token_ids, batch.wanted
         if not self._groups.states and not scorings:
             with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
-                longest = int((plan.compute.ends - plan.compute.starts).max())
-                return self._compute_flat(inputs, token_ids, positions, wanted, longest)
+                return self._compute_flat(inputs, token_ids, positions, wanted)
         step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
             if not self._groups.states:
@@ -192,11 +197,11 @@ class ModelRunner:
             return torch.cat([logits for _, logits in answers])[order]
 
     def _compute_flat(
-        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array, longest: int
+        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
     ) -> torch.Tensor:
-        """Run a model of attention alone, by a graph where one serves; ``longest`` row of so many tokens."""
+        """Run a model of attention alone, by a graph where one serves."""
         if self._captured is not None:
-            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted, longest)
+            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
             if logits is not None:
                 return logits
         given = (token_ids.astype(np.int64), positions, wanted)
