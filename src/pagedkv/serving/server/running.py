@@ -1,6 +1,10 @@
 """Running the application: one address, until it is asked to stop; what is under way then has time to end."""
 
 import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,6 +28,21 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal that has ended the server end nothing else: uvicorn raises it again once it has drained."""
+    before = {number: signal.signal(number, _pass) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Do nothing at a signal."""
+
+
 def run(app: FastAPI, service: Service, *, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM; a second one ends at once.
 
@@ -42,7 +61,8 @@ def run(app: FastAPI, service: Service, *, host: str, port: int) -> None:
     )
     server = _Server(config, service)
     try:
-        server.run()
+        with _ended_by_signals():
+            server.run()
     except SystemExit as problem:
         if problem.code:
             raise ConfigurationError(
