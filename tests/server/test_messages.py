@@ -141,6 +141,15 @@ def test_a_forced_call_is_one(client: anthropic.Anthropic) -> None:
         assert message.stop_reason == "tool_use"
 
 
+def test_reasoning_is_told_apart_without_tools(server: Running, client: anthropic.Anthropic) -> None:
+    server.script.write("think a bit", "<think>well</think>sure")
+    message = ask(client, "think a bit", thinking={"type": "adaptive"})
+    assert [block.model_dump(exclude_none=True) for block in message.content] == [
+        {"type": "thinking", "thinking": "well", "signature": ""},
+        {"type": "text", "text": "sure"},
+    ]
+
+
 def test_the_next_turn_hits_through_the_last_answer(server: Running, client: anthropic.Anthropic) -> None:
     server.script.write("weather in Kiel", "<think>" + "so " * 8 + "</think>" + call_text("weather", {"city": "Kiel"}))
     first = ask(client, "weather in Kiel", tools=[WEATHER])

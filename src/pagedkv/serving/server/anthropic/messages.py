@@ -28,6 +28,7 @@ from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.requests import SamplingFields
 from pagedkv.serving.server.openai.wishes import as_params
+from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["Messages"]
@@ -76,7 +77,9 @@ def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, 
     choice = _tool_choice(body)
     may_call = bool(tools) and choice != "none"
     several = not (body.tool_choice and body.tool_choice.disable_parallel_tool_use)
-    forced = service.formats.matcher(_answer_format(body), tools, choice, several=several)
+    new_parser = service.parsers(tools if may_call else [], prompt)
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(_answer_format(body), tools, choice, several=several, after=after)
     fields = SamplingFields(
         temperature=body.temperature, top_p=body.top_p, top_k=body.top_k or None, stop=body.stop_sequences
     )
@@ -86,8 +89,8 @@ def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, 
         caller,
         [prompt],
         as_params(fields, max_tokens=body.max_tokens, logprobs=None, processors=() if forced is None else (forced,)),
-        service.decoding(keeps_special=may_call),
-        service.parsers(tools if may_call else [], prompt),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
         breakpoints=breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller),
     )
 
