@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from pagedkv.memory.contract.errors import PagedKVError
@@ -181,7 +182,8 @@ def _add_errors(app: FastAPI) -> None:
         return _refusal(request, ApiError(problem.status_code, str(problem.detail)))
 
     @app.exception_handler(ClientGoneError)
-    async def gone(request: Request, problem: ClientGoneError) -> Response:  # noqa: ARG001 - as FastAPI calls it
+    @app.exception_handler(ClientDisconnect)  # before its body was read
+    async def gone(request: Request, problem: ClientGoneError | ClientDisconnect) -> Response:  # noqa: ARG001 - as FastAPI calls it
         return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(Exception)

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,6 +14,10 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.server.service import Service
 
 __all__ = ["run"]
+
+
+KEEP_ALIVE_S: Final = 75
+"""Seconds that an idle connection stays open: longer than clients keep theirs, which else meet a closed one."""
 
 
 class _Server(uvicorn.Server):
@@ -57,6 +62,7 @@ def run(app: FastAPI, service: Service, *, host: str, port: int) -> None:
         access_log=False,
         timeout_graceful_shutdown=math.ceil(service.config.drain_s),
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         lifespan="on",
     )
     server = _Server(config, service)
