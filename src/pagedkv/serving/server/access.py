@@ -15,7 +15,7 @@ A file of keys is TOML, an entry a key::
     sha256 = "..."
     admin = true
 
-    [limits.team - a]  # in blocks of each pool; optional
+    [limits."team-a"]  # in blocks of each pool; optional
     cap = 4000
     floor = 500
 """
@@ -155,7 +155,7 @@ def new_key() -> tuple[str, str]:
 def _key_of(headers: Mapping[str, str]) -> str | None:
     given = headers.get("authorization", "")
     if given.lower().startswith(BEARER):
-        return given[len(BEARER) :].strip() or None
+        return given[len(BEARER) :].strip() or headers.get("x-api-key") or None
     return headers.get("x-api-key") or None
 
 

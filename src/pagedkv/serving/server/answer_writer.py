@@ -29,7 +29,7 @@ class AnswerWriter:
     Attributes:
         token_ids: its tokens, the one that ended it left out.
         has_calls: whether it calls a tool.
-        text: its content so far, without reasoning and calls.
+        is_cut: whether a stop text ended it, whose tokens are among its tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], parser: AnswerParser) -> None:
@@ -38,10 +38,12 @@ class AnswerWriter:
         self._parser = parser
         self.token_ids: list[int] = []
         self.has_calls = False
+        self.is_cut = False
 
     def take(self, update: TokenUpdate) -> list[Part]:
         """Take new tokens; return the parts that are certain now, and all that is left where the answer ends."""
         ended_by_token = isinstance(update.stop, int)
+        self.is_cut = isinstance(update.stop, str)
         token_ids = update.token_ids[:-1] if ended_by_token else update.token_ids
         self.token_ids += token_ids
         text = "".join(self._text.append(token) for token in token_ids)

@@ -71,7 +71,14 @@ def create_app(service: Service) -> FastAPI:
         service.is_draining = True
         await service.stop()
 
-    app = FastAPI(title="pagedkv", version=version("pagedkv"), lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="pagedkv",
+        version=version("pagedkv"),
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
     _add_errors(app)
     _add_health(app, service)

@@ -2,17 +2,20 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
+from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine.chat import Chat, chat_text
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.generation import Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers, conversation_digests, next_digest
 
-__all__ = ["ChatPrompts"]
+__all__ = ["ChatPrompts", "longest_token", "require_short"]
 
-ANSWER_ROLE = "assistant"
+ANSWER_ROLE: Final = "assistant"
+LONGEST_TOKEN: Final = 1024
+"""Characters of a token where a tokenizer does not list its own."""
 
 
 @final
@@ -22,9 +25,16 @@ class ChatPrompts:
     Args:
         tokenizer: one of transformers, with a chat template.
         kept: the answers that were kept.
+        longest_text: characters that a text may have; longer ones are refused before they are tokenised.
     """
 
-    def __init__(self, tokenizer: Any, kept: KeptAnswers) -> None:  # noqa: ANN401 - of transformers, or like it
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - of transformers, or like it
+        kept: KeptAnswers,
+        longest_text: int = 2**40,
+    ) -> None:
+        self._longest_text = longest_text
         self._tokenizer = tokenizer
         self._encode = None if tokenizer is None else plain_encoding(tokenizer)
         self._kept = kept
@@ -50,6 +60,7 @@ class ChatPrompts:
             return Prepared(token_ids, conversation, num_kept_tokens)
         text = chat_text(self._tokenizer, chat)
         assert self._encode is not None, "a template without a tokenizer"
+        require_short(text, self._longest_text)
         return Prepared(self._encode(text), conversation)
 
     def keep(self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int]) -> None:
@@ -75,6 +86,7 @@ class ChatPrompts:
             tail = self._tail_behind(chat, place)
             if tail is None or self._encode is None:
                 return None
+            require_short(tail, self._longest_text)
             return [*kept.tolist(), *self._encode(tail)], len(kept)
         return None
 
@@ -88,3 +100,17 @@ class ChatPrompts:
             return None
         _, found, tail = text.partition(self._mark)
         return tail if found and self._mark not in tail else None
+
+
+def longest_token(tokenizer: Any) -> int:  # noqa: ANN401 - of transformers, or like it
+    """Return the characters of the longest token; those of bytes count each byte. O(vocabulary)."""
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return max(map(len, vocabulary), default=LONGEST_TOKEN)
+
+
+def require_short(text: str, longest: int) -> None:
+    """Refuse a text that is longer than any prompt, before it is tokenised. Raises RequestError."""
+    if len(text) > longest:
+        raise RequestError(
+            f"the text has {len(text):,} characters, and no prompt of the longest sequence has more than {longest:,}"
+        )

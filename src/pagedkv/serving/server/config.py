@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagedkv.memory.contract.arguments import as_count, as_flag, as_number
+from pagedkv.memory.contract.arguments import as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
 
 __all__ = ["ServerConfig"]
@@ -39,7 +39,6 @@ class ServerConfig:
     kept_tokens: int = 4_000_000
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
-    explain: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_name, str) or not self.model_name:
@@ -47,7 +46,6 @@ class ServerConfig:
         for name in ("max_body_nbytes", "max_waiting", "max_prompts", "max_answers"):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kept_tokens, "kept_tokens")
-        as_flag(self.explain, "explain")
         if self.deadline_s is not None and as_number(self.deadline_s, "deadline_s") <= 0:
             raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
         if as_number(self.drain_s, "drain_s") < 0:

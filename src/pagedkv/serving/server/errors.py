@@ -9,7 +9,9 @@
     404     not_found_error          not_found_error         no such path, model or message
     413     invalid_request_error    request_too_large       the body is larger than the server takes
     429     rate_limit_error         rate_limit_error        the queue is full: Retry-After says when to come again
+    405     invalid_request_error    invalid_request_error   no such method of a path
     500     server_error             api_error               a fault of the server
+    501     server_error             api_error               a package that the request needs is not installed
     503     server_error             overloaded_error        the engine has ended, or the server is draining
     504     timeout                  timeout_error           the deadline came before the end of the answer
 """
@@ -53,6 +55,10 @@ ANTHROPIC_TYPES: Final = {
 }
 
 
+NEVER_AGAIN: Final = frozenset({500, 501, 504})
+"""What clients would meet again; the official ones try again at any status from 500 on, unless a header says no."""
+
+
 class ApiError(Exception):
     """A request that is refused, or an answer that ended without what was asked for.
 
@@ -82,7 +88,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        told = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return {**told, "x-should-retry": "false"} if self.status in NEVER_AGAIN else told
 
     def as_openai(self) -> dict[str, Any]:
         """Return the body for OpenAI's clients."""

@@ -5,8 +5,8 @@ together.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from typing import Final, final
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, Final, final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -35,15 +35,22 @@ class EventStream(Response):
 
     Args:
         events: gives them, each whole; closed when the client goes.
+        end: called when nothing more is sent, whether or not the first event was asked for.
         headers: further headers.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        end: Callable[[], Coroutine[Any, Any, None]],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as Response has it
         """Send all events; a client that goes ends it quietly."""
@@ -52,7 +59,11 @@ class EventStream(Response):
         except ClientGoneError:
             pass
         finally:
-            await asyncio.shield(self._events.aclose())
+            await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        await self._events.aclose()
+        await self._end()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -10,7 +10,7 @@ from typing import TypeVar, final
 from starlette.responses import Response
 from starlette.types import Receive
 
-from pagedkv.serving.server.disconnects import while_connected
+from pagedkv.serving.server.disconnects import ClientGoneError, while_connected
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream
 from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
@@ -36,7 +36,7 @@ class Exchange:
         self._ask = ask
         self._receive = receive
         self._arrived_s = service.wall_clock()
-        service.note_arrived(ask)
+        self._is_noted = False
 
     async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
         """Wait for all answers, and make the response of them.
@@ -48,6 +48,7 @@ class Exchange:
             ApiError: the request cannot be served, or its answer ended without what was asked for.
             ClientGoneError: the client has gone.
         """
+        self._service.note_arrived(self._ask)
         return await while_connected(self._receive, self._whole(answer))
 
     async def _whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
@@ -80,13 +81,22 @@ class Exchange:
             ApiError: the request cannot be served.
             ClientGoneError: the client has gone.
         """
+        self._service.note_arrived(self._ask)
         try:
             generation = await while_connected(self._receive, self._service.begin(self._ask))
+        except (ClientGoneError, asyncio.CancelledError):
+            self._note(None, None)
+            raise
         except Exception as problem:
             error = self._service.as_api_error(problem)
             self._note(None, error)
             raise error from problem
-        return EventStream(self._guarded(generation, chunks, failed))
+
+        async def end() -> None:  # also of a stream that was left before its first event
+            await generation.aclose()
+            self._note(generation, None)
+
+        return EventStream(self._guarded(generation, chunks, failed), end)
 
     async def _guarded(
         self,
@@ -104,9 +114,12 @@ class Exchange:
             yield failed(problem)
         finally:
             await events.aclose()
-            await generation.aclose()
             self._note(generation, problem)
 
     def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
+        """Tell metrics and logs, once."""
+        if self._is_noted:
+            return
+        self._is_noted = True
         outputs = () if generation is None else generation.outputs
         self._service.note_served(self._ask, self._arrived_s, outputs, problem)

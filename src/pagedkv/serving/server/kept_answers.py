@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, final
 
 import numpy as np
+from pydantic_core import from_json
 
 from pagedkv.memory.contract.arrays import Int32Array
 
@@ -103,7 +104,7 @@ def _call(call: Mapping[str, Any]) -> object:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError):
-            arguments = json.loads(arguments)
+            arguments = from_json(arguments)
     return [function.get("name"), arguments]
 
 

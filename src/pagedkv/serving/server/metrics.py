@@ -1,11 +1,10 @@
 """Metrics: numbers of the server for Prometheus, under vLLM's names where they mean the same, and ours beside them.
 
-Counters of a request are raised once, when it has ended; gauges are read from the last step when they are asked for. No
+Counters of a request are raised once, when it has ended; gauges are read from the engine when they are asked for. No
 label names a tenant, a key or a text.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -60,7 +59,6 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._last: StepRecord | None = None
         self._registry = CollectorRegistry()
         self._labels = (service.config.model_name, "0")
         self._add_gauges()
@@ -94,7 +92,6 @@ class Metrics:
 
     def stepped(self, record: StepRecord) -> None:
         """Note a step; called by the engine's thread. O(1)."""
-        self._last = record
         self._steps.labels(*self._labels).inc()
         num_preempted = record.num_swapped_out + record.num_recomputed
         if num_preempted:
@@ -146,24 +143,23 @@ class Metrics:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
     def _add_gauges(self) -> None:
-        gauges: tuple[tuple[str, str, Callable[[StepRecord], float]], ...] = (
-            ("vllm:num_requests_running", "Requests that run.", lambda step: step.num_running),
-            ("vllm:num_requests_waiting", "Requests that wait.", lambda step: step.num_waiting),
-            ("pagedkv:num_requests_swapped", "Requests that are swapped out.", lambda step: step.num_swapped),
+        core = self._service.llm.core
+        pools = core.space.config.blocks_by_pool()
+        num_blocks = sum(pools.values()) - len(pools)  # less the null blocks
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("vllm:num_requests_running", "Requests that run.", lambda: len(core.scheduler.running)),
+            ("vllm:num_requests_waiting", "Requests that wait.", lambda: core.scheduler.num_waiting),
             (
                 "vllm:kv_cache_usage_perc",
                 "Share of the blocks that running requests use, 0 to 1.",
-                lambda step: step.num_used_blocks / step.num_blocks if step.num_blocks else 0.0,
+                lambda: core.space.num_live_blocks() / num_blocks,
             ),
         )
         for name, what, read in gauges:
             gauge = Gauge(name, what, LABELS, registry=self._registry)
-            gauge.labels(*self._labels).set_function(partial(self._of_last_step, read))
+            gauge.labels(*self._labels).set_function(read)
         kept = Gauge("pagedkv:kept_answer_tokens", "Tokens kept for next turns.", LABELS, registry=self._registry)
         kept.labels(*self._labels).set_function(lambda: float(self._service.chats.num_kept_tokens))
-
-    def _of_last_step(self, read: Callable[[StepRecord], float]) -> float:
-        return 0.0 if self._last is None else float(read(self._last))
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(name, what, (*LABELS, *labels), registry=self._registry)

@@ -1,5 +1,6 @@
 """Service: the engine, its tokenizer, and what every protocol of the server shares."""
 
+import logging
 import math
 import time
 import uuid
@@ -12,7 +13,7 @@ from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput, StepRec
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.answer_formats import AnswerFormats
-from pagedkv.serving.server.chat_prompts import ChatPrompts
+from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, require_short
 from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
@@ -22,7 +23,11 @@ from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
 
+LOG: Final = logging.getLogger("pagedkv.server")
+
 LONGEST_RETRY_S: Final = 60
+SERVERS_FAULT: Final = 500
+MOST_KEPT_ANSWERS: Final = 4
 TOKENS_OF_BEGINNING: Final = 32
 """Tokens at a prompt's end that say how an answer begins."""
 
@@ -77,7 +82,6 @@ class Service:
         self.access = access
         self.tokenizer = tokenizer
         self.wall_clock = wall_clock
-        self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens))
         self.is_draining = False
         self.on_arrived: list[Callable[[Ask], None]] = []
         self.on_served: list[Callable[[Served], None]] = []
@@ -87,6 +91,8 @@ class Service:
         self._queue_s = 1.0
         space = llm.core.space.config
         self.longest = space.max_tokens
+        self.longest_text = self.longest * longest_token(tokenizer)
+        self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens), self.longest_text)
         self._tenants = frozenset(space.tenants or ())
         self.block_size = math.lcm(*(group.block_size for group in space.groups))
         self._is_caching = space.prefix_caching
@@ -129,11 +135,13 @@ class Service:
     def encode(self, text: str) -> list[int]:
         """Turn a plain text into token ids, special tokens of the tokenizer added. Raises ApiError."""
         self.require_tokenizer()
+        require_short(text, self.longest_text)
         return list(self.tokenizer.encode(text))
 
     def encode_plain(self, text: str) -> list[int]:
         """Turn a text into token ids, nothing added. Raises ApiError."""
         self.require_tokenizer()
+        require_short(text, self.longest_text)
         return list(plain_encoding(self.tokenizer)(text))
 
     def decode(self, token_ids: Sequence[int], *, keeps_special: bool = False) -> str:
@@ -222,6 +230,20 @@ class Service:
             raise
         return generation
 
+    def keep_answer(self, generation: Generation, index: int, message: Mapping[str, Any]) -> None:
+        """Keep an answer's tokens for the next turn of its conversation.
+
+        Not one that a stop text ended, since its tokens go on behind the text that its client got, and of many answers
+        to a prompt only the first ones.
+
+        Args:
+            generation: under way or ended; index: of the answer.
+            message: what the client got.
+        """
+        writer = generation.writers[index]
+        if not writer.is_cut and index < MOST_KEPT_ANSWERS:
+            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids)
+
     def note_arrived(self, ask: Ask) -> None:
         """Tell metrics and logs of a request that has come."""
         for tell in self.on_arrived:
@@ -236,7 +258,10 @@ class Service:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)
         served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem)
         for tell in self.on_served:
-            tell(served)
+            try:
+                tell(served)
+            except OSError as failure:  # a full disk is no fault of an answer that was computed
+                LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - its sentence says it
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
@@ -244,7 +269,10 @@ class Service:
 
     def as_api_error(self, problem: Exception) -> ApiError:
         """Translate an error; a client whose request finds the queue full comes back after about a queue's time."""
-        return as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
+        error = as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
+        if error.status >= SERVERS_FAULT and error is not problem:
+            LOG.error("a request failed", exc_info=problem)
+        return error
 
     def _intent(self, ask: Ask) -> Intent:
         """Return what the space is to know of a request: whose it is, by its caller alone, and what it keeps."""

@@ -21,7 +21,6 @@ class Usage:
         num_read: of these, tokens that were cached.
         num_written: of these, tokens that it computed and that later prompts can hit: those of whole blocks.
         num_generated: of its answers, the tokens that ended them included.
-        num_reasoning: of these, tokens of reasoning, as far as they can be told apart.
     """
 
     num_prompt: int

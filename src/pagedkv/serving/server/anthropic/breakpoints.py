@@ -1,6 +1,7 @@
 """Breakpoints of Anthropic's protocol: blocks and tools with ``cache_control``."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from pagedkv.serving.engine import Breakpoint
@@ -32,13 +33,13 @@ def breakpoints_of(
     Raises:
         ApiError: there are more than four, or one is not what it must be.
     """
-    marked = list(_marked(conversation))
+    marked = list(islice(_marked(conversation), MOST_BREAKPOINTS + 1))  # each holds what is before it
     if whole is not None:
         marked.append((conversation, whole))
     if len(marked) > MOST_BREAKPOINTS:
         raise ApiError(
             400,
-            f"at most {MOST_BREAKPOINTS} blocks may have cache_control, and {len(marked)} have",
+            f"at most {MOST_BREAKPOINTS} blocks may have cache_control, and more have",
             param="cache_control",
         )
     beginnings = [(each.chat(), HOUR_S if control.ttl == "1h" else MINUTES_S) for each, control in marked]

@@ -1,9 +1,10 @@
 """ContentBlocks: an answer's parts as Anthropic's content blocks, and as the events of a stream that build them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
+
+from pydantic_core import from_json
 
 from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
 
@@ -82,7 +83,7 @@ class ContentBlocks:
 def _as_input(text: str) -> dict[str, Any]:
     """Read a call's arguments; those that broke off are told as none."""
     with suppress(ValueError):
-        value = json.loads(text)
+        value = from_json(text)
         if isinstance(value, dict):
             return value
     return {}

@@ -9,6 +9,7 @@ hits less all the same, the reason is ``unavailable``, and the engine's cause st
 import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -89,7 +90,7 @@ def fingerprint_of(body: MessagesRequest, conversation: Conversation) -> Fingerp
         beginnings.append(digest)
     return Fingerprint(
         _digest(body.model),
-        _digest(_plain(conversation.system)),
+        _digest([_plain(conversation.system), dict(conversation.options)]),
         _digest(_plain(conversation.tools)),
         b"".join(beginnings),
     )
@@ -138,13 +139,23 @@ def _plain(blocks: Blocks) -> list[dict[str, Any]]:
     """Return blocks without what the prompt does not depend on."""
     return [
         {
-            name: _plain(value) if name == "content" and isinstance(value, list) else value
+            name: _plain(value) if _is_result(block) and name == "content" and isinstance(value, list) else value
             for name, value in block.items()
             if name != "cache_control"
         }
         for block in blocks
-        if block.get("type") not in PASSED_OVER
+        if not _is_passed_over(block)
     ]
+
+
+def _is_passed_over(block: Mapping[str, Any]) -> bool:
+    kind = block.get("type")
+    return isinstance(kind, str) and kind in PASSED_OVER
+
+
+def _is_result(block: Mapping[str, Any]) -> bool:
+    """Return whether a block's content is a list of blocks, which was checked."""
+    return block.get("type") == "tool_result"
 
 
 def _digest(value: object) -> bytes:

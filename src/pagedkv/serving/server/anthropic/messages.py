@@ -175,7 +175,7 @@ class MessageAnswer:
 
     def _keep_answer(self, generation: Generation, content: ContentBlocks) -> None:
         message = answer_message(content.blocks)
-        self.service.chats.keep(self.ask.prompts[0], message, generation.writers[0].token_ids)
+        self.service.keep_answer(generation, 0, message)
 
     def _pending(self) -> dict[str, Any] | None:
         """Return what a stream's beginning has of the diagnosis: null stands for one that is still to come."""

@@ -30,7 +30,7 @@ class Turn(Fields):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class ToolChoice(Fields):
@@ -63,9 +63,9 @@ class CountRequest(Fields):
     """The body of ``/v1/messages/count_tokens``."""
 
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1)]
+    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -79,7 +79,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     diagnostics: DiagnosticsOptions | None = None

@@ -37,14 +37,15 @@ def breakpoints_of(
     """
     options = body.prompt_cache_options
     ttl = (options.ttl if options else None) or DEFAULT_TTL
-    marked = [(as_chat(beginning), SECONDS[each.ttl or ttl]) for beginning, each in _marked(body)]
+    last = list(_marked(body))[-MOST_BREAKPOINTS:]
+    marked = [(as_chat(_beginning(body, *place)), SECONDS[each.ttl or ttl]) for place, each in last]
     if options is not None and options.mode != "explicit":
         marked = [*marked[1 - MOST_BREAKPOINTS :], (chat, SECONDS[ttl])]
     return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller)
 
 
-def _marked(body: ChatRequest) -> Iterator[tuple[ChatRequest, CacheBreakpoint]]:
-    """List the marked parts, each as the request up to it."""
+def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoint]]:
+    """List the places of marked parts: message and part."""
     for number, message in enumerate(body.messages):
         if not isinstance(message.content, list):
             continue
@@ -58,5 +59,12 @@ def _marked(body: ChatRequest) -> Iterator[tuple[ChatRequest, CacheBreakpoint]]:
             except ValueError as problem:
                 told = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
                 raise ApiError(400, told, param=where) from problem
-            last = message.model_copy(update={"content": message.content[: place + 1]})
-            yield body.model_copy(update={"messages": [*body.messages[:number], last]}), each
+            yield (number, place), each
+
+
+def _beginning(body: ChatRequest, number: int, place: int) -> ChatRequest:
+    """Return a request up to one of its parts."""
+    message = body.messages[number]
+    assert isinstance(message.content, list), "a part of a message that has none"
+    last = message.model_copy(update={"content": message.content[: place + 1]})
+    return body.model_copy(update={"messages": [*body.messages[:number], last]})

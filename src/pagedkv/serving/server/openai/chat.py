@@ -25,7 +25,7 @@ from pagedkv.serving.server.openai.answers import (
 from pagedkv.serving.server.openai.breakpoints import breakpoints_of
 from pagedkv.serving.server.openai.requests import ChatRequest
 from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
-from pagedkv.serving.server.parsing import PlainParser
+from pagedkv.serving.server.parsing import Part, PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["ChatCompletion", "complete_chat"]
@@ -110,25 +110,26 @@ class ChatCompletion:
         write = self._writer()
         for index in range(len(generation.writers)):
             yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
-        gathered: list[list[AnswerEvent]] = [[] for _ in generation.writers]
+        gathered: list[list[Part]] = [[] for _ in generation.writers]
         async for each in generation.events():
-            gathered[each.index].append(each)
+            gathered[each.index] += each.parts
             choice = self._chunk_choice(generation, each)
             if choice is not None:
                 yield write(choice)
-        for index, events in enumerate(gathered):
-            message = as_message([part for each in events for part in each.parts])
-            self.service.chats.keep(self.ask.prompts[0], message, generation.writers[index].token_ids)
+        for index, parts in enumerate(gathered):
+            self.service.keep_answer(generation, index, as_message(parts))
+        told = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            usage = as_usage(self.service.usage(generation.outputs))
-            yield write(None, usage=usage, **self._explained(generation))
+            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
+        if told:
+            yield write(None, **told)
         yield DONE
 
     def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
         writer = generation.writers[answer.index]
         message = as_message(answer.parts)
-        self.service.chats.keep(self.ask.prompts[0], message, writer.token_ids)
+        self.service.keep_answer(generation, answer.index, message)
         return {
             "index": answer.index,
             "message": message,

@@ -24,6 +24,8 @@ from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["TextCompletion", "complete_text"]
 
+LEAST_LOGPROB: Final = -9999.0
+"""Stands for a token that could not be drawn: JSON has no infinity."""
 DEFAULT_MAX_TOKENS: Final = 16
 """Tokens of an answer where a request does not say: OpenAI's default for this path."""
 
@@ -89,10 +91,12 @@ class TextCompletion:
             choice = self._choice(each, echoes.pop(each.index, ""), offsets[each.index])
             if choice["text"] or each.finish_reason is not None or each.logprobs:
                 yield write([choice])
+        told = self._explained(generation.outputs)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            usage = as_usage(self.service.usage(generation.outputs))
-            yield write([], usage=usage, **self._explained(generation.outputs))
+            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
+        if told:
+            yield write([], **told)
         yield DONE
 
     def _choice(self, each: AnswerEvent, echo: str, offset: "_Offset") -> dict[str, Any]:
@@ -141,10 +145,10 @@ class _Offset:
         for token in tokens:
             offsets.append(self._num_characters)
             self._num_characters += len(token)
-        top = [{decode([token]): logprob for token, logprob in each.top} for each in logprobs]
+        top = [{decode([token]): max(logprob, LEAST_LOGPROB) for token, logprob in each.top} for each in logprobs]
         return {
             "tokens": tokens,
-            "token_logprobs": [each.logprob for each in logprobs],
+            "token_logprobs": [max(each.logprob, LEAST_LOGPROB) for each in logprobs],
             "top_logprobs": top,
             "text_offset": offsets,
         }

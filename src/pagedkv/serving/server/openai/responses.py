@@ -112,7 +112,7 @@ class ResponseAnswer:
     def _ended(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
         """Write the response of an answer that has ended, and keep what later requests continue."""
         (message,) = messages_of(self._output.items) or [{"role": "assistant", "content": ""}]
-        self._service.chats.keep(self._ask.prompts[0], message, generation.writers[0].token_ids)
+        self._service.keep_answer(generation, 0, message)
         if self._body.store is not False:
             self._stored.keep(self._ask.caller, self._ask.request_id, [*self._messages, message])
         status = _status(answer)

@@ -1,8 +1,9 @@
 """What OpenAI's fields mean to the engine: sampling parameters, conversations, forced answers; and what is refused."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from pydantic_core import from_json
 
 from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine import Chat, SamplingParams
@@ -15,6 +16,18 @@ __all__ = ["as_chat", "as_messages", "as_params", "as_priority", "offered_tools"
 
 LEAST_TEMPERATURE: Final = 1e-4
 """Below it the greatest logit is taken."""
+
+TEMPLATE_ARGUMENTS: Final = frozenset(
+    {
+        *("chat_template", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "processor_kwargs"),
+    }
+)
+"""Arguments of ``apply_chat_template`` that are no variables of a template: a template is a program."""
+
+ROLES: Final = {"developer": "system", "function": "tool"}
+"""Roles that few templates know, and what they are to those."""
 
 MEDIA: Final = {
     "image_url": "images",
@@ -71,6 +84,11 @@ def as_chat(body: ChatRequest) -> Chat:
     is_continued = bool(body.continue_final_message)
     if is_continued and body.add_generation_prompt:
         raise ApiError(400, "continue_final_message and add_generation_prompt contradict each other: give one")
+    if body.add_generation_prompt is False:
+        raise ApiError(400, "add_generation_prompt is always true here: leave it out", param="add_generation_prompt")
+    taken = sorted(TEMPLATE_ARGUMENTS & set(body.chat_template_kwargs or ()))
+    if taken:
+        raise ApiError(400, f"chat_template_kwargs may not have {taken[0]}", param="chat_template_kwargs")
     tools = offered_tools(body)
     return Chat(
         as_messages(body.messages),
@@ -130,6 +148,7 @@ def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
 
 def _as_message(message: Message, place: int) -> dict[str, Any]:
     told = message.model_dump(exclude_none=True)
+    told["role"] = ROLES.get(message.role, message.role)
     told["content"] = _as_text(message.content, f"messages[{place}].content")
     if message.tool_calls is not None:
         told["tool_calls"] = [
@@ -165,7 +184,7 @@ def _as_arguments(arguments: object) -> object:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        parsed = json.loads(arguments)
+        parsed = from_json(arguments)  # refuses lone surrogates and endless nesting
     except ValueError:
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
