@@ -50,7 +50,7 @@ def test_content_of_other_tenants_is_no_cause() -> None:
     """Where nothing hits, a position would show how far another tenant's prompt is the same."""
     changed = Explanation(100, 0, MissCause.CHANGED_TOKENS, 7)
     reason = cache_miss_reason(fingerprint(), fingerprint(b"other"), 0, changed, ONE)
-    assert reason == {"type": "system_changed", "cache_missed_input_tokens": 64, "cause": "never stored"}
+    assert reason == {"type": "system_changed", "cache_missed_input_tokens": 64, "cause": "never stored", "position": 0}
     alone = cache_miss_reason(fingerprint(), fingerprint(b"other"), 0, changed, Caller(None))
     assert alone is not None
     assert alone["position"] == 7
