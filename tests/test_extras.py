@@ -175,7 +175,7 @@ def test_the_library_needs_no_extra() -> None:
                 "pagedkv.engine",
             },
         ),
-        ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.sampling", "pagedkv.engine.sampling"}),
+        ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.compat", "pagedkv.engine.sampling"}),
         ("tokenizers", {"pagedkv.serving.engine"}),
         ("zmq", {"pagedkv.planner.recording.subscription"}),
         ("jinja2", {"pagedkv.planner.report.page", "pagedkv.report.page"}),

@@ -17,6 +17,7 @@ from pagedkv import (
     RequestKeys,
     Shortage,
     SlidingWindow,
+    TenantLimits,
 )
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from tests.space.spaces import acknowledge, allocate, cache, held, new_space, prefill, run_step, tokens, unchanged
@@ -189,7 +190,7 @@ RUNNING, SWAPPED, STEPS = 0, 1, 2
 
 def busy() -> BlockSpace:
     """Row 0 is running, row 1 swapped out, a block is held, a step is in flight, and another is open."""
-    space = new_space(num_host_blocks=20, leases=True)
+    space = new_space(num_host_blocks=20, leases=True, tenants={"idle": TenantLimits()})
     prefill(space, tokens(10, first=100))
     prefill(space, tokens(6, first=200))
     cache(space, PROMPT)
@@ -252,10 +253,18 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "reset_prefix_cache": lambda space: space.reset_prefix_cache(),
     "invalidate_memory": lambda space: settled(space).invalidate_memory(),
     "set_weights_epoch": lambda space: space.set_weights_epoch("two"),
+    "supersede": lambda space: space.supersede(tokens(9, first=700)),
+    "set_tenant": lambda space: space.set_tenant("another", TenantLimits()),
+    "remove_tenant": lambda space: space.remove_tenant("idle"),
 }
 QUESTIONS = {
     "match",
     "explain",
+    "config",
+    "now_s",
+    "most_blocks",
+    "exceeds_cap",
+    "tenant_shares",
     "can_allocate",
     "can_append",
     "can_swap_out",

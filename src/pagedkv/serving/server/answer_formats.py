@@ -79,8 +79,8 @@ class AnswerFormats:
         if parser == "none":
             raise ApiError(
                 400,
-                "this server reads no tool calls out of this model's answers: start it with --tool-parser hermes, "
-                "llama or mistral",
+                "this server reads no tool calls out of this model's answers: its tool_parser must be hermes, llama or "
+                "mistral",
                 param="tool_choice",
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
