@@ -24,7 +24,7 @@ class Mix:
     """
 
     streamed: float = 0.5
-    left: float = 0.2
+    left: float = 0.4  # a fifth of all
     slow: float = 0.05
     bad: float = 0.05
 

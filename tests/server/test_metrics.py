@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from pagedkv.cli.app import app
 from pagedkv.cli.server_building import log_requests
+from pagedkv.memory.contract.errors import ConfigurationError
 from tests.server.conftest import Running
 from tests.server.serving import Script, make_service, running
 
@@ -112,3 +114,14 @@ def test_the_dashboard_asks_for_numbers_that_are_there(server: Running) -> None:
         if name not in offered and name.removesuffix("_total").removesuffix("_bucket") not in offered
     }
     assert not missing
+
+
+def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running) -> None:
+    path = tmp_path / "served.jsonl"
+    path.write_text("yesterday's")
+    with (
+        pytest.raises(ConfigurationError, match="there already"),
+        log_requests(server.service, path, tells_tokens=False),
+    ):
+        pass
+    assert path.read_text() == "yesterday's"

@@ -101,3 +101,11 @@ def test_no_key_is_in_an_answer(served: Running) -> None:
         assert "key of a" not in text
         assert "wrong key" not in text
         assert hashlib.sha256(b"key of a").hexdigest() not in text
+
+
+def test_metrics_are_for_administrators(served: Running) -> None:
+    def status(key: str | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.get(f"{served.url}/metrics", headers=headers).status_code
+
+    assert [status(key) for key in (None, "key of a", "key of admin")] == [401, 403, 200]

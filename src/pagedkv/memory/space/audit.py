@@ -86,8 +86,8 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         for name, pool in state.pools.items():
             has = pool.accounts[removed]
             assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
-            told = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
-            assert told == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
+            pool_limits = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
+            assert pool_limits == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
         assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
     for observer in state.observers:
         observer.check()

@@ -44,7 +44,6 @@ __all__ = [
     "empty_layer",
     "foreign_layers",
     "forward",
-    "forward_by",
     "generate_padded",
     "has_indexer",
     "implementation",
@@ -143,22 +142,12 @@ def forward(model: Model, wanted: torch.Tensor, **inputs: Any) -> torch.Tensor: 
 
     The vocabulary is computed for these alone where the model can do so.
     """
-    return forward_by(model, model, wanted, **inputs)
-
-
-def forward_by(
-    run: Callable[..., Any],
-    model: Model,
-    wanted: torch.Tensor,
-    **inputs: Any,  # noqa: ANN401 - the model's own
-) -> torch.Tensor:
-    """Run something in a model's place, which takes and answers what that does; else as :func:`forward`."""
     is_row = inputs["input_ids"].shape[0] == 1
     logits: torch.Tensor
     if is_row and "logits_to_keep" in inspect.signature(model.forward).parameters:
-        logits = run(**inputs, logits_to_keep=wanted, use_cache=True).logits[0]
+        logits = model(**inputs, logits_to_keep=wanted, use_cache=True).logits[0]
     else:
-        logits = run(**inputs, use_cache=True).logits.flatten(0, 1)[wanted]
+        logits = model(**inputs, use_cache=True).logits.flatten(0, 1)[wanted]
     return logits.float()
 
 

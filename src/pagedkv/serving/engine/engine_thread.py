@@ -178,7 +178,7 @@ class EngineThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended, or was told to."""
+        """Whether the thread has ended, or is closing."""
         return self._ended is not None or self._is_closed
 
     def join(self) -> None:

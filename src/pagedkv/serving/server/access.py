@@ -97,7 +97,7 @@ class ApiKeys:
 
     def __init__(self, callers: Mapping[str, Caller], limits: Mapping[str, TenantLimits] | None = None) -> None:
         if not callers:
-            raise ConfigurationError("there is no API key: nobody could ask anything")
+            raise ConfigurationError("there is no API key, so every request would be refused")
         self._callers = dict(callers)
         given = {} if limits is None else limits
         unknown = sorted(set(given) - self.tenants)

@@ -54,7 +54,7 @@ BODIES: Final[list[type[BaseModel]]] = [
 ]
 
 CLIENT_GONE: Final = 499
-"""What logs have for a client that did not wait for its answer; nobody receives it."""
+"""Status of a request whose client has gone; no response is sent."""
 
 
 def create_app(service: Service) -> FastAPI:

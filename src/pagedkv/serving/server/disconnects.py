@@ -1,4 +1,4 @@
-"""Work that ends when its client goes: what nobody receives any more is not computed."""
+"""Work that ends when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine

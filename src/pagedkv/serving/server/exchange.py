@@ -1,6 +1,6 @@
 """Exchange: one request from its arrival to its answer's end, whichever protocol, whole or as a stream.
 
-Whatever happens, metrics and logs get the request once, and what nobody waits for any more ends within a step.
+Metrics and logs get each request once. A request whose client has gone ends within a step.
 """
 
 import asyncio

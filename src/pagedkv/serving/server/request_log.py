@@ -32,20 +32,24 @@ class RequestLog:
     """Writes a trace of the pagedkv format.
 
     Args:
-        path: a new file, or one that is written anew.
+        path: a file that is not there yet.
         block_size: tokens of a block.
         tells_tokens: whether the tokens of prompts and answers are written, in place of block identities.
         clock: gives seconds, never backwards.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: the file cannot be written, or is there already.
     """
 
     def __init__(
         self, path: Path, block_size: int, *, tells_tokens: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
-            self._file: BufferedWriter = path.open("wb")
+            self._file: BufferedWriter = path.open("xb")
+        except FileExistsError as problem:
+            raise ConfigurationError(
+                f"the request log {path} is there already, and a trace has one beginning: name a new file"
+            ) from problem
         except OSError as problem:
             raise ConfigurationError(f"the request log {path} cannot be written: {problem}") from problem
         self._block_size = block_size

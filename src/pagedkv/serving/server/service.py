@@ -18,7 +18,7 @@ from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
-from pagedkv.serving.server.parsing import AnswerParser, PlainParser, end_of_open_reasoning, parser_for
+from pagedkv.serving.server.parsing import AnswerParser, end_of_open_reasoning, parser_for
 from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
@@ -178,10 +178,6 @@ class Service:
 
     def _beginning(self, prompt: Prepared) -> str:
         return self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True)
-
-    def plain_parsers(self) -> Callable[[], AnswerParser]:
-        """Return what makes a parser that finds text alone."""
-        return PlainParser
 
     @cached_property
     def formats(self) -> AnswerFormats:

@@ -68,8 +68,8 @@ def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
         tiles = tiled(scores)
         token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
         greatest = tiles.maxima.amax(dim=1)
-    told = torch.stack([token_ids.int(), greatest.view(torch.int32)]).cpu()
-    return _but_failures(told[0], told[1].view(torch.float32), places)
+    words = torch.stack([token_ids.int(), greatest.view(torch.int32)]).cpu()
+    return _but_failures(words[0], words[1].view(torch.float32), places)
 
 
 def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.answers import as_usage
 from pagedkv.serving.server.openai.requests import CompletionRequest
 from pagedkv.serving.server.openai.wishes import as_params, as_priority, refuse_unserved
-from pagedkv.serving.server.parsing import TextPart
+from pagedkv.serving.server.parsing import PlainParser, TextPart
 from pagedkv.serving.server.service import Service, new_id
 
 __all__ = ["TextCompletion", "complete_text"]
@@ -48,7 +48,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         prompts,
         as_params(body, max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS, logprobs=body.logprobs),
         service.decoding(keeps_special=False),
-        service.plain_parsers(),
+        PlainParser,
         body.deadline_s,
         as_priority(body, caller),
     )
