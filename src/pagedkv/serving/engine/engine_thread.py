@@ -255,10 +255,11 @@ class EngineThread:
             self._letters.append(Letter(command.mailbox, problem=problem))
 
     def _has_room(self) -> bool:
+        if len(self._waiting) >= self._max_waiting:  # some may have been admitted, or ended, since
+            self._waiting = [each for each in self._waiting if each.is_waiting]
         return len(self._waiting) < self._max_waiting
 
     def _let_in(self) -> None:
-        self._waiting = [each for each in self._waiting if each.is_waiting]
         while self._door and self._has_room():
             self._admit(next(iter(self._door)))
 
