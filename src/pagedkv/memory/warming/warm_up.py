@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Final
 
 from pagedkv.memory.compilation.cache_folder import find_cache_folder
@@ -20,6 +19,7 @@ from pagedkv.memory.compilation.targets import EXACTLY, Target, own_processor, t
 from pagedkv.memory.pool.eviction.registry import DEFAULT
 from pagedkv.memory.warming.recording import recorded
 from pagedkv.memory.warming.rehearsals import Rehearsal, all_of
+from pagedkv.memory.warming.runs import Runs
 from pagedkv.memory.warming.stamps import stamp
 
 __all__ = ["WarmUp", "compile_all", "warm_up"]
@@ -87,20 +87,20 @@ def compile_all(
         {} if target is None else target.environment
     )
     processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
-    waiting: SimpleQueue[Request] = SimpleQueue()
-    for request in requests:
-        waiting.put(request)
+    waiting = Runs(requests, processes)
     told(0, len(requests))
     with ThreadPoolExecutor(processes) as threads:
         workers = [
-            threads.submit(_drive, waiting, environment, lambda: told(len(requests) - waiting.qsize(), len(requests)))
-            for _ in range(processes)
+            threads.submit(
+                _drive, partial(waiting.take, i), environment, lambda: told(len(requests) - len(waiting), len(requests))
+            )
+            for i in range(processes)
         ]
         try:
             for worker in workers:
                 worker.result()
         except BaseException:
-            _give_up(waiting)  # else an interrupted warm-up would wait until all other loops are compiled
+            waiting.clear()  # else an interrupted warm-up would wait until all other loops are compiled
             raise
     own = own_processor()
     for rehearsal in rehearsals:
@@ -109,15 +109,8 @@ def compile_all(
     return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
 
 
-def _give_up(waiting: "SimpleQueue[Request]") -> None:
-    """Empty the queue, so that processes end after the loops that they are compiling."""
-    with suppress(Empty):
-        while True:
-            waiting.get_nowait()
-
-
-def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: Callable[[], None]) -> None:
-    """Start a process with these environment variables, and let it compile requests from the queue, one by one."""
+def _drive(take: Callable[[], Request | None], environment: dict[str, str], done: Callable[[], None]) -> None:
+    """Start a process with these environment variables, and let it compile the requests that are taken, one by one."""
     program = "from pagedkv.memory.warming.warm_up import work; work()"
     with subprocess.Popen(  # noqa: S603  # this interpreter
         [sys.executable, "-c", program],
@@ -129,11 +122,7 @@ def _drive(waiting: "SimpleQueue[Request]", environment: dict[str, str], done: C
         assert process.stdin is not None, "its input is a pipe"
         assert process.stdout is not None, "its output is a pipe"
         assert process.stderr is not None, "its errors go to a pipe"
-        while True:
-            try:
-                request = waiting.get_nowait()
-            except Empty:
-                break
+        while (request := take()) is not None:
             pickle.dump(request, process.stdin)
             process.stdin.flush()
             if process.stdout.readline() != DONE:
