@@ -8,6 +8,8 @@ PROFILE=pagedkv` draws 100, `make test-long` new ones. Whoever wants to see a fa
 """
 
 import signal
+from itertools import groupby
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -40,3 +42,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="checked operations of tests/space/test_state_machine.py in all, at least (default 20000)",
     )
+    parser.addoption(
+        "--one-case-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run about one in N cases of each test function, always the same ones, at least one (default 1: all)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the cases that ``--one-case-in`` leaves out."""
+    one_in = config.getoption("--one-case-in")
+    if one_in == 1:
+        return
+    chosen: list[pytest.Item] = []
+    for _, of_one in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = sorted(of_one, key=lambda item: crc32(item.nodeid.encode()))
+        chosen += cases[: -(-len(cases) // one_in)]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]

@@ -1,4 +1,7 @@
-"""An exception in the middle of an operation: either nothing has changed, or the space says that it is broken."""
+"""An exception in the middle of an operation: either nothing has changed, or the space says that it is broken.
+
+`make test` interrupts at every third line, and `make test-long` at each.
+"""
 
 import copy
 import gc
@@ -98,8 +101,8 @@ LEASE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", LEASE_OPERATIONS)
-def test_an_interruption_while_content_is_leased_leaves_all_as_it_was_or_is_told(name: str) -> None:
-    outcomes = outcomes_of(LEASE_OPERATIONS[name], space_of_leases())
+def test_an_interruption_while_content_is_leased_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(LEASE_OPERATIONS[name], space_of_leases(), stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
@@ -132,8 +135,8 @@ TENANT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", TENANT_OPERATIONS)
-def test_an_interruption_while_tenants_share_a_pool_leaves_all_as_it_was_or_is_told(name: str) -> None:
-    outcomes = outcomes_of(TENANT_OPERATIONS[name], space_of_tenants())
+def test_an_interruption_while_tenants_share_a_pool_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(TENANT_OPERATIONS[name], space_of_tenants(), stride)
     assert outcomes["unchanged"] > 0
     assert (outcomes["told"] > 0) == (name != "a shortage")
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE or name == "a shortage"
@@ -150,8 +153,8 @@ EPOCH_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", EPOCH_OPERATIONS)
-def test_an_interruption_while_epochs_are_counted_leaves_all_as_it_was_or_is_told(name: str) -> None:
-    outcomes = outcomes_of(EPOCH_OPERATIONS[name], space_of_two_epochs())
+def test_an_interruption_while_epochs_are_counted_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(EPOCH_OPERATIONS[name], space_of_two_epochs(), stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
@@ -211,7 +214,7 @@ QUESTIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) -> None:
+def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
     """Lines of compiled loops do not show: nothing from outside can stop a loop in the middle.
 
     After its last change an operation counts as done, although its caller does not get the answer.
@@ -219,15 +222,15 @@ def test_an_interruption_at_any_line_leaves_all_as_it_was_or_is_told(name: str) 
     start = settled_space() if name == "invalidate" else space_in_use()
     if name == "finish a load":
         start.load(tokens(21), 20, keys=RequestKeys(salt=b"x"))
-    outcomes = outcomes_of(OPERATIONS[name], start)
+    outcomes = outcomes_of(OPERATIONS[name], start, stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
     assert outcomes["told"] > 0
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_an_interruption_of_a_question_leaves_all_as_it_was(name: str) -> None:
-    outcomes = outcomes_of(QUESTIONS[name], space_in_use())
+def test_an_interruption_of_a_question_leaves_all_as_it_was(name: str, stride: int) -> None:
+    outcomes = outcomes_of(QUESTIONS[name], space_in_use(), stride)
     assert set(outcomes) == {"unchanged"}
 
 
@@ -251,8 +254,8 @@ STATE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", STATE_OPERATIONS)
-def test_an_interruption_while_states_are_kept_leaves_all_as_it_was_or_is_told(name: str) -> None:
-    outcomes = outcomes_of(STATE_OPERATIONS[name], space_with_states())
+def test_an_interruption_while_states_are_kept_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(STATE_OPERATIONS[name], space_with_states(), stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
@@ -284,8 +287,8 @@ DRAFT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", DRAFT_OPERATIONS)
-def test_an_interruption_while_states_are_drafted_leaves_all_as_it_was_or_is_told(name: str) -> None:
-    outcomes = outcomes_of(DRAFT_OPERATIONS[name], space_with_drafts_of_states())
+def test_an_interruption_while_states_are_drafted_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
+    outcomes = outcomes_of(DRAFT_OPERATIONS[name], space_with_drafts_of_states(), stride)
     assert outcomes["unchanged"] > 0
     assert outcomes["told"] > 0
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
@@ -307,9 +310,9 @@ INSIDE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE_OPERATIONS)
-def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_told(name: str) -> None:
+def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_told(name: str, stride: int) -> None:
     start = space_with_a_beginning()
-    outcomes = outcomes_of(INSIDE_OPERATIONS[name], start)
+    outcomes = outcomes_of(INSIDE_OPERATIONS[name], start, stride)
     INSIDE_OPERATIONS[name](start)
     assert start.num_tokens(1) > 7
     assert bool(start.plan_step().copies) == (name != "take a block over")
@@ -318,14 +321,20 @@ def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_tol
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
 
 
-def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace) -> Counter[str]:
-    """Interrupt an operation at every line in turn; count how that left the space."""
+@pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.long)], ids=["some lines", "all lines"])
+def stride(request: pytest.FixtureRequest) -> int:
+    """Give the distance of the lines at which an operation is interrupted."""
+    return int(request.param)
+
+
+def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace, stride: int) -> Counter[str]:
+    """Interrupt an operation at every line in turn, or at every third; count how that left the space."""
     constants: list[object] = [each for each in gc.get_objects() if issubclass(type(each), Dispatcher)]
     done = copy_of(start, constants)
     operation(done)
     done.check()
     outcomes = Counter[str]()
-    for line in count(1):
+    for line in count(1, stride):
         space = copy_of(start, constants)
         try:
             with interrupted_at(line):
