@@ -38,8 +38,8 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 	@if [ -f $(RECORDED) ]; then $(BIN)/pagedkv replay $(RECORDED); else \
 		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
 
-# More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 30).
-OPERATIONS ?= 20000
+# More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 20).
+OPERATIONS ?= 10000
 PROFILE ?= quick
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 

@@ -2,7 +2,7 @@
 
 No deadline: the first call of a loop compiles it, which takes seconds, once.
 
-`make test` draws the same examples everywhere and every time, and of most properties 30 (`quick`); `make test
+`make test` draws the same examples everywhere and every time, and of most properties 20 (`quick`); `make test
 PROFILE=pagedkv` draws 100, `make test-long` new ones. Whoever wants to see a failure at once, as it was drawn:
 `pytest --hypothesis-profile unshrunk`.
 """
@@ -21,7 +21,7 @@ settings.register_profile(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],  # compiling; long runs of a machine
 )
-settings.register_profile("quick", settings.get_profile("pagedkv"), max_examples=30)
+settings.register_profile("quick", settings.get_profile("pagedkv"), max_examples=20)
 settings.register_profile("long", settings.get_profile("pagedkv"), derandomize=False)
 settings.register_profile("unshrunk", settings.get_profile("pagedkv"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("pagedkv")
@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operations",
         type=int,
-        default=20_000,
+        default=10_000,
         metavar="N",
-        help="checked operations of tests/space/test_state_machine.py in all, at least (default 20000)",
+        help="checked operations of tests/space/test_state_machine.py in all, at least (default 10000)",
     )
     parser.addoption(
         "--one-case-in",

@@ -90,7 +90,7 @@ def test_a_window_that_slides_one_block_early_is_noticed(mix_name: str, group: i
 def test_a_salt_that_is_ignored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_salt = RequestKeys.first_block_key
     monkeypatch.setattr(RequestKeys, "first_block_key", lambda keys, epoch: with_salt(replace(keys, salt=b""), epoch))
-    require_noticed("window with sinks")
+    require_noticed("window with sinks", first_seed=1)
 
 
 def test_a_weights_epoch_that_drops_nothing_is_noticed() -> None:
@@ -207,7 +207,7 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations for which somebody else pays, and caps that hits exceed."""
     monkeypatch.setattr(TenantFeature, name, lambda *_: None)
-    require_noticed("full, tenants")
+    require_noticed("full, tenants", first_seed=1)
 
 
 def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_changes, "hand_charges_over", lambda *_: None)
-    require_noticed("full, tenants")
+    require_noticed("full, tenants", first_seed=1)
 
 
 def test_a_lower_cap_that_evicts_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
