@@ -140,6 +140,7 @@ def test_a_block_freed_while_a_step_uses_it_is_noticed(mix_name: str) -> None:
     require_noticed(mix_name, sabotage)
 
 
+@pytest.mark.long  # the machine rarely forges a digest: it takes two minutes to notice
 def test_a_hit_that_is_not_verified_is_noticed() -> None:
     def sabotage(space: BlockSpace) -> None:
         loops = space._state.loops
@@ -188,26 +189,26 @@ def test_drafts_that_are_published_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "answer"),
+    ("question", "answer", "first_seed"),
     [
-        ("can_append", True),
-        ("can_allocate", AllocStatus.OK),
-        ("can_swap_out", AllocStatus.OK),
-        ("can_swap_in", AllocStatus.OK),
+        ("can_append", True, 0),
+        ("can_allocate", AllocStatus.OK, 0),
+        ("can_swap_out", AllocStatus.OK, 0),
+        ("can_swap_in", AllocStatus.OK, 6),
     ],
 )
-def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer: object) -> None:
+def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer: object, first_seed: int) -> None:
     def sabotage(space: BlockSpace) -> None:
         replace_method(space, question, lambda _: lambda *_args, **_options: answer)
 
-    require_noticed("full", sabotage)
+    require_noticed("full", sabotage, first_seed=first_seed)
 
 
 @pytest.mark.parametrize("name", ["reviving", "taking", pytest.param("taken", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so are operations for which somebody else pays, and caps that hits exceed."""
     monkeypatch.setattr(TenantFeature, name, lambda *_: None)
-    require_noticed("full, tenants", first_seed=1)
+    require_noticed("full, tenants", first_seed=6)
 
 
 def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +218,7 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_changes, "hand_charges_over", lambda *_: None)
-    require_noticed("full, tenants", first_seed=1)
+    require_noticed("full, tenants", first_seed=6)
 
 
 def test_a_lower_cap_that_evicts_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
