@@ -13,7 +13,7 @@ One thread drives it at a time, and a step is over when :meth:`EngineCore.step` 
 engine: what it had computed is not known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager
 from time import perf_counter
 from typing import final
@@ -256,6 +256,16 @@ class EngineCore:
             f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
             "alone: ask for less (n, max_tokens), or give the engine more memory"
         )
+
+    @property
+    def requests(self) -> ValuesView[EngineRequest]:
+        """The requests that wait or run, in the order of their numbers."""
+        return self._requests.values()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have come so far; the number of the next one."""
+        return self._num_requests
 
     def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
         """End a request now, wherever it is, for that reason; one that has ended stays as it is.
