@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.memory.space import SpaceInspection
-from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.access import Caller, OpenAccess
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream, event
 from pagedkv.serving.server.inspector.buckets import as_buckets, width_for
@@ -41,6 +41,8 @@ MOST_WATCHERS: Final = 16
 MOST_SAMPLES: Final = 600
 MOST_REQUESTS_OF_A_TIME: Final = 200
 DIGITS_OF_DIGEST: Final = 16
+NEEDS_KEY: Final = b'data-access="keys"'
+OPEN: Final = b'data-access="open"'
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -69,18 +71,20 @@ def add_inspector(
     history = History(service.llm.core, inspection, clock)
     service.on_step.append(history.note_step)
     inspector = _Inspector(service, Watch(service, history, inspection, clock), inspection, has_texts=has_texts)
-    _add_page(app)
+    _add_page(app, is_open=isinstance(service.access, OpenAccess))
     _add_data(app, inspector)
 
 
-def _add_page(app: FastAPI) -> None:
+def _add_page(app: FastAPI, *, is_open: bool) -> None:
+    """Add the page. An open server's page sends no key; others wait for one before they ask for data."""
     static = files(__package__) / "static"
-    for path, name, kind in (
-        ("/inspect", "page.html", "text/html"),
-        ("/inspect/page.css", "page.css", "text/css"),
-        ("/inspect/page.js", "page.js", "text/javascript"),
+    html = (static / "page.html").read_bytes().replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY)
+    for path, content, kind in (
+        ("/inspect", html, "text/html"),
+        ("/inspect/page.css", (static / "page.css").read_bytes(), "text/css"),
+        ("/inspect/page.js", (static / "page.js").read_bytes(), "text/javascript"),
     ):
-        app.get(path, include_in_schema=False)(_sender((static / name).read_bytes(), kind))
+        app.get(path, include_in_schema=False)(_sender(content, kind))
 
 
 def _sender(content: bytes, kind: str) -> Callable[[], Any]:
