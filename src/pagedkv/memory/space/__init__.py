@@ -6,8 +6,8 @@ them: ``state`` (all arrays) and ``steps`` (the open step, and those in flight).
 operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, ``admission`` (the tables' ``seating``),
 ``drafting``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``loading``,
 ``withdrawing``, ``releasing``; ``publishing`` and ``merging``; ``pending``, ``declaring``, ``planning``, ``stepping``,
-``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` and ``inspection`` among them. Queries are
-in ``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
+``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` and ``inspection`` among them.
+Queries are in ``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
 """
 
 from pagedkv.memory.contract.receipt import Receipt

@@ -54,6 +54,4 @@ def _misses(admissions: Float64Array, width_s: int) -> list[list[int]]:
     keys = np.stack([admissions[:, 0] // width_s, admissions[:, ADMISSION_FIELDS.index("cause")]], axis=1)
     pairs, places = np.unique(keys, axis=0, return_inverse=True)
     sums = np.bincount(places.ravel(), missed, len(pairs))
-    return [
-        [int(begin) * width_s, int(cause), int(tokens)] for (begin, cause), tokens in zip(pairs, sums, strict=True)
-    ]
+    return [[int(begin) * width_s, int(cause), int(tokens)] for (begin, cause), tokens in zip(pairs, sums, strict=True)]

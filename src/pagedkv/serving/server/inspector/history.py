@@ -84,7 +84,7 @@ class History:
         core: EngineCore,
         inspection: SpaceInspection,
         clock: Callable[[], float],
-        sizes: RingSizes = RingSizes(),  # noqa: B008 - a frozen value
+        sizes: RingSizes = RingSizes(),
     ) -> None:
         self._core = core
         self._inspection = inspection

@@ -203,7 +203,8 @@ class _Inspector:
         first_s = float(told["steps"][0, 0]) if len(told["steps"]) else now_s
         samples = told["samples"][:: max(1, math.ceil(len(told["samples"]) / MOST_SAMPLES))]
         num_numbers = len(STATES_OF_BLOCKS) + 2 * MOST_TENANTS
-        by_pool = samples[:, 1:].reshape(len(samples), -1, num_numbers)[:, :, : len(STATES_OF_BLOCKS)]
+        shape = len(samples), len(self._inspection.pool_names), num_numbers
+        by_pool = samples[:, 1:].reshape(shape)[:, :, : len(STATES_OF_BLOCKS)]
         return {
             "now_s": round(now_s, 3),
             "buckets": as_buckets(told["steps"], told["admissions"], width_for(min(to_s, now_s) - first_s)),

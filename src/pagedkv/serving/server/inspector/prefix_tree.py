@@ -117,8 +117,8 @@ def _behind(parents: Int32Array, values: Int32Array) -> Int64Array:
         depths[has_ancestor] += depths[ancestors[has_ancestor]]
         ancestors[has_ancestor] = ancestors[ancestors[has_ancestor]]
     by_depth = np.argsort(-depths, kind="stable")
+    by_depth = by_depth[: np.count_nonzero(depths)]  # first blocks have nothing before them
     bounds = np.flatnonzero(np.diff(depths[by_depth])) + 1
     for level in np.split(by_depth, bounds):
-        if depths[level[0] if len(level) else 0] > 0:
-            np.add.at(sums, parents[level], sums[level])
+        np.add.at(sums, parents[level], sums[level])
     return sums

@@ -99,14 +99,11 @@ def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, h
 
 
 def _under_way(request: EngineRequest, history: History, now_s: float) -> UnderWay:
-    if request.num_cached_tokens is None:
-        state = "waiting"
-    else:
-        state = "running" if request.scheduled.rows else "preempted"
+    has_begun = request.num_cached_tokens is not None
     return UnderWay(
         request.number,
         request.intent.tenant,
-        state,
+        ("running" if request.scheduled.rows else "preempted") if has_begun else "waiting",
         len(request.prompt_token_ids),
         request.num_cached_tokens,
         request.explanation,

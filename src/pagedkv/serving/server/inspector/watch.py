@@ -151,7 +151,10 @@ class Watch:
         return await self._service.engine.between_steps(lambda _: self._inspection.prefixes(pool))
 
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
-        """Copy what was in a time: ``now_s``, ``steps``, ``admissions``, ``samples``, ``requests``. Raises EngineError."""
+        """Copy what was in a time: ``now_s``, ``steps``, ``admissions``, ``samples`` and ``requests``.
+
+        Raises EngineError.
+        """
 
         def work(llm: LLM) -> dict[str, Any]:  # noqa: ARG001 - the engine's thread alone reads the history
             history = self._history
