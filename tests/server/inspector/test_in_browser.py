@@ -4,6 +4,7 @@ Skipped where there is no Chromium: `apt-get install chromium` brings one.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from tests.server.inspector.conftest import ask
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
 WIDTHS: Final = (400, 800, 1400)
+FAULTS: Final = Path(__file__).parents[2].joinpath("browser", "layout.js").read_text()
 UNTIL: Final = """
 new Promise((done, failed) => {{
   const end = Date.now() + 20000;
@@ -73,7 +75,8 @@ def test_the_map_has_the_engines_numbers_at_every_width(tab: Tab, watched: Runni
     tab.evaluate("document.getElementById('refresh').click()")
     until(tab, "document.querySelectorAll('.tree li').length > 1")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    until(tab, "document.querySelectorAll('#plots figure').length === 5")
+    assert tab.evaluate("document.querySelectorAll('#plots figure').length") == 5
+    assert tab.evaluate(FAULTS) == []
     assert tab.complaints == []
     assert {url.split("/")[2] for url in tab.requests if not url.startswith("data:")} == {watched.url.split("/")[2]}
 

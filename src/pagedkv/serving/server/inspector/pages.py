@@ -31,6 +31,7 @@ from pagedkv.serving.server.inspector.buckets import as_buckets, width_for
 from pagedkv.serving.server.inspector.history import MOST_TENANTS, STATES_OF_BLOCKS, History
 from pagedkv.serving.server.inspector.messages import as_byte_map, as_changes, as_ended, as_snapshot
 from pagedkv.serving.server.inspector.prefix_tree import as_tree
+from pagedkv.serving.server.inspector.snapshot import Snapshot
 from pagedkv.serving.server.inspector.watch import SeenBlock, Watch
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.service import Service
@@ -137,6 +138,7 @@ class _Inspector:
         self._inspection = inspection
         self._has_texts = has_texts
         self._num_watchers = 0
+        self._delta: tuple[int, int, bytes] = (0, 0, b"")
 
     def require_admin(self, request: Request) -> Caller:
         """Return whose request it is. Raises ApiError, 401 or 403."""
@@ -162,12 +164,18 @@ class _Inspector:
             first = as_snapshot(snapshot, self._service.config.model_name, has_texts=self._has_texts)
             yield event(msgspec.json.encode(first), "snapshot")
             while not self._service.is_draining:
-                known = [as_byte_map(each) for each in snapshot.maps]
-                snapshot = await self._watch.latest(snapshot.version)
-                yield event(msgspec.json.encode(as_changes(snapshot, known)), "delta")
+                before, snapshot = snapshot, await self._watch.latest(snapshot.version)
+                yield self._changes(before, snapshot)
         except EngineError:
             pass
         yield event(b"{}", "end")
+
+    def _changes(self, before: Snapshot, now: Snapshot) -> bytes:
+        """Write the event between two snapshots, once for all watchers that have the first one."""
+        if self._delta[:2] != (before.version, now.version):
+            changes = as_changes(now, [as_byte_map(each) for each in before.maps])
+            self._delta = before.version, now.version, event(msgspec.json.encode(changes), "delta")
+        return self._delta[2]
 
     async def block(self, caller: Caller, pool: str, block_id: int) -> dict[str, Any]:
         """Describe one block. Raises ApiError."""

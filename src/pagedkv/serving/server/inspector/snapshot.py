@@ -16,7 +16,7 @@ __all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
 
 MOST_REQUESTS: Final = 200
 MOST_ENDED: Final = 30
-RECENT_S: Final = 5.0
+RECENT_S: Final = 3.0
 """Seconds of steps in a snapshot. A watcher that was slower reads the history."""
 
 

@@ -3,6 +3,7 @@
 
 const KEY = "pagedkv.inspector.key";
 const KEPT_S = 300;
+const RECENT_S = 2; // events hold the steps of at least so many seconds; after a longer gap the history is read
 const KEPT_NBYTES = 32 * 2 ** 20;
 const FRAME_PERIOD_S = 1;
 const NEAR_S = 3; // a map older than this is not shown for a moment
@@ -128,7 +129,7 @@ function take(name, message) {
   known.step = message.step;
   takeBuckets(message.buckets);
   keepFrame();
-  if (name === "snapshot" || gapS > 4) readHistory();
+  if (name === "snapshot" || gapS > RECENT_S) readHistory();
   say(pausedAt == null ? "Live" : "Paused");
   draw();
 }
