@@ -69,7 +69,7 @@ def test_a_ring_keeps_the_last_rows(num_rows: int, gaps: list[int], first: int, 
 
 
 def test_a_history_takes_at_most_64_mib_and_never_grows() -> None:
-    history, clock = new_history(num_pools=8)
+    history, clock = new_history(num_pools=20)
     assert history.nbytes <= 64 * MIB
     small, clock = new_history(sizes=RingSizes(4, 4, 4, 4))
     before = small.nbytes

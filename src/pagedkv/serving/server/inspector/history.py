@@ -6,7 +6,7 @@ requests cost something only in steps that admit or end some; pools and tenants 
     steps      131,072 rows x 22 x 8 bytes   22 MiB   2 minutes at 1 ms a step, 21 at 10 ms
     requests    65,536 rows x 14 x 8          7 MiB
     admissions 131,072 rows x 4 x 8           4 MiB
-    samples      4,096 rows of 0.5 s          2.3 MiB a pool
+    samples      4,096 rows of 0.5 s          2.2 MiB a pool; fewer rows where there are more than 7 pools
 """
 
 from collections.abc import Callable
@@ -52,6 +52,7 @@ MOST_TENANTS: Final = 32
 """Tenants that samples tell apart; those beyond are in the last one's numbers."""
 
 SAMPLE_PERIOD_S: Final = 0.5
+MOST_SAMPLES_NBYTES: Final = 16 * 2**20
 NUMBER, TENANT, STATE, PROMPT, HIT, CAUSE, POSITION, GROUP, GENERATED, PREEMPTIONS, ARRIVED, ADMITTED, ENDED, _ = range(
     len(REQUEST_FIELDS)
 )
@@ -95,7 +96,8 @@ class History:
         self._steps = Ring(sizes.steps, len(STEP_FIELDS))
         self._requests = Ring(sizes.requests, len(REQUEST_FIELDS))
         self._admissions = Ring(sizes.admissions, len(ADMISSION_FIELDS))
-        self._samples = Ring(sizes.samples, 1 + self._num_pools * self._num_numbers)
+        num_columns = 1 + self._num_pools * self._num_numbers
+        self._samples = Ring(min(sizes.samples, MOST_SAMPLES_NBYTES // (8 * num_columns)), num_columns)
         self._next_sample_s = 0.0
         self._next_number = core.num_requests
         self._waiting: dict[EngineRequest, int] = {}
