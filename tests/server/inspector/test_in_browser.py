@@ -19,11 +19,11 @@ WIDTHS: Final = (400, 800, 1400)
 FAULTS: Final = Path(__file__).parents[2].joinpath("browser", "layout.js").read_text()
 UNTIL: Final = """
 new Promise((done, failed) => {{
-  const end = Date.now() + 20000;
+  const end = Date.now() + 60000;
   const look = () => {{
     const found = {};
     if (found) done(found);
-    else if (Date.now() > end) failed(new Error('not within 20 s: ' + document.body.innerText));
+    else if (Date.now() > end) failed(new Error('not within 60 s: ' + document.body.innerText));
     else requestAnimationFrame(look);
   }};
   look();

@@ -109,6 +109,14 @@ def test_changes_make_the_map_that_is(watched: Running) -> None:
     assert ((known & 7) == BlockState.CACHED).sum() == watched.service.llm.core.space.num_cached_blocks()
 
 
+def test_a_later_watcher_sees_what_is_now(watched: Running) -> None:
+    events(watched.url, 1)
+    ask(watched.url, "a text that comes while nobody watches, and that fills some more blocks of the pool")
+    ((_, whole),) = events(watched.url, 1)
+    assert whole["pools"][0]["counts"]["cached"] == watched.service.llm.core.space.num_cached_blocks()
+    assert whole["requests"] == []
+
+
 def test_a_request_says_where_its_hit_ended_and_why(watched: Running) -> None:
     requests = sorted(get(watched, "history?from=0")["requests"], key=lambda each: each["number"])
     assert [each["cause"] for each in requests[:3]] == ["never stored", "block not full", "changed tokens"]

@@ -78,12 +78,12 @@ class Watch:
         self._next_at = -np.inf
 
     async def latest(self, after: int) -> Snapshot:
-        """Return a snapshot that is later than number ``after``; wait until one may be taken.
+        """Return a snapshot that is later than number ``after``, and no older than the time between two.
 
-        Raises EngineError where the engine has ended.
+        Waits until one may be taken. Raises EngineError where the engine has ended.
         """
         async with self._lock:
-            if self._latest is None or self._latest.version <= after:
+            if self._latest is None or self._latest.version <= after or self._clock() >= self._next_at:
                 await asyncio.sleep(max(0.0, self._next_at - self._clock()))
                 self._note(await self._take())
             assert self._latest is not None
