@@ -15,9 +15,9 @@ PRIVATE = "the harbour keeps 41 boats in winter and every one of them has a name
 """What a tenant asks, which no other tenant is to see."""
 
 
-def ask(url: str, text: str, key: str = "") -> None:
-    """Ask a question, and wait for three tokens."""
-    body = {"model": "small", "prompt": text, "max_tokens": 3, "ignore_eos": True}
+def ask(url: str, text: str, key: str = "", num_tokens: int = 3) -> None:
+    """Ask a question, and wait for some tokens."""
+    body = {"model": "small", "prompt": text, "max_tokens": num_tokens, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-api-key": key} if key else {}, timeout=60)
     assert answer.status_code == 200, answer.text
 

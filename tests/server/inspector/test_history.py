@@ -22,7 +22,6 @@ class IdleCore:
     """An engine without requests."""
 
     requests: ClassVar[dict[int, object]] = {}
-    num_requests = 0
 
 
 class Clock:

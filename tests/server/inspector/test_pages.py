@@ -24,7 +24,8 @@ def events(url: str, num_events: int, headers: Mapping[str, str] | None = None) 
     """Read the first events."""
     with CLIENT.stream("GET", f"{url}/inspect/events", headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        lines, told = answer.iter_lines(), []
+        lines = answer.iter_lines()
+        told: list[tuple[str, dict[str, Any]]] = []
         while len(told) < num_events:
             name, data, blank = next(lines), next(lines), next(lines)
             assert blank == ""
@@ -127,9 +128,11 @@ def test_a_request_says_where_its_hit_ended_and_why(watched: Running) -> None:
 
 
 def test_a_history_counts_what_was_served(watched: Running) -> None:
+    ask(watched.url, "an answer of one token begins and ends in the same step", num_tokens=1)
     told = get(watched, "history")
     requests = told["requests"]
     assert sum(told["buckets"]["admitted"]) == len(requests)
+    assert (requests[0]["generated"], requests[0]["state"]) == (1, "length")
     assert sum(told["buckets"]["hit"]) == sum(each["hit"] for each in requests)
     missed = sum(tokens for *_, tokens in told["buckets"]["misses"])
     assert missed == sum(each["prompt"] - each["hit"] for each in requests)

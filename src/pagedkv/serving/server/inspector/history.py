@@ -99,7 +99,6 @@ class History:
         num_columns = 1 + self._num_pools * self._num_numbers
         self._samples = Ring(min(sizes.samples, MOST_SAMPLES_NBYTES // (8 * num_columns)), num_columns)
         self._next_sample_s = 0.0
-        self._next_number = core.num_requests
         self._waiting: dict[EngineRequest, int] = {}
         self._running: dict[EngineRequest, int] = {}
 
@@ -115,8 +114,19 @@ class History:
 
     # Writing
 
+    def note_arrived(self, request: EngineRequest) -> None:
+        """Note a request that has come. O(tenants)."""
+        names = self._inspection.tenant_names
+        tenant = names.index(request.intent.tenant) if request.intent.tenant in names else 0
+        self._waiting[request] = self._requests.append(
+            (
+                *(request.number, tenant, STATES.index("waiting"), len(request.prompt_token_ids)),
+                *(NONE, NONE, NONE, NONE, 0, 0, self.now_s, NONE, NONE, request.intent.priority),
+            )
+        )
+
     def note_step(self, record: StepRecord) -> None:
-        """Note a step. O(1), and O(requests under way) where some came, were admitted or ended."""
+        """Note a step. O(1), and O(requests under way) where some were admitted or ended."""
         now_s = self._clock() - self._began_s
         self._steps.append(
             (
@@ -145,7 +155,7 @@ class History:
             )
         )
         has_changed = record.num_admitted or record.num_finished or record.num_rejected
-        if has_changed or self._core.num_requests != self._next_number:
+        if has_changed or len(self._core.requests) != len(self._waiting) + len(self._running):  # those were aborted
             self.note_requests()
         if now_s >= self._next_sample_s:
             self._sample(now_s)
@@ -157,32 +167,14 @@ class History:
             self._sample(self.now_s)
 
     def note_requests(self) -> None:
-        """Note requests that came, were admitted or ended since the last call. O(requests under way)."""
+        """Note requests that were admitted or have ended since the last call. O(requests under way)."""
         now_s = self.now_s
-        new = []
-        for request in reversed(self._core.requests):
-            if request.number < self._next_number:
-                break
-            new.append(request)
-        self._next_number = self._core.num_requests
-        for request in reversed(new):
-            self._waiting[request] = self._enter(request, now_s)
         for request in [each for each in self._waiting if each.num_cached_tokens is not None or each.is_finished]:
             place = self._running[request] = self._waiting.pop(request)
             if request.num_cached_tokens is not None:
                 self._admit(request, request.num_cached_tokens, place, now_s)
         for request in [each for each in self._running if each.finished is not None]:
             self._end(request, self._running.pop(request), now_s)
-
-    def _enter(self, request: EngineRequest, now_s: float) -> int:
-        names = self._inspection.tenant_names
-        tenant = names.index(request.intent.tenant) if request.intent.tenant in names else 0
-        return self._requests.append(
-            (
-                *(request.number, tenant, STATES.index("waiting"), len(request.prompt_token_ids)),
-                *(NONE, NONE, NONE, NONE, 0, 0, now_s, NONE, NONE, request.intent.priority),
-            )
-        )
 
     def _admit(self, request: EngineRequest, num_hit: int, place: int, now_s: float) -> None:
         explanation = request.explanation

@@ -28,8 +28,7 @@ BUCKET_S: Final = 1
 def as_byte_map(pool_map: PoolMap) -> Uint8Array:
     """Return a byte a block: uint8 ``[num_blocks]``."""
     tenants = np.minimum(pool_map.tenants, MOST_TENANT).astype(np.uint8)
-    merged: Uint8Array = pool_map.states | (tenants << TENANT_SHIFT)
-    return merged
+    return (pool_map.states | (tenants << TENANT_SHIFT)).astype(np.uint8)
 
 
 def as_snapshot(snapshot: Snapshot, model: str, *, has_texts: bool) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def add_inspector(
     inspection = SpaceInspection()
     service.llm.core.space.observe(inspection)
     history = History(service.llm.core, inspection, clock)
+    service.llm.core.on_entered.append(history.note_arrived)
     service.on_step.append(history.note_step)
     inspector = _Inspector(service, Watch(service, history, inspection, clock), inspection, has_texts=has_texts)
     _add_page(app, is_open=isinstance(service.access, OpenAccess))
