@@ -95,9 +95,9 @@ class BlockDetails:
         parent: the block before it, or None if it is a first one, or if its parent's content is gone.
         digest: SHA-256 of its chain, or None without a name.
         token_ids: int32, its tokens; empty without a name.
-        ref_count: table entries and tickets that refer to it; rows: running rows whose tables do.
+        ref_count: table entries and tickets that refer to it; rows: running rows with it in their tables.
         num_lives: how often its content was lost so far.
-        num_hits: prompts whose hit ended with it, since the inspection began or since its content was lost.
+        num_hits: hits of prompts that ended with it, since the inspection began or since its content was lost.
         lease_end_s: when its lease ends, in seconds of the space's clock; inf for high priority; None without a lease.
     """
 
@@ -125,7 +125,7 @@ class CachedPrefixes:
         block_ids: int32 ``[n]``; groups: int32 ``[n]``, the group of each.
         parents: int32 ``[n]``, the place in these arrays of the block before each; -1 for a first block, and where the
             parent's content is gone.
-        num_hits: int32 ``[n]``, prompts whose hit ended with it, since the inspection began.
+        num_hits: int32 ``[n]``, hits of prompts that ended with it, since the inspection began.
         tenants: int32 ``[n]``; is_live: bool ``[n]``.
     """
 
@@ -298,7 +298,7 @@ class SpaceInspection(SpaceObserver):
         return self._state.tenant_names[int(tenants[block, CHARGED])]
 
     def _rows_of(self, pool: BlockPool, block: int) -> tuple[int, ...]:
-        """List the running rows whose tables have a block."""
+        """List the running rows with a block in their tables."""
         state = self._state
         rows = np.flatnonzero(state.rows[:, STATUS] == RUNNING)
         found: set[int] = set()

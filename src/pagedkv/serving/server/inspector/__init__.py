@@ -3,7 +3,7 @@
 ::
 
     pages       paths: the page, its events, one block, prefixes, history
-    watch       snapshots between two steps, taken only while somebody watches
+    watch       snapshots between two steps, taken only while a watcher is connected
     history     what every step and request was, in rings of bounded size
     buckets     steps and misses summed over seconds, for plots
     prefix_tree cached prefixes as a tree of bounded size

@@ -49,7 +49,7 @@ STATES: Final = ("waiting", "running", "preempted", "stop", "length", "aborted",
 """States of a request by number; those behind "preempted" are reasons why it ended."""
 STATES_OF_BLOCKS: Final = ("free", "cached", "leased", "live", "deferred")
 MOST_TENANTS: Final = 32
-"""Tenants that samples tell apart; those beyond are in the last one's numbers."""
+"""Tenants with numbers of their own in a sample; the last one's numbers include those of all further tenants."""
 
 SAMPLE_PERIOD_S: Final = 0.5
 MOST_SAMPLES_NBYTES: Final = 16 * 2**20

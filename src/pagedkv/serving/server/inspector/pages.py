@@ -1,4 +1,4 @@
-"""Paths of the inspector: its page, and the data that the page asks for.
+"""Paths of the inspector: its page, and the data that the page reads.
 
 ::
 
@@ -58,7 +58,7 @@ HEADERS: Final = {
 def add_inspector(
     app: FastAPI, service: Service, *, has_texts: bool = False, clock: Callable[[], float] = time.perf_counter
 ) -> None:
-    """Add the inspector to an application whose service was not started yet.
+    """Add the inspector to an application, before its service is started.
 
     Args:
         app: the application.
@@ -78,7 +78,7 @@ def add_inspector(
 
 
 def _add_page(app: FastAPI, *, is_open: bool) -> None:
-    """Add the page. An open server's page sends no key; others wait for one before they ask for data."""
+    """Add the page. An open server's page sends no key; other pages read nothing before they have one."""
     static = files(__package__) / "static"
     html = (static / "page.html").read_bytes().replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY)
     for path, content, kind in (
@@ -142,7 +142,7 @@ class _Inspector:
         self._delta: tuple[int, int, bytes] = (0, 0, b"")
 
     def require_admin(self, request: Request) -> Caller:
-        """Return whose request it is. Raises ApiError, 401 or 403."""
+        """Return the caller, an administrator. Raises ApiError, 401 or 403."""
         caller = self._service.access.identify(request.headers)
         if not caller.is_admin:
             raise ApiError(403, "the inspector is for administrators: this key is none")

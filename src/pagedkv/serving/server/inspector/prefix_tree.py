@@ -56,7 +56,7 @@ class _Tree:
         self._firsts = np.concatenate([[0], np.cumsum(num_children)]).tolist()
 
     def grown(self, most_nodes: int, most_depth: int) -> dict[str, Any]:
-        """Take the largest nodes whose parents were taken."""
+        """Take the largest nodes, each after its parent."""
         top: dict[str, Any] = {"pool": self._prefixes.pool, "num_blocks": len(self._prefixes.parents), "children": []}
         heap: list[tuple[int, int, int]] = []
         owners: dict[int, dict[str, Any]] = {}

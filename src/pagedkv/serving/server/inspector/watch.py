@@ -1,4 +1,4 @@
-"""Watch: snapshots that all watchers share, taken between two steps, and only while somebody watches.
+"""Watch: snapshots that all watchers share, taken between two steps, and only while a watcher is connected.
 
 A snapshot is taken at most four times a second, and less often where it takes long: all of them together take at most
 one part in 60 of the time.
@@ -28,7 +28,7 @@ FORGET_AFTER_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A request whose table has a block."""
+    """A request that has a block in its table."""
 
     number: int
     tenant: str | None
@@ -40,9 +40,9 @@ class SeenBlock:
 
     Args:
         details: the block now.
-        holders: requests whose tables have it.
+        holders: requests that have it in their tables.
         lease_s: seconds until its lease ends; inf for high priority; None without a lease.
-        unchanged_s: seconds for which state and tenant have been the same; None where nobody watched.
+        unchanged_s: seconds for which state and tenant have been the same; None where no watcher was connected.
         is_longer: whether it may have been longer, since the change was not seen.
     """
 

@@ -285,7 +285,7 @@ function drawMap(shown) {
   const canvas = $("map"), map = shown.maps?.[poolPlace];
   $("map-note").hidden = map != null;
   if (map == null) {
-    $("map-note").textContent = known.pools.length ? "No map was taken at this time: nobody watched." : "No map yet.";
+    $("map-note").textContent = known.pools.length ? "No map was taken at this time: no page was open." : "No map yet.";
     canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
     $("legend").replaceChildren();
     return;
@@ -541,8 +541,8 @@ async function readPrefixes() {
 function branches(nodes, more, largest, tenants) {
   const list = element("ul", { class: "tree" });
   for (const node of nodes) {
-    const who = node.tenant ? `, ${tenants[node.tenant]}` : "";
-    const label = `${number(node.tokens)} tokens${who}: ${number(node.all_blocks)} blocks with what follows, ${number(node.live)} live, ${number(node.all_hits)} hits `;
+    const tenant = node.tenant ? `, ${tenants[node.tenant]}` : "";
+    const label = `${number(node.tokens)} tokens${tenant}: ${number(node.all_blocks)} blocks with what follows, ${number(node.live)} live, ${number(node.all_hits)} hits `;
     const bar = element("span", { class: "bar", "aria-hidden": "true" });
     bar.style.width = `${(100 * node.all_blocks) / largest}%`;
     const show = element("button", { type: "button", "aria-label": `Show block ${node.block}` }, `block ${node.block}`);
