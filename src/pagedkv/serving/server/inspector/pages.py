@@ -213,12 +213,17 @@ class _Inspector:
         samples = told["samples"][:: max(1, math.ceil(len(told["samples"]) / MOST_SAMPLES))]
         num_numbers = len(STATES_OF_BLOCKS) + 2 * MOST_TENANTS
         shape = len(samples), len(self._inspection.pool_names), num_numbers
-        by_pool = samples[:, 1:].reshape(shape)[:, :, : len(STATES_OF_BLOCKS)]
+        numbers = samples[:, 1:].reshape(shape).astype(int)
+        by_tenant = numbers[:, :, len(STATES_OF_BLOCKS) :].reshape(*shape[:2], MOST_TENANTS, 2)
         return {
             "now_s": round(now_s, 3),
             "buckets": as_buckets(told["steps"], told["admissions"], width_for(min(to_s, now_s) - first_s)),
             "block_states": STATES_OF_BLOCKS,
-            "samples": {"time_s": samples[:, 0].round(3).tolist(), "pools": by_pool.astype(int).tolist()},
+            "samples": {
+                "time_s": samples[:, 0].round(3).tolist(),
+                "pools": numbers[:, :, : len(STATES_OF_BLOCKS)].tolist(),
+                "shares": by_tenant[:, :, : len(self._inspection.tenant_names)].tolist(),
+            },
             "requests": as_ended(told["requests"], self._inspection.tenant_names),
         }
 

@@ -123,6 +123,7 @@ function take(name, message) {
   }
   known.nowS = message.now_s;
   known.tenants = message.tenants;
+  known.shares = message.shares;
   known.requests = message.requests;
   known.ended = message.ended;
   known.numRequests = message.num_requests;
@@ -163,6 +164,7 @@ async function readHistory() {
       timeS,
       pools: history.samples.pools[place].map((counts) =>
         Object.fromEntries(history.block_states.map((state, at) => [state, counts[at]]))),
+      shares: history.samples.shares[place],
     }));
     const firstS = known.samples[0]?.timeS ?? Infinity;
     known.samples = [...old.filter((each) => each.timeS < firstS), ...known.samples];
@@ -176,7 +178,7 @@ function keepFrame() {
   const counts = known.pools.map((pool) => pool.counts);
   const last = known.frames.at(-1);
   if (last && known.nowS - last.timeS < FRAME_PERIOD_S) return;
-  known.samples.push({ timeS: known.nowS, pools: counts });
+  known.samples.push({ timeS: known.nowS, pools: counts, shares: known.shares });
   known.frames.push({
     timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
     numRequests: known.numRequests, step: known.step, tenants: known.tenants,
@@ -430,6 +432,7 @@ const PLOTS = [
   { title: "Requests", lines: ["running", "waiting", "swapped out"], lasts: true, of: (second) => [second.running, second.waiting, second.swapped] },
   { title: "Preemptions a second", lines: ["swapped out", "recomputed"], of: (second) => [second.swapped_out, second.recomputed] },
   { title: "Blocks", lines: ORDER, samples: true },
+  { title: "Blocks by tenant, in use or cached", tenants: true, samples: true },
   { title: "Missed prompt tokens a second, by cause", lines: null },
 ];
 
@@ -437,13 +440,21 @@ function makePlots() {
   PLOTS.forEach((plot, place) => {
     plot.canvas = element("canvas", { role: "img", "aria-labelledby": `plot-${place}` });
     plot.legend = element("ul", { class: "legend" });
-    $("plots").append(element("figure", {}, element("h3", { id: `plot-${place}` }, plot.title), plot.legend, plot.canvas));
+    plot.figure = element("figure", {}, element("h3", { id: `plot-${place}` }, plot.title), plot.legend, plot.canvas);
+    $("plots").append(plot.figure);
   });
 }
 
 function linesOf(plot, fromS, toS) {
   const seconds = [];
   for (let startS = Math.floor(fromS); startS < toS; startS++) seconds.push([startS, known.seconds.get(startS)]);
+  if (plot.tenants) {
+    const points = known.samples.filter((each) => each.timeS >= fromS && each.shares?.[poolPlace]);
+    return known.tenants.map((name, tenant) => ({
+      name: name || "no tenant", shade: shadesOf("tenant")[tenant],
+      points: points.map((each) => [each.timeS, (each.shares[poolPlace][tenant] ?? [0, 0]).reduce((sum, blocks) => sum + blocks, 0)]),
+    }));
+  }
   if (plot.samples) {
     const points = known.samples.filter((each) => each.timeS >= fromS && each.pools[poolPlace]);
     return ORDER.map((state) => ({ name: state, shade: colour(state === "free" ? "null" : state), points: points.map((each) => [each.timeS, each.pools[poolPlace][state]]) }));
@@ -468,7 +479,8 @@ function linesOf(plot, fromS, toS) {
 
 function drawPlots(shown) {
   const toS = known.nowS, fromS = Math.max(0, toS - KEPT_S);
-  for (const plot of PLOTS) drawPlot(plot, linesOf(plot, fromS, toS), fromS, Math.max(toS, fromS + 10), shown.timeS);
+  for (const plot of PLOTS) plot.figure.hidden = Boolean(plot.tenants) && known.tenants.length < 2;
+  for (const plot of PLOTS.filter((each) => !each.figure.hidden)) drawPlot(plot, linesOf(plot, fromS, toS), fromS, Math.max(toS, fromS + 10), shown.timeS);
 }
 
 function drawPlot(plot, lines, fromS, toS, atS) {
