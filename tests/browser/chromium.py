@@ -66,14 +66,14 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def open(self, page: Path, width: int, height: int = 900, scheme: Scheme = "light") -> None:
-        """Open a page of a disk at a width, and wait until it is loaded and its fonts are there."""
+    def open(self, page: Path | str, width: int, height: int = 900, scheme: Scheme = "light") -> None:
+        """Open a page of a disk, or an address, at a width; wait until it is loaded and its fonts are there."""
         self.resize(width, height)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.complaints.clear()
         self.requests.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while self._next()["method"] != "Page.loadEventFired":
             pass
         self.evaluate("document.fonts.ready.then(() => true)")

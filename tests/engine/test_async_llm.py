@@ -421,3 +421,23 @@ def test_a_deadline_that_is_none_is_refused(llm: LLM, deadline_s: float) -> None
                 engine.generate(PROMPTS[0], deadline_s=deadline_s)
 
     run(main)
+
+
+def test_work_between_steps_is_answered_and_its_fault_is_its_callers_alone(llm: LLM) -> None:
+    entered: list[int] = []
+    llm.core.on_entered.append(lambda request: entered.append(request.number))
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            stream = engine.generate(PROMPTS[0], PARAMS)
+            await stream.accepted()
+            numbers = await engine.between_steps(lambda llm: [each.number for each in llm.core.requests])
+            assert set(numbers) <= set(entered) == {0}
+            with pytest.raises(ZeroDivisionError):
+                await engine.between_steps(lambda _: 1 // 0)
+            await stream.output()
+            assert not await engine.between_steps(lambda llm: len(llm.core.requests))
+        with pytest.raises(EngineError, match="closed"):
+            await engine.between_steps(lambda _: None)
+
+    run(main)

@@ -3,12 +3,13 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import torch
 import uvicorn
+from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -122,9 +123,12 @@ def make_service(script: Script, access: Access | None = None, *, longest: int =
 
 
 @contextmanager
-def running(service: Service) -> Iterator[str]:
-    """Run a server on a free port; yield its address."""
-    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="warning", access_log=False))
+def running(service: Service, *, adds: Callable[[FastAPI, Service], None] | None = None) -> Iterator[str]:
+    """Run a server on a free port; yield its address. ``adds``: adds more to its application."""
+    app = create_app(service)
+    if adds is not None:
+        adds(app, service)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + PATIENCE_S

@@ -62,6 +62,12 @@ def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
     log_tokens: Annotated[
         bool, typer.Option("--log-tokens", help="Write tokens into the request log.", rich_help_panel=SERVER)
     ] = False,
+    inspect: Annotated[
+        bool, typer.Option("--inspect", help="Show blocks, requests and misses at /inspect.", rich_help_panel=SERVER)
+    ] = False,
+    inspect_texts: Annotated[
+        bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
+    ] = False,
     tool_parser: Annotated[
         str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
     ] = "auto",
@@ -93,7 +99,7 @@ def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
-        from pagedkv.serving.server import ServerConfig, create_app, run  # noqa: PLC0415 - as above
+        from pagedkv.serving.server import ServerConfig, add_inspector, create_app, run  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,
@@ -110,5 +116,9 @@ def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
         service = server_building.build(None if model == DEMO else model, dtype, engine.config(), config, access)
     log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
     typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
+    application = create_app(service)
+    if inspect or inspect_texts:
+        add_inspector(application, service, has_texts=inspect_texts)
+        typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
     with log:
-        run(create_app(service), service, host=host, port=port)
+        run(application, service, host=host, port=port)

@@ -6,13 +6,21 @@ them: ``state`` (all arrays) and ``steps`` (the open step, and those in flight).
 operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, ``admission`` (the tables' ``seating``),
 ``drafting``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``loading``,
 ``withdrawing``, ``releasing``; ``publishing`` and ``merging``; ``pending``, ``declaring``, ``planning``, ``stepping``,
-``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` among them. Queries are in
-``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
+``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` and ``inspection`` among them.
+Queries are in ``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
 """
 
 from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.space.block_space import BlockSpace
 from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.inspection import (
+    BlockDetails,
+    BlockState,
+    CachedPrefixes,
+    PoolCounts,
+    PoolMap,
+    SpaceInspection,
+)
 from pagedkv.memory.space.observed_space import ObservedSpace
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.statistics import PoolStatistics, SpaceStatistics
@@ -21,12 +29,18 @@ from pagedkv.memory.space.stored_blocks import StoredBlock, StoredBlocks
 from pagedkv.memory.space.tails import Tail
 
 __all__ = [
+    "BlockDetails",
     "BlockSpace",
+    "BlockState",
+    "CachedPrefixes",
     "InFlightStep",
     "ObservedSpace",
+    "PoolCounts",
+    "PoolMap",
     "PoolStatistics",
     "PrefixHit",
     "Receipt",
+    "SpaceInspection",
     "SpaceObserver",
     "SpaceStatistics",
     "StoredBlock",

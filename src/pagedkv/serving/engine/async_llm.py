@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Literal, Self, TypeAlias, final
+from typing import Literal, Self, TypeAlias, TypeVar, final
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
@@ -28,6 +28,8 @@ from pagedkv.serving.engine.sampling import SamplingParams
 __all__ = ["AsyncLLM"]
 
 WhenFull: TypeAlias = Literal["wait", "refuse"]
+
+T = TypeVar("T")
 
 
 def _ignore(record: StepRecord) -> None:
@@ -136,6 +138,19 @@ class AsyncLLM:
         It has happened when this returns. Raises as there, and where the engine was closed.
         """
         await self._call(partial(LLM.remove_tenant, name=name))
+
+    async def between_steps(self, work: Callable[[LLM], T]) -> T:
+        """Let the engine's thread do something between two steps, and return what it returns.
+
+        Args:
+            work: it gets the engine, and must not keep the engine waiting. What it raises is raised here.
+
+        Raises:
+            EngineError: the engine was closed, or has failed.
+        """
+        answers: list[T] = []
+        await self._call(lambda llm: answers.append(work(llm)))
+        return answers[0]
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

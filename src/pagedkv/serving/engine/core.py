@@ -13,7 +13,7 @@ One thread drives it at a time, and a step is over when :meth:`EngineCore.step` 
 engine: what it had computed is not known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager
 from time import perf_counter
 from typing import final
@@ -80,6 +80,7 @@ class EngineCore:
         memory: what the engine takes of the device's memory, and what was free when it was built.
         driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
+        on_entered: called with each request that has come, before it waits or runs; by the thread that drives.
 
     Raises:
         ConfigurationError: memory or limits that cannot work.
@@ -139,6 +140,7 @@ class EngineCore:
         self._began = clock()
         self._requests: dict[Request, EngineRequest] = {}
         self._num_requests = 0
+        self.on_entered: list[Callable[[EngineRequest], None]] = []
         self._decoding: Decoding | None = None
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
@@ -232,6 +234,8 @@ class EngineCore:
             request.guess_by(self.config.speculation)
         self._num_requests += 1
         self._requests[request.scheduled] = request
+        for note in self.on_entered:
+            note(request)
 
     def _refuse(self, request: EngineRequest) -> None:
         """End a request that its tenant's limits leave no room for, even alone; else raise RequestError."""
@@ -256,6 +260,11 @@ class EngineCore:
             f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
             "alone: ask for less (n, max_tokens), or give the engine more memory"
         )
+
+    @property
+    def requests(self) -> ValuesView[EngineRequest]:
+        """The requests that wait or run, in the order of their numbers."""
+        return self._requests.values()
 
     def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
         """End a request now, wherever it is, for that reason; one that has ended stays as it is.

@@ -9,6 +9,7 @@
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
     chat_prompts, kept_answers  conversations to tokens, so that a next turn hits
     parsing | grammars       what an answer says | what an answer may say
+    inspector                a page that shows blocks, requests and misses, where it was asked for
     access, config, errors, usage, ...   values and small parts
 """
 
@@ -23,6 +24,7 @@ from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, n
 from pagedkv.serving.server.app import create_app
 from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.inspector import add_inspector
 from pagedkv.serving.server.request_log import RequestLog
 from pagedkv.serving.server.running import run
 from pagedkv.serving.server.service import Served, Service
@@ -37,6 +39,7 @@ __all__ = [
     "Served",
     "ServerConfig",
     "Service",
+    "add_inspector",
     "create_app",
     "new_key",
     "run",

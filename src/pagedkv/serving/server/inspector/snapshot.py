@@ -1,0 +1,114 @@
+"""Snapshot: what is to be seen of an engine between two steps, copied by the engine's thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+from typing import Final
+
+from pagedkv.memory.contract.arrays import Float64Array, Int32Array
+from pagedkv.memory.contract.miss_causes import Explanation
+from pagedkv.memory.space import PoolCounts, PoolMap, SpaceInspection
+from pagedkv.serving.engine import EngineCore, EngineRequest
+from pagedkv.serving.server.inspector.history import STEP_FIELDS, History
+
+__all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
+
+MOST_REQUESTS: Final = 200
+MOST_ENDED: Final = 30
+RECENT_S: Final = 3.0
+"""Seconds of steps in a snapshot. A watcher that was slower reads the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A request that waits or runs.
+
+    Args:
+        number: its number; tenant: its tenant.
+        state: "waiting", "running" or "preempted".
+        num_prompt_tokens: of its prompt; num_hit_tokens: of these, what it hit; None while it was never admitted.
+        explanation: why it hit no more; None while it was never admitted, and for forks.
+        num_generated: tokens generated of each answer; most_tokens: what it may generate.
+        num_preemptions: how often it was preempted.
+        age_s: seconds since it was noted.
+    """
+
+    number: int
+    tenant: str | None
+    state: str
+    num_prompt_tokens: int
+    num_hit_tokens: int | None
+    explanation: Explanation | None
+    num_generated: int
+    most_tokens: int
+    num_preemptions: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """An engine between two steps.
+
+    Args:
+        version: grows with each snapshot.
+        now_s: seconds since the history began.
+        last_step: numbers of the last step by name; None before the first one.
+        tenants: names by number.
+        maps, counts, shares: of each device pool.
+        steps, admissions: of the last seconds, as the history has them.
+        requests: the first ones of those under way; num_requests: all of them.
+        ended: of the last requests, those that have ended.
+    """
+
+    version: int
+    now_s: float
+    last_step: dict[str, float] | None
+    tenants: tuple[str | None, ...]
+    maps: tuple[PoolMap, ...]
+    counts: tuple[PoolCounts, ...]
+    shares: tuple[Int32Array, ...]
+    steps: Float64Array
+    admissions: Float64Array
+    requests: Sequence[UnderWay]
+    num_requests: int
+    ended: Float64Array
+
+
+def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, history: History) -> Snapshot:
+    """Copy what is to be seen; called by the engine's thread. O(blocks)."""
+    history.note_now()
+    now_s = history.now_s
+    pools = inspection.pool_names
+    begin_s = float(int(now_s - RECENT_S)) if now_s > RECENT_S else 0.0
+    last_step = history.last_step()
+    return Snapshot(
+        version=version,
+        now_s=now_s,
+        last_step=None if last_step is None else dict(zip(STEP_FIELDS, last_step.tolist(), strict=True)),
+        tenants=inspection.tenant_names,
+        maps=tuple(map(inspection.map, pools)),
+        counts=tuple(map(inspection.counts, pools)),
+        shares=tuple(map(inspection.shares, pools)),
+        steps=history.steps(begin_s, inf),
+        admissions=history.admissions(begin_s, inf),
+        requests=[_under_way(request, history, now_s) for request in islice(core.requests, MOST_REQUESTS)],
+        num_requests=len(core.requests),
+        ended=history.ended(MOST_ENDED),
+    )
+
+
+def _under_way(request: EngineRequest, history: History, now_s: float) -> UnderWay:
+    has_begun = request.num_cached_tokens is not None
+    return UnderWay(
+        request.number,
+        request.intent.tenant,
+        ("running" if request.scheduled.rows else "preempted") if has_begun else "waiting",
+        len(request.prompt_token_ids),
+        request.num_cached_tokens,
+        request.explanation,
+        request.scheduled.num_generated,
+        request.wish.max_tokens,
+        request.num_preemptions,
+        now_s - history.arrived_s(request),
+    )

@@ -1,0 +1,618 @@
+// The inspector's page: it reads server-sent events through fetch, since the key is sent in a header and never in an
+// address, keeps the last minutes, and draws what the slider points at.
+
+const KEY = "pagedkv.inspector.key";
+const KEPT_S = 300;
+const RECENT_S = 2; // events hold the steps of at least so many seconds; after a longer gap the history is read
+const KEPT_NBYTES = 32 * 2 ** 20;
+const FRAME_PERIOD_S = 1;
+const NEAR_S = 3; // a map older than this is not shown for a moment
+const STATE_BITS = 7, TENANT_SHIFT = 3;
+const ORDER = ["live", "leased", "cached", "deferred", "free"];
+const RETRY_MS = 2000;
+const NUM_TENANT_SHADES = 6;
+
+const $ = (id) => document.getElementById(id);
+const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
+const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const series = (place) => colour(`series-${(place % 8) + 1}`);
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children.filter((child) => child != null));
+  return made;
+}
+
+function swatch(shade, kind = "swatch") {
+  const made = element("span", { class: kind, "aria-hidden": "true" });
+  if (kind === "swatch") made.style.background = shade;
+  made.style.borderColor = shade;
+  return made;
+}
+
+// What is known: the present, frames of the last minutes, and seconds of steps and misses.
+const known = {
+  pools: [], tenants: [""], states: [], causes: [], requests: [], ended: [], numRequests: 0, step: null, nowS: 0,
+  frames: [], seconds: new Map(), samples: [],
+};
+let pausedAt = null; // seconds of the server's history; null: live
+let poolPlace = 0;
+let selected = null;
+
+// Reading
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+async function read(path) {
+  const answer = await fetch(path, { headers: headers(), cache: "no-store" });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error?.message ?? `status ${answer.status}`);
+  return body;
+}
+
+function say(text) {
+  if ($("status").textContent !== text) $("status").textContent = text;
+}
+
+function askForKey(text) {
+  say(text);
+  sessionStorage.removeItem(KEY);
+  $("key-form").hidden = false;
+}
+
+async function follow() {
+  if (document.body.dataset.access === "keys" && !sessionStorage.getItem(KEY)) {
+    askForKey("This server needs an administrator's key.");
+    return;
+  }
+  for (;;) {
+    try {
+      const answer = await fetch("inspect/events", { headers: headers(), cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) {
+        askForKey((await answer.json()).error.message);
+        return;
+      }
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      $("key-form").hidden = true;
+      await followStream(answer.body);
+      say("The server has ended; trying again.");
+    } catch (problem) {
+      say(`Not connected (${problem.message}); trying again.`);
+    }
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+
+async function followStream(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    text += value;
+    let end;
+    while ((end = text.indexOf("\n\n")) >= 0) {
+      const [, name, data] = /^event: (\w+)\ndata: (.*)$/s.exec(text.slice(0, end)) ?? [];
+      text = text.slice(end + 2);
+      if (name === "end") return;
+      if (name) take(name, JSON.parse(data));
+    }
+  }
+}
+
+function take(name, message) {
+  const gapS = message.now_s - known.nowS;
+  if (name === "snapshot") {
+    if (message.now_s < known.nowS) Object.assign(known, { frames: [], seconds: new Map(), samples: [] });
+    known.states = message.block_states;
+    known.causes = message.causes;
+    known.pools = message.pools.map((pool) => ({ ...pool, map: bytesOf(pool.map) }));
+    $("model").textContent = message.model;
+    fillPools();
+  } else {
+    message.pools.forEach((change, place) => {
+      const pool = known.pools[place];
+      pool.counts = change.counts;
+      pool.map = change.map ? bytesOf(change.map) : changed(pool.map, change);
+    });
+  }
+  known.nowS = message.now_s;
+  known.tenants = message.tenants;
+  known.shares = message.shares;
+  known.requests = message.requests;
+  known.ended = message.ended;
+  known.numRequests = message.num_requests;
+  known.step = message.step;
+  takeBuckets(message.buckets);
+  keepFrame();
+  if (name === "snapshot" || gapS > RECENT_S) readHistory();
+  say(pausedAt == null ? "Live" : "Paused");
+  draw();
+}
+
+function changed(map, change) {
+  const ids = bytesOf(change.ids);
+  if (!ids.length) return map;
+  const made = map.slice(); // frames keep the old one
+  const values = bytesOf(change.values), view = new DataView(ids.buffer);
+  values.forEach((value, place) => { made[view.getInt32(4 * place, true)] = value; });
+  return made;
+}
+
+function takeBuckets(buckets) {
+  const { start_s: starts, misses, width_s: widthS, ...columns } = buckets;
+  const fresh = new Map();
+  const second = (startS) => fresh.get(startS) ?? fresh.set(startS, { startS, widthS, misses: {} }).get(startS);
+  starts.forEach((startS, place) => {
+    for (const [name, column] of Object.entries(columns)) second(startS)[name] = column[place];
+  });
+  for (const [startS, cause, tokens] of misses) second(startS).misses[cause] = tokens;
+  for (const [startS, each] of fresh) known.seconds.set(startS, each);
+  for (const startS of known.seconds.keys()) if (startS < known.nowS - KEPT_S - 5) known.seconds.delete(startS);
+}
+
+async function readHistory() {
+  try {
+    const history = await read(`inspect/history?from=${Math.max(0, known.nowS - KEPT_S).toFixed(1)}`);
+    if (history.buckets.width_s === 1) takeBuckets(history.buckets);
+    const old = history.samples.time_s.map((timeS, place) => ({
+      timeS,
+      pools: history.samples.pools[place].map((counts) =>
+        Object.fromEntries(history.block_states.map((state, at) => [state, counts[at]]))),
+      shares: history.samples.shares[place],
+    }));
+    const firstS = known.samples[0]?.timeS ?? Infinity;
+    known.samples = [...old.filter((each) => each.timeS < firstS), ...known.samples];
+    draw();
+  } catch (problem) {
+    say(`The history could not be read (${problem.message}).`);
+  }
+}
+
+function keepFrame() {
+  const counts = known.pools.map((pool) => pool.counts);
+  const last = known.frames.at(-1);
+  if (last && known.nowS - last.timeS < FRAME_PERIOD_S) return;
+  known.samples.push({ timeS: known.nowS, pools: counts, shares: known.shares });
+  known.frames.push({
+    timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
+    numRequests: known.numRequests, step: known.step, tenants: known.tenants,
+  });
+  const nbytes = known.pools.reduce((sum, pool) => sum + pool.map.length, 0) || 1;
+  const most = Math.max(2, Math.min(KEPT_S / FRAME_PERIOD_S, Math.floor(KEPT_NBYTES / nbytes)));
+  known.frames.splice(0, Math.max(0, known.frames.length - most));
+  while (known.samples.length && known.samples[0].timeS < known.nowS - KEPT_S) known.samples.shift();
+}
+
+// The moment that is shown
+
+function moment() {
+  if (pausedAt == null) {
+    return {
+      timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
+      numRequests: known.numRequests, step: known.step, tenants: known.tenants,
+    };
+  }
+  const near = known.frames.reduce((best, frame) =>
+    best == null || Math.abs(frame.timeS - pausedAt) < Math.abs(best.timeS - pausedAt) ? frame : best, null);
+  if (near == null || Math.abs(near.timeS - pausedAt) > NEAR_S) {
+    return { timeS: pausedAt, maps: null, requests: [], ended: [], numRequests: 0, step: null, tenants: known.tenants };
+  }
+  return near;
+}
+
+function secondAt(timeS) {
+  return known.seconds.get(Math.floor(timeS)) ?? {};
+}
+
+// Drawing
+
+let isDue = false;
+function draw() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    const shown = moment();
+    drawTime();
+    drawTiles(shown);
+    drawMap(shown);
+    drawRequests(shown);
+    drawPlots(shown);
+  });
+}
+
+function drawTime() {
+  const agoS = pausedAt == null ? 0 : known.nowS - pausedAt;
+  $("pause").textContent = pausedAt == null ? "Pause" : "Resume";
+  $("pause").setAttribute("aria-pressed", String(pausedAt != null));
+  $("time").textContent = pausedAt == null ? "live" : `${agoS.toFixed(0)} s ago`;
+  $("slider").min = String(-Math.max(1, Math.min(KEPT_S, Math.floor(known.nowS))));
+  $("slider").value = String(-agoS);
+  $("slider").setAttribute("aria-valuetext", $("time").textContent);
+}
+
+function lastSecond(timeS) { // the last whole second with steps, within a few
+  for (let back = 1; back <= NEAR_S; back++) {
+    const second = secondAt(timeS - back);
+    if (second.steps) return second;
+  }
+  return {};
+}
+
+function drawTiles(shown) {
+  const isLive = pausedAt == null;
+  const at = isLive ? lastSecond(shown.timeS) : secondAt(shown.timeS);
+  let hit = 0, missed = 0, preempted = 0;
+  for (const second of known.seconds.values()) {
+    if (second.startS > shown.timeS || second.startS < shown.timeS - 60) continue;
+    hit += second.hit ?? 0;
+    preempted += (second.swapped_out ?? 0) + (second.recomputed ?? 0);
+    missed += Object.values(second.misses).reduce((sum, tokens) => sum + tokens, 0);
+  }
+  const states = new Map();
+  for (const request of shown.requests) states.set(request.state, (states.get(request.state) ?? 0) + 1);
+  const step = shown.step;
+  const stepMs = step && 1000 * (step.schedule_s + step.forward_s + step.sample_s + step.finish_s);
+  const idle = shown.numRequests === 0;
+  const tiles = [
+    ["Running", step && (idle ? 0 : step.running)],
+    ["Waiting", step && (idle ? 0 : step.waiting)],
+    ["Swapped out", step && (idle ? 0 : step.swapped)],
+    ["Tokens a second", at.steps ? at.decoded + at.prefilled : 0],
+    ["Hit, last minute", hit + missed ? `${((100 * hit) / (hit + missed)).toFixed(0)} %` : "–"],
+    ["Preemptions, last minute", preempted],
+    ["Last step", step ? `${stepMs.toFixed(1)} ms` : "–"],
+  ];
+  $("tiles").replaceChildren(...tiles.map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, typeof value === "string" ? value : number(value)))));
+}
+
+// The map
+
+const layout = { columns: 1, cell: 1, gap: 0, rows: 1 };
+
+function shadesOf(kind) {
+  return kind === "tenant"
+    ? known.tenants.map((_, place) => (place ? colour(`tenant-${((place - 1) % NUM_TENANT_SHADES) + 1}`) : colour("null")))
+    : known.states.map((state) => colour(state));
+}
+
+function drawMap(shown) {
+  const canvas = $("map"), map = shown.maps?.[poolPlace];
+  $("map-note").hidden = map != null;
+  if (map == null) {
+    $("map-note").textContent = known.pools.length ? "No map was taken at this time: no page was open." : "No map yet.";
+    canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+    $("legend").replaceChildren();
+    return;
+  }
+  const num = map.length, scale = window.devicePixelRatio || 1;
+  const width = Math.max(50, Math.floor(canvas.clientWidth * scale));
+  const most = Math.max(120, Math.floor(360 * scale));
+  let cell = Math.max(1, Math.min(Math.floor(18 * scale), Math.floor(Math.sqrt((width * most) / num))));
+  while (cell > 1 && Math.ceil(num / Math.floor(width / cell)) * cell > most) cell--;
+  Object.assign(layout, { cell, columns: Math.floor(width / cell), gap: cell >= 4 ? 1 : 0, scale });
+  layout.rows = Math.ceil(num / layout.columns);
+  const height = layout.rows * cell;
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  canvas.style.height = `${height / scale}px`;
+  const pen = canvas.getContext("2d"), byTenant = $("colouring").value === "tenant";
+  const shades = shadesOf("state"), tenantShades = shadesOf("tenant"), hasTenants = known.tenants.length > 1;
+  const counts = new Array(known.states.length).fill(0), tenantCounts = new Array(known.tenants.length).fill(0);
+  pen.clearRect(0, 0, width, height);
+  if (cell === 1) drawPixels(pen, map, width, height, byTenant ? tenantShades : shades, byTenant);
+  for (let id = 0; id < num; id++) {
+    const state = map[id] & STATE_BITS, tenant = map[id] >> TENANT_SHIFT, hasContent = state > 1;
+    counts[state]++;
+    if (hasContent) tenantCounts[tenant]++;
+    if (cell === 1) continue;
+    const x = (id % layout.columns) * cell, y = Math.floor(id / layout.columns) * cell, size = cell - layout.gap;
+    pen.fillStyle = byTenant && hasContent ? tenantShades[tenant] : shades[state];
+    pen.fillRect(x, y, size, size);
+    if (hasTenants && tenant && cell >= 6) {
+      pen.strokeStyle = tenantShades[tenant];
+      pen.lineWidth = Math.max(1, cell / 8);
+      pen.strokeRect(x + pen.lineWidth / 2, y + pen.lineWidth / 2, size - pen.lineWidth, size - pen.lineWidth);
+    }
+  }
+  if (selected != null && selected < num) {
+    pen.strokeStyle = colour("ink");
+    pen.lineWidth = 2;
+    pen.strokeRect((selected % layout.columns) * cell - 1, Math.floor(selected / layout.columns) * cell - 1, cell + 1, cell + 1);
+  }
+  $("legend").replaceChildren(...ORDER.map((state) => {
+    const place = known.states.indexOf(state);
+    return element("li", { "data-state": state, "data-number": counts[place] }, swatch(shades[place]), `${state} ${number(counts[place])}`);
+  }));
+  $("tenants").hidden = !hasTenants;
+  $("tenants").replaceChildren(...(hasTenants ? known.tenants.flatMap((name, place) => tenantCounts[place]
+    ? [element("li", {}, swatch(tenantShades[place], byTenant ? "swatch" : "swatch outline"), `${name || "no tenant"} ${number(tenantCounts[place])}`)]
+    : []) : []));
+  canvas.setAttribute("aria-label", `Map of ${number(num)} blocks: ${ORDER.map((state) => `${counts[known.states.indexOf(state)]} ${state}`).join(", ")}`);
+}
+
+function drawPixels(pen, map, width, height, shades, byTenant) {
+  const image = pen.createImageData(width, height), free = rgb(colour("free")), table = shades.map(rgb);
+  for (let id = 0; id < map.length; id++) {
+    const state = map[id] & STATE_BITS;
+    const shade = byTenant ? (state > 1 ? table[map[id] >> TENANT_SHIFT] : free) : table[state];
+    image.data.set(shade, 4 * id);
+  }
+  pen.putImageData(image, 0, 0);
+}
+
+function rgb(shade) {
+  const digits = parseInt(shade.slice(1), 16);
+  return [digits >> 16, (digits >> 8) & 255, digits & 255, 255];
+}
+
+function blockAt(event) {
+  const box = $("map").getBoundingClientRect();
+  const column = Math.floor(((event.clientX - box.left) * layout.scale) / layout.cell);
+  const row = Math.floor(((event.clientY - box.top) * layout.scale) / layout.cell);
+  const id = row * layout.columns + column, pool = known.pools[poolPlace];
+  return pool && column >= 0 && column < layout.columns && id > 0 && id < pool.num_blocks ? id : null;
+}
+
+let reading = 0;
+function select(id, afterMs = 120) {
+  if (id == null || id === selected) return;
+  selected = id;
+  draw();
+  clearTimeout(reading);
+  reading = setTimeout(() => showBlock(id), afterMs);
+}
+
+async function showBlock(id) {
+  const pool = known.pools[poolPlace];
+  $("block").hidden = false;
+  try {
+    const told = await read(`inspect/block/${encodeURIComponent(pool.name)}/${id}`);
+    if (id !== selected) return;
+    const age = told.unchanged_s == null ? "not watched" : `${told.may_be_longer ? "at least " : ""}${told.unchanged_s} s`;
+    const rows = [
+      ["state", told.state], ["for", age], ["tokens", number(told.num_tokens)],
+      ["tenant", told.tenant ?? "none"], ["references", told.references],
+      ["parent", told.parent ?? (told.digest ? "none: first, or gone" : "none")],
+      ["hits ended here", told.hits], ["contents before", told.lives],
+      ["lease", told.has_priority ? "high priority" : told.lease_s == null ? "none" : `${told.lease_s} s`],
+      ["held by", told.holders.map((each) => `request ${each.number}`).join(", ") || "no request"],
+      ["digest", told.digest ?? "none"],
+    ];
+    const title = element("h3", {}, `Block ${id}${pausedAt == null ? "" : ", as it is now"}`);
+    const list = element("dl", {}, ...rows.map(([name, value]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+    $("block").replaceChildren(title, list);
+    if (told.token_ids?.length) $("block").append(element("pre", {}, told.text), element("p", { class: "soft" }, told.token_ids.join(" ")));
+  } catch (problem) {
+    $("block").replaceChildren(`Block ${id}: ${problem.message}`);
+  }
+}
+
+function fillPools() {
+  const names = known.pools.map((pool) => pool.name);
+  $("pool-choice").hidden = names.length < 2;
+  poolPlace = Math.min(poolPlace, names.length - 1);
+  $("pool").replaceChildren(...names.map((name, place) => element("option", { value: place }, name)));
+  $("pool").value = String(poolPlace);
+}
+
+// Requests
+
+function why(request) {
+  if (request.cause == null) return request.hit == null ? "" : "–";
+  const ago = request.lost_blocks_ago == null ? "" : `, ${number(request.lost_blocks_ago)} blocks ago`;
+  const group = request.group ? ` in group ${request.group}` : "";
+  return `${request.cause} at ${number(request.position)}${group}${ago}`;
+}
+
+function drawRequests(shown) {
+  const row = (request, kind) => element("tr", { class: kind },
+    element("td", {}, String(request.number)), element("td", { class: "tenant" }, request.tenant ?? "–"),
+    element("td", {}, request.state), element("td", {}, number(request.prompt)), element("td", {}, number(request.hit)),
+    element("td", { class: "text" }, why(request)), element("td", { class: "spare" }, number(request.generated)),
+    element("td", { class: "spare" }, number(request.preemptions)));
+  $("requests").tBodies[0].replaceChildren(
+    ...shown.requests.map((request) => row(request, "under-way")), ...shown.ended.map((request) => row(request, "over")));
+  for (const cell of document.querySelectorAll("#requests .tenant")) cell.hidden = shown.tenants.length < 2;
+  const more = shown.numRequests - shown.requests.length;
+  $("requests-note").textContent = `${number(shown.numRequests)} under way${more > 0 ? `, of which ${number(more)} are not listed` : ""}; grey ones have ended.`;
+}
+
+// Plots
+
+const PLOTS = [
+  { title: "Tokens a second", lines: ["computed, prompts", "computed, decoded", "hit"], of: (second) => [second.prefilled, second.decoded, second.hit] },
+  { title: "Requests", lines: ["running", "waiting", "swapped out"], lasts: true, of: (second) => [second.running, second.waiting, second.swapped] },
+  { title: "Preemptions a second", lines: ["swapped out", "recomputed"], of: (second) => [second.swapped_out, second.recomputed] },
+  { title: "Blocks", lines: ORDER, samples: true },
+  { title: "Blocks by tenant, in use or cached", tenants: true, samples: true },
+  { title: "Missed prompt tokens a second, by cause", lines: null },
+];
+
+function makePlots() {
+  PLOTS.forEach((plot, place) => {
+    plot.canvas = element("canvas", { role: "img", "aria-labelledby": `plot-${place}` });
+    plot.legend = element("ul", { class: "legend" });
+    plot.figure = element("figure", {}, element("h3", { id: `plot-${place}` }, plot.title), plot.legend, plot.canvas);
+    $("plots").append(plot.figure);
+  });
+}
+
+function linesOf(plot, fromS, toS) {
+  const seconds = [];
+  for (let startS = Math.floor(fromS); startS < toS; startS++) seconds.push([startS, known.seconds.get(startS)]);
+  if (plot.tenants) {
+    const points = known.samples.filter((each) => each.timeS >= fromS && each.shares?.[poolPlace]);
+    return known.tenants.map((name, tenant) => ({
+      name: name || "no tenant", shade: shadesOf("tenant")[tenant],
+      points: points.map((each) => [each.timeS, (each.shares[poolPlace][tenant] ?? [0, 0]).reduce((sum, blocks) => sum + blocks, 0)]),
+    }));
+  }
+  if (plot.samples) {
+    const points = known.samples.filter((each) => each.timeS >= fromS && each.pools[poolPlace]);
+    return ORDER.map((state) => ({ name: state, shade: colour(state === "free" ? "null" : state), points: points.map((each) => [each.timeS, each.pools[poolPlace][state]]) }));
+  }
+  if (plot.lines == null) {
+    const causes = [...new Set(seconds.flatMap(([, second]) => Object.keys(second?.misses ?? {})))].sort((a, b) => a - b);
+    return causes.map((cause, place) => ({
+      name: known.causes[cause] ?? "no cause", shade: series(place),
+      points: seconds.map(([startS, second]) => [startS, second?.misses[cause] ?? 0]),
+    }));
+  }
+  return plot.lines.map((name, at) => {
+    let last = 0;
+    const points = seconds.map(([startS, second]) => {
+      const value = second ? plot.of(second)[at] : undefined;
+      last = value ?? (plot.lasts ? last : 0);
+      return [startS, last];
+    });
+    return { name, shade: series(at), points };
+  });
+}
+
+function drawPlots(shown) {
+  const toS = known.nowS, fromS = Math.max(0, toS - KEPT_S);
+  for (const plot of PLOTS) plot.figure.hidden = Boolean(plot.tenants) && known.tenants.length < 2;
+  for (const plot of PLOTS.filter((each) => !each.figure.hidden)) drawPlot(plot, linesOf(plot, fromS, toS), fromS, Math.max(toS, fromS + 10), shown.timeS);
+}
+
+function drawPlot(plot, lines, fromS, toS, atS) {
+  const canvas = plot.canvas, scale = window.devicePixelRatio || 1;
+  const width = Math.max(50, Math.floor(canvas.clientWidth * scale)), height = Math.floor(canvas.clientHeight * scale);
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const pen = canvas.getContext("2d"), foot = 18 * scale, top = 4 * scale;
+  const highest = Math.max(1, ...lines.flatMap((line) => line.points.map(([, value]) => value)));
+  pen.clearRect(0, 0, width, height);
+  pen.font = `${12 * scale}px system-ui, sans-serif`;
+  const left = pen.measureText(number(highest)).width + 8 * scale;
+  const x = (timeS) => left + ((timeS - fromS) / (toS - fromS)) * (width - left - 2);
+  const y = (value) => height - foot - (value / highest) * (height - foot - top);
+  pen.strokeStyle = colour("grid");
+  pen.fillStyle = colour("soft");
+  pen.lineWidth = 1;
+  for (const value of [0, highest]) {
+    pen.beginPath();
+    pen.moveTo(left, y(value));
+    pen.lineTo(width, y(value));
+    pen.stroke();
+  }
+  pen.textBaseline = "top";
+  pen.fillText(number(highest), 0, y(highest) - top / 2);
+  pen.textBaseline = "middle";
+  pen.fillText("0", 0, y(0));
+  pen.textBaseline = "bottom";
+  pen.fillText(`${number(toS - fromS)} s ago`, left, height);
+  pen.textAlign = "right";
+  pen.fillText("now", width, height);
+  pen.textAlign = "left";
+  for (const line of lines) {
+    pen.strokeStyle = line.shade;
+    pen.lineWidth = 1.5 * scale;
+    pen.beginPath();
+    line.points.forEach(([timeS, value], place) => {
+      if (place === 0) pen.moveTo(x(timeS), y(value));
+      else pen.lineTo(x(timeS), y(value));
+    });
+    pen.stroke();
+  }
+  if (pausedAt != null) {
+    pen.strokeStyle = colour("ink");
+    pen.lineWidth = scale;
+    pen.beginPath();
+    pen.moveTo(x(atS), top);
+    pen.lineTo(x(atS), height - foot);
+    pen.stroke();
+  }
+  const at = (line) => line.points.reduce((value, [timeS, each]) => (timeS <= atS - (pausedAt == null && !plot.samples && !plot.lasts ? 1 : 0) ? each : value), 0);
+  plot.legend.replaceChildren(...lines.map((line) => element("li", {}, swatch(line.shade), `${line.name} ${number(at(line))}`)));
+}
+
+// Prefixes
+
+async function readPrefixes() {
+  const pool = known.pools[poolPlace];
+  if (!pool) return;
+  try {
+    const tree = await read(`inspect/prefixes?pool=${encodeURIComponent(pool.name)}`);
+    const largest = tree.roots[0]?.all_blocks ?? 1;
+    $("prefixes").replaceChildren(branches(tree.roots, tree.more, largest, tree.tenants));
+    $("prefixes-note").textContent = `${number(tree.num_blocks)} cached blocks of pool ${tree.pool}, in use or free; hits are counted since the server began.`;
+    $("refresh").textContent = "Read again";
+  } catch (problem) {
+    $("prefixes-note").textContent = problem.message;
+  }
+}
+
+function branches(nodes, more, largest, tenants) {
+  const list = element("ul", { class: "tree" });
+  for (const node of nodes) {
+    const tenant = node.tenant ? `, ${tenants[node.tenant]}` : "";
+    const label = `${number(node.tokens)} tokens${tenant}: ${number(node.all_blocks)} blocks with what follows, ${number(node.live)} live, ${number(node.all_hits)} hits `;
+    const bar = element("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.width = `${(100 * node.all_blocks) / largest}%`;
+    const show = element("button", { type: "button", "aria-label": `Show block ${node.block}` }, `block ${node.block}`);
+    show.addEventListener("click", () => {
+      select(node.block, 0);
+      $("map").scrollIntoView({ block: "nearest" });
+    });
+    const item = element("li");
+    if (node.children.length || node.more) {
+      item.append(element("details", {}, element("summary", {}, label), branches(node.children, node.more, largest, tenants)), bar, show);
+    } else {
+      item.append(element("span", { class: "leaf" }, label), bar, show);
+    }
+    list.append(item);
+  }
+  if (more) list.append(element("li", { class: "soft" }, `${number(more)} smaller ones`));
+  return list;
+}
+
+// What a person does
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, $("key").value.trim());
+  $("key").value = "";
+  follow();
+});
+$("pause").addEventListener("click", () => {
+  pausedAt = pausedAt == null ? known.nowS : null;
+  say(pausedAt == null ? "Live" : "Paused");
+  draw();
+});
+$("slider").addEventListener("input", () => {
+  const agoS = -Number($("slider").value);
+  pausedAt = agoS > 0 ? known.nowS - agoS : null;
+  say(pausedAt == null ? "Live" : "Paused");
+  draw();
+});
+$("pool").addEventListener("change", () => {
+  poolPlace = Number($("pool").value);
+  selected = null;
+  $("block").hidden = true;
+  draw();
+});
+$("colouring").addEventListener("change", draw);
+$("refresh").addEventListener("click", readPrefixes);
+$("map").addEventListener("pointermove", (event) => select(blockAt(event)));
+$("map").addEventListener("pointerdown", (event) => select(blockAt(event), 0));
+$("map").addEventListener("keydown", (event) => {
+  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -layout.columns, ArrowDown: layout.columns };
+  const pool = known.pools[poolPlace];
+  if (!pool || !(event.key in steps)) return;
+  event.preventDefault();
+  select(Math.min(pool.num_blocks - 1, Math.max(1, (selected ?? 0) + steps[event.key])));
+});
+window.addEventListener("resize", draw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+
+makePlots();
+draw();
+follow();

@@ -1,0 +1,48 @@
+"""Two servers with an inspector: an open one without texts, and one with keys and texts."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+
+import httpx
+import pytest
+
+from pagedkv.serving.server import ApiKeys, Caller, add_inspector
+from tests.server.conftest import Running
+from tests.server.serving import Script, make_service, running
+
+PRIVATE = "the harbour keeps 41 boats in winter and every one of them has a name"
+"""What a tenant asks, which no other tenant is to see."""
+
+
+def ask(url: str, text: str, key: str = "", num_tokens: int = 3) -> None:
+    """Ask a question, and wait for some tokens."""
+    body = {"model": "small", "prompt": text, "max_tokens": num_tokens, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers={"x-api-key": key} if key else {}, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.fixture(scope="session")
+def watched() -> Iterator[Running]:
+    """Run a server without keys that has served some requests."""
+    script = Script()
+    service = make_service(script)
+    with running(service, adds=add_inspector) as url:
+        for text in (PRIVATE, PRIVATE, PRIVATE[:40] + "something else altogether", "short"):
+            ask(url, text)
+        yield Running(url, service, script)
+
+
+@pytest.fixture(scope="session")
+def keyed() -> Iterator[Running]:
+    """Run a server with keys whose inspector shows texts; the tenants "a" and "root", an administrator, have asked."""
+    callers = {
+        hashlib.sha256(name.encode()).hexdigest(): Caller(name, name.encode() * 8, name == "root")
+        for name in ("a", "root")
+    }
+    script = Script()
+    service = make_service(script, ApiKeys(callers))
+    with running(service, adds=partial(add_inspector, has_texts=True)) as url:
+        ask(url, PRIVATE, "a")
+        ask(url, "what operations ask, which fills two blocks", "root")
+        yield Running(url, service, script)

@@ -1,0 +1,153 @@
+"""History: bounded rings that keep the last of what happened, and sums over time that lose nothing."""
+
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import given, settings, strategies as st
+
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import FullAttention
+from pagedkv.memory.space import BlockSpace, CachedPrefixes, SpaceInspection
+from pagedkv.serving.engine import StepRecord
+from pagedkv.serving.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
+from pagedkv.serving.server.inspector.history import ADMISSION_FIELDS, STEP_FIELDS, History, RingSizes
+from pagedkv.serving.server.inspector.prefix_tree import as_tree
+from pagedkv.serving.server.inspector.ring import Ring
+
+MIB = 2**20
+
+
+class IdleCore:
+    """An engine without requests."""
+
+    requests: ClassVar[dict[int, object]] = {}
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        """Return its time."""
+        return self.now_s
+
+
+def record(step_id: int, **more: int) -> StepRecord:
+    counts: dict[str, Any] = dict.fromkeys(
+        (name for name in StepRecord.__slots__ if name.startswith("num_") or name.endswith("seconds")), 0
+    )
+    return StepRecord(step_id=step_id, **{**counts, **more})
+
+
+def new_history(num_pools: int = 1, sizes: RingSizes | None = None) -> tuple[History, Clock]:
+    groups = tuple(FullAttention(pool=f"pool {number}") for number in range(num_pools))
+    space = BlockSpace(SpaceConfig(groups, {f"pool {number}": 10 for number in range(num_pools)}))
+    inspection, clock = SpaceInspection(), Clock()
+    space.observe(inspection)
+    core: Any = IdleCore()
+    return History(core, inspection, clock, RingSizes() if sizes is None else sizes), clock
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 6), st.lists(st.integers(0, 2), max_size=20), st.integers(0, 20), st.integers(0, 20))
+def test_a_ring_keeps_the_last_rows(num_rows: int, gaps: list[int], first: int, length: int) -> None:
+    ring, rows = Ring(num_rows, 2), np.stack([np.cumsum(gaps), np.arange(len(gaps))], axis=1).astype(float)
+    for row in rows:
+        ring.append(row)
+    kept = rows[-num_rows:]
+    inside = kept[(kept[:, 0] >= first) & (kept[:, 0] < first + length)]
+    assert np.array_equal(ring.between(first, first + length), inside)
+    assert np.array_equal(ring.last(3), kept[-3:])
+    for number in range(len(rows)):
+        view = ring.row(number)
+        assert (view is None) == (number < len(rows) - num_rows)
+        assert view is None or np.array_equal(view, rows[number])
+
+
+def test_a_history_takes_at_most_64_mib_and_never_grows() -> None:
+    history, clock = new_history(num_pools=20)
+    assert history.nbytes <= 64 * MIB
+    small, clock = new_history(sizes=RingSizes(4, 4, 4, 4))
+    before = small.nbytes
+    for step in range(100):
+        clock.now_s += 0.3
+        small.note_step(record(step, num_decoded=step))
+    assert small.nbytes == before
+    assert small.steps(0, 1e9)[:, STEP_FIELDS.index("decoded")].tolist() == [96, 97, 98, 99]
+    samples = small.samples(0, 1e9)
+    assert len(samples) == 4
+    assert samples[-1, 1] == 9, "free blocks"
+
+
+def test_every_number_of_a_step_is_noted() -> None:
+    history, _ = new_history()
+    names = [name for name in StepRecord.__slots__ if name != "num_blocks"]
+    history.note_step(record(7, **{name: place for place, name in enumerate(StepRecord.__slots__) if place}))
+    (row,) = history.steps(0, 1)
+    places = {StepRecord.__slots__.index(name) for name in names} - {0}
+    assert sorted(row[1:].tolist()) == sorted([7, *places])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 9), st.integers(0, 5)), max_size=20),
+    st.lists(st.tuples(st.floats(0, 9), st.integers(-1, 3), st.integers(0, 5)), max_size=20),
+    st.integers(1, 4),
+)
+def test_buckets_lose_nothing(
+    steps: list[tuple[float, int]], admissions: list[tuple[float, int, int]], width_s: int
+) -> None:
+    steps.sort()
+    rows = np.zeros((len(steps), len(STEP_FIELDS)))
+    for row, (time_s, number) in zip(rows, steps, strict=True):
+        row[0] = time_s
+        row[[STEP_FIELDS.index("decoded"), STEP_FIELDS.index("running")]] = number
+    admitted = np.array([(time_s, cause, 1, missed) for time_s, cause, missed in sorted(admissions)], float)
+    told = as_buckets(rows, admitted.reshape(-1, len(ADMISSION_FIELDS)), width_s)
+    for start_s, decoded, running in zip(told["start_s"], told["decoded"], told["running"], strict=True):
+        inside = [number for time_s, number in steps if start_s <= time_s < start_s + width_s]
+        assert (decoded, running) == (sum(inside), inside[-1])
+    assert sum(told["steps"]) == len(steps)
+    assert sum(tokens for *_, tokens in told["misses"]) == sum(missed for *_, missed in admissions)
+
+
+def test_a_time_has_at_most_so_many_buckets() -> None:
+    assert [width_for(seconds) for seconds in (0.0, 1.0, 600.0, 600.5, 6000.0)] == [1, 1, 1, 2, 10]
+    assert 7777 / width_for(7777) <= MOST_BUCKETS
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 30), st.integers(0, 3)), max_size=30), st.randoms())
+def test_a_tree_has_all_blocks_once_and_true_sums(blocks: list[tuple[int, int]], random: Random) -> None:
+    order = list(range(len(blocks)))
+    random.shuffle(order)  # a parent may have a larger id than its child
+    parents, hits = np.full(len(blocks), -1, np.int32), np.zeros(len(blocks), np.int32)
+    for place, (parent, num_hits) in enumerate(blocks):
+        parents[order[place]] = order[parent] if parent < place and parent >= 0 else -1
+        hits[order[place]] = num_hits
+    ones = np.zeros(len(blocks), np.int32)
+    prefixes = CachedPrefixes("p", (16,), np.arange(len(blocks), dtype=np.int32), ones, parents, hits, ones, ones > 0)
+    tree = as_tree(prefixes, most_nodes=1000, most_depth=1000)
+    found: list[int] = []
+
+    def walk(node: dict[str, Any]) -> tuple[int, int]:
+        run = [node["block"]]
+        while run[-1] != node["last_block"]:
+            (child,) = np.flatnonzero(parents == run[-1]).tolist()
+            run.append(child)
+        assert node["blocks"] == len(run)
+        assert node["more"] == 0
+        found.extend(run)
+        behind = [walk(child) for child in node["children"]]
+        sums = len(run) + sum(size for size, _ in behind), int(hits[run].sum()) + sum(each for _, each in behind)
+        assert sums == (node["all_blocks"], node["all_hits"])
+        return sums
+
+    for root in tree["roots"]:
+        walk(root)
+    assert sorted(found) == list(range(len(blocks)))
+    few = as_tree(prefixes, most_nodes=2, most_depth=1)
+    assert len(few["roots"]) + few["more"] == len(tree["roots"])
