@@ -151,6 +151,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     metrics = Metrics(service)
     service.on_served.append(metrics.served)
     service.on_step.append(metrics.stepped)
+    service.on_slow.append(metrics.slowed)
 
     @app.get("/health")
     async def health() -> Response:

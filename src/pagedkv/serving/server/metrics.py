@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from pagedkv.serving.engine import RequestOutput, StepRecord
+from pagedkv.serving.server.config import SlowCause
 from pagedkv.serving.server.service import Served, Service
 
 __all__ = ["Metrics"]
@@ -73,6 +74,7 @@ class Metrics:
         self._missed = self._counter("pagedkv:prefix_cache_missed_tokens", "Tokens that missed, by cause.", "cause")
         self._refused = self._counter("pagedkv:request_errors", "Requests that got an error, by its status.", "status")
         self._left = self._counter("pagedkv:requests_left", "Requests whose client went before the end.")
+        self._slow = self._counter("pagedkv:slow_connections", "Connections ended: the client was too slow.", "cause")
         self._steps = self._counter("pagedkv:steps", "Forward passes.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", FIRST_TOKEN_S)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", WHOLE_S)
@@ -89,6 +91,10 @@ class Metrics:
             self._left.labels(*self._labels).inc()
         for output in request.outputs:
             self._count(output)
+
+    def slowed(self, cause: SlowCause) -> None:
+        """Count a connection that was ended since its client was too slow."""
+        self._slow.labels(*self._labels, cause).inc()
 
     def stepped(self, record: StepRecord) -> None:
         """Note a step; called by the engine's thread. O(1)."""

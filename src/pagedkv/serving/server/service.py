@@ -14,7 +14,7 @@ from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.answer_formats import AnswerFormats
 from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, require_short
-from pagedkv.serving.server.config import ServerConfig
+from pagedkv.serving.server.config import ServerConfig, SlowCause
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
@@ -65,7 +65,8 @@ class Service:
         engine: the engine for event loops, once :meth:`start` was called.
         is_draining: whether new requests are refused, since the server is about to end.
         on_arrived: what is called with each request that has come; on_served: with each that has ended; on_step: with
-            the record of each step, by the engine's thread.
+            the record of each step, by the engine's thread; on_slow: with the cause, for each connection that was ended
+            since its client did not send or read in time.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Service:
         self.on_arrived: list[Callable[[Ask], None]] = []
         self.on_served: list[Callable[[Served], None]] = []
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_slow: list[Callable[[SlowCause], None]] = []
         self.created_s = int(wall_clock())
         self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
@@ -258,6 +260,11 @@ class Service:
                 tell(served)
             except OSError as failure:  # a full disk is no fault of an answer that was computed
                 LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - its sentence says it
+
+    def note_slow(self, cause: SlowCause) -> None:
+        """Tell metrics of a connection that was ended since its client was too slow."""
+        for tell in self.on_slow:
+            tell(cause)
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
