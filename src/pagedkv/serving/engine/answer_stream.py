@@ -116,6 +116,24 @@ class AnswerStream:
         updates.clear()
         return taken
 
+    @property
+    def result(self) -> RequestOutput | None:
+        """All answers, where they have ended; None before, and where the request was not served."""
+        return self._mailbox.output
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._mailbox.is_over
+
+    @property
+    def num_unread(self) -> int:
+        """New tokens that have come and were not read, of the answer with the most. O(updates)."""
+        by_answer: dict[int, int] = {}
+        for each in self._mailbox.updates:
+            by_answer[each.index] = by_answer.get(each.index, 0) + len(each.token_ids)
+        return max(by_answer.values(), default=0)
+
     async def accepted(self) -> None:
         """Wait until the engine has taken the request into its queue; who then goes on feels back-pressure.
 

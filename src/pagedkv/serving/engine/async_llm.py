@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Literal, Self, TypeAlias, final
+from typing import Literal, Self, TypeAlias, TypeVar, final
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
@@ -28,6 +28,8 @@ from pagedkv.serving.engine.sampling import SamplingParams
 __all__ = ["AsyncLLM"]
 
 WhenFull: TypeAlias = Literal["wait", "refuse"]
+
+T = TypeVar("T")
 
 
 def _ignore(record: StepRecord) -> None:
@@ -136,6 +138,16 @@ class AsyncLLM:
         It has happened when this returns. Raises as there, and where the engine was closed.
         """
         await self._call(partial(LLM.remove_tenant, name=name))
+
+    async def look(self, question: Callable[[LLM], T]) -> T:
+        """Read something of the engine between two steps, by its thread, and return it. Raises where it was closed.
+
+        Args:
+            question: reads, and changes nothing.
+        """
+        found: list[T] = []
+        await self._call(lambda llm: found.append(question(llm)))
+        return found[0]
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

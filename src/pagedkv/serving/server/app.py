@@ -80,7 +80,7 @@ def create_app(service: Service) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
-    _add_errors(app)
+    _add_errors(app, service)
     _add_health(app, service)
     _add_openai(app, service)
     _add_anthropic(app, service)
@@ -152,6 +152,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     service.on_served.append(metrics.served)
     service.on_step.append(metrics.stepped)
     service.on_slow.append(metrics.slowed)
+    service.on_refused.append(metrics.refused)
 
     @app.get("/health")
     async def health() -> Response:
@@ -168,6 +169,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
         """Answer with the numbers of the server, for Prometheus; needs an administrator's key where there are keys."""
         if not caller_of(service, request).is_admin:
             raise ApiError(403, "metrics are for administrators: this key is none")
+        await metrics.read_engine()
         text, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
@@ -176,18 +178,18 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return json_response({"version": app.version})
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, problem: ApiError) -> Response:
-        return _refusal(request, problem)
+        return _refusal(service, request, problem)
 
     @app.exception_handler(PagedKVError)
     async def engine_error(request: Request, problem: PagedKVError) -> Response:
-        return _refusal(request, as_api_error(problem))
+        return _refusal(service, request, as_api_error(problem))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, problem: HTTPException) -> Response:
-        return _refusal(request, ApiError(problem.status_code, str(problem.detail)))
+        return _refusal(service, request, ApiError(problem.status_code, str(problem.detail)))
 
     @app.exception_handler(ClientGoneError)
     @app.exception_handler(ClientDisconnect)  # before its body was read
@@ -197,10 +199,12 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, problem: Exception) -> Response:
         LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
-        return _refusal(request, ApiError(500, "the server failed at this request; its log says why"))
+        return _refusal(service, request, ApiError(500, "the server failed at this request; its log says why"))
 
 
-def _refusal(request: Request, problem: ApiError) -> Response:
+def _refusal(service: Service, request: Request, problem: ApiError) -> Response:
+    if problem.is_refusal:
+        service.note_refused(problem)
     is_anthropic = request.url.path.startswith("/v1/messages")
     body = problem.as_anthropic() if is_anthropic else problem.as_openai()
     return json_response(body, problem.status, problem.headers)

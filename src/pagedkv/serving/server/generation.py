@@ -6,6 +6,7 @@ outputs, tokens and receipts, in :attr:`Generation.outputs`.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -90,7 +91,7 @@ class Generation:
         ask: what was asked.
         streams: of the engine, one a prompt.
         writers: of the answers, those of the first prompt first.
-        outputs: of the prompts, once :meth:`events` has ended.
+        outputs: of the prompts, once :meth:`events` or :meth:`finished` has ended.
     """
 
     ask: Ask
@@ -140,6 +141,40 @@ class Generation:
             for place, stream in enumerate(self.streams)
             for update in sorted(joined_updates(stream.taken()), key=lambda update: update.index)
         ]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine has ended all answers."""
+        return all(stream.is_over for stream in self.streams)
+
+    @property
+    def results(self) -> list[RequestOutput]:
+        """Outputs of the prompts that have ended, by themselves or since the request did."""
+        return [stream.result for stream in self.streams if stream.result is not None]
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far of the longest answer. O(answers + updates that were not read)."""
+        read = max((len(writer.token_ids) for writer in self.writers), default=0)
+        return read + max((stream.num_unread for stream in self.streams), default=0)
+
+    @property
+    def leased(self) -> tuple[Breakpoint, ...]:
+        """Breakpoints of the request, which has ended, that became leases; the others were refused."""
+        taken = self.outputs[0].breakpoint_tokens if self.outputs else ()
+        return tuple(each for each, num_tokens in zip(self.ask.breakpoints, taken, strict=False) if num_tokens)
+
+    @property
+    def leases_refused(self) -> dict[str, int]:
+        """The field of an answer that says how many of its breakpoints became no lease; empty where all did."""
+        num_refused = len(self.ask.breakpoints) - len(self.leased)
+        return {"cache_leases_refused": num_refused} if num_refused else {}
+
+    async def over(self) -> None:
+        """Wait until the engine has ended all answers, whatever became of them."""
+        for stream in self.streams:
+            with suppress(Exception):
+                await stream.output()
 
     async def aclose(self) -> None:
         """End what is still under way; its blocks are free within a step."""

@@ -1,10 +1,11 @@
 """Service: the engine, its tokenizer, and what every protocol of the server shares."""
 
+import asyncio
 import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, final
@@ -39,8 +40,9 @@ class Served:
     Args:
         ask: what was asked.
         arrived_s: when it came, in seconds of the Unix epoch; total_s: seconds to its end.
-        outputs: of its prompts; empty where it failed.
-        problem: why it failed; None where it was answered.
+        outputs: of its prompts; empty where the engine did not take it.
+        problem: why it failed; None where it was answered, or its client has left.
+        has_left: whether its client left before the end.
     """
 
     ask: Ask
@@ -48,6 +50,7 @@ class Served:
     total_s: float
     outputs: Sequence[RequestOutput]
     problem: ApiError | None
+    has_left: bool = False
 
 
 @final
@@ -66,7 +69,8 @@ class Service:
         is_draining: whether new requests are refused, since the server is about to end.
         on_arrived: what is called with each request that has come; on_served: with each that has ended; on_step: with
             the record of each step, by the engine's thread; on_slow: with the cause, for each connection that was ended
-            since its client did not send or read in time.
+            since its client did not send or read in time; on_refused: with the error of each request that was refused.
+        under_way: requests that the engine has taken and that were not noted as ended, with their answers so far.
     """
 
     def __init__(
@@ -89,6 +93,9 @@ class Service:
         self.on_step: list[Callable[[StepRecord], None]] = []
         self.on_slow: list[Callable[[SlowCause], None]] = []
         self.created_s = int(wall_clock())
+        self.on_refused: list[Callable[[ApiError], None]] = []
+        self.under_way: dict[Ask, Generation] = {}
+        self._notes: set[asyncio.Task[None]] = set()
         self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
         space = llm.core.space.config
@@ -115,6 +122,7 @@ class Service:
         """End the engine's thread, and what is still under way."""
         if self._engine is not None:
             await self._engine.aclose()
+        await asyncio.gather(*self._notes)
 
     @property
     def engine(self) -> AsyncLLM:
@@ -248,18 +256,40 @@ class Service:
             tell(ask)
 
     def note_served(
-        self, ask: Ask, arrived_s: float, outputs: Sequence[RequestOutput], problem: ApiError | None
+        self,
+        ask: Ask,
+        arrived_s: float,
+        outputs: Sequence[RequestOutput],
+        *,
+        problem: ApiError | None,
+        has_left: bool = False,
     ) -> None:
         """Tell metrics and logs of a request that has ended."""
+        self.under_way.pop(ask, None)
         for output in outputs:
             if output.queue_seconds is not None:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)
-        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem)
+        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left)
         for tell in self.on_served:
             try:
                 tell(served)
             except OSError as failure:  # a full disk is no fault of an answer that was computed
                 LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - its sentence says it
+
+    def num_so_far(self, ask: Ask) -> int:
+        """Return the tokens that the longest answer to a request has, while it is under way; else 0."""
+        return self.under_way[ask].num_generated if ask in self.under_way else 0
+
+    def note_later(self, note: Coroutine[Any, Any, None]) -> None:
+        """Run what notes a request whose end is under way; :meth:`stop` waits for it."""
+        task = asyncio.ensure_future(note)
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    def note_refused(self, problem: ApiError) -> None:
+        """Tell metrics of a request that was refused before the engine computed anything for it."""
+        for tell in self.on_refused:
+            tell(problem)
 
     def note_slow(self, cause: SlowCause) -> None:
         """Tell metrics of a connection that was ended since its client was too slow."""

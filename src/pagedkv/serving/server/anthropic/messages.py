@@ -123,8 +123,9 @@ class MessageAnswer:
             **self._head(),
             "content": content.blocks,
             **self._end(generation, answer),
-            "usage": as_usage(self.service.usage(generation.outputs), self.ask.breakpoints),
+            "usage": as_usage(self.service.usage(generation.outputs), generation.leased),
             "diagnostics": self._diagnosed(generation),
+            **generation.leases_refused,
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -146,8 +147,9 @@ class MessageAnswer:
         for each in content.finish():
             yield _written(each)
         self._keep_answer(generation, content)
-        told = as_usage(self.service.usage(generation.outputs), self.ask.breakpoints)
+        told = as_usage(self.service.usage(generation.outputs), generation.leased)
         end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": told}
+        end.update(generation.leases_refused)
         diagnosed = self._diagnosed(generation)
         if self.body.diagnostics is not None:
             end["diagnostics"] = diagnosed

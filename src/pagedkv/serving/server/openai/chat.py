@@ -102,6 +102,7 @@ class ChatCompletion:
             "model": self.service.config.model_name,
             "choices": choices,
             "usage": as_usage(self.service.usage(generation.outputs)),
+            **generation.leases_refused,
             **self._explained(generation),
         }
 
@@ -121,7 +122,7 @@ class ChatCompletion:
         told = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
+            told = {"usage": as_usage(self.service.usage(generation.outputs)), **generation.leases_refused, **told}
         if told:
             yield write(None, **told)
         yield DONE

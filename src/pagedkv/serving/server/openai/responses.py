@@ -116,7 +116,7 @@ class ResponseAnswer:
         if self._body.store is not False:
             self._stored.keep(self._ask.caller, self._ask.request_id, [*self._messages, message])
         status = _status(answer)
-        told = {**self._response(status), "usage": self._usage(generation)}
+        told = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
         if status == "incomplete":
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         return told
