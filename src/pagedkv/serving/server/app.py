@@ -6,8 +6,9 @@ What the paths do is in the protocols' rooms.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -53,16 +54,26 @@ BODIES: Final[list[type[BaseModel]]] = [
     CountRequest,
 ]
 
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
+
 CLIENT_GONE: Final = 499
 """Status of a request whose client has gone; no response is sent."""
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
     """Make the application.
 
     Args:
         service: what serves; the application starts it and stops it.
+        tracer_provider: one of OpenTelemetry, which gets a span a request; None: no spans.
+
+    Raises:
+        MissingExtraError: there is a provider, and OpenTelemetry is not installed.
     """
+    if tracer_provider is not None:
+        from pagedkv.serving.server.tracing import Tracing  # noqa: PLC0415 - an extra of its own
+
+        service.on_served.append(Tracing(service, cast("Any", tracer_provider)).served)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - as FastAPI calls it
@@ -90,7 +101,9 @@ def create_app(service: Service) -> FastAPI:
 
 def caller_of(service: Service, request: Request) -> Caller:
     """Tell whose request it is. Raises ApiError."""
-    return service.access.identify(request.headers)
+    caller = service.access.identify(request.headers)
+    trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
+    return replace(caller, trace=trace) if trace else caller
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
