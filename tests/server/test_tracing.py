@@ -17,7 +17,7 @@ from tests.server.serving import Script, make_service, running
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID: Final = "b7ad6b7169203331"
 PARENT: Final = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
-SECRET: Final = "a prompt that no span may have"
+PROMPT: Final = "a prompt that no span may have"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def served(exporter: InMemorySpanExporter) -> Iterator[Running]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     script = Script()
-    script.write(SECRET, "an answer of its own")
+    script.write(PROMPT, "an answer of its own")
     service = make_service(script)
     with running(service, create_app(service, tracer_provider=provider)) as url:
         yield Running(url, service, script)
@@ -41,7 +41,7 @@ def served(exporter: InMemorySpanExporter) -> Iterator[Running]:
 def ask(served: Running, exporter: InMemorySpanExporter, **more: object) -> tuple[httpx.Response, ReadableSpan]:
     """Ask, and return the answer with its one span."""
     exporter.clear()
-    body = {"model": "small", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 40, **more}
+    body = {"model": "small", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, **more}
     answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=PARENT, timeout=60)
     (span,) = exporter.get_finished_spans()
     return answer, span
@@ -84,7 +84,7 @@ def test_a_request_has_one_span_below_its_client_s(served: Running, exporter: In
 
 def test_no_text_is_in_a_span(served: Running, exporter: InMemorySpanExporter) -> None:
     _, span = ask(served, exporter, stop=["of its"])
-    for text in (SECRET, "an answer", "of its"):
+    for text in (PROMPT, "an answer", "of its"):
         assert text not in span.to_json()
 
 
