@@ -105,7 +105,7 @@ def goodput(num: int) -> dict[str, float]:
     """Tell good requests a second at several loads, and at 5 times capacity as a share of the best."""
     num_tokens = 16
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in _prompts(max(num, 200))]
-    with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "32", "--max-waiting", "16"):
+    with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "16", "--max-waiting", "16"):
         asyncio.run(stream_all(PORT, requests[:40], 8))
         alone = asyncio.run(stream_all(PORT, requests[:10], 1))
         first_s = FIRST_BOUND * statistics.median(each.first_s for each in alone)
@@ -118,7 +118,7 @@ def goodput(num: int) -> dict[str, float]:
             return each.first_s <= first_s and (not gaps or statistics.fmean(gaps) <= further_s)
 
         begun = time.perf_counter()
-        asyncio.run(stream_all(PORT, requests[:150], 40))
+        asyncio.run(stream_all(PORT, requests[:150], 16))
         capacity = 150 / (time.perf_counter() - begun)
         rates = {
             load: statistics.median(asyncio.run(_offered(requests, load * capacity, is_good)) for _ in range(2))

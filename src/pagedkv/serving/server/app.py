@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -127,7 +128,8 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:
         caller = caller_of(service, request)
-        return json_response(tokenize(service, await read_body(request, TokenizeRequest), caller))
+        body = await read_body(request, TokenizeRequest)
+        return json_response(await service.prepared(body.nbytes, partial(tokenize, service, body, caller)))
 
     @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
     async def detokenizing(request: Request) -> Response:
@@ -157,7 +159,8 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
     async def count_tokens(request: Request) -> Response:
         caller = caller_of(service, request)
-        return json_response(messages.count(await read_body(request, CountRequest), caller))
+        body = await read_body(request, CountRequest)
+        return json_response(await service.prepared(body.nbytes, partial(messages.count, body, caller)))
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

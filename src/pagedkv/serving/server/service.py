@@ -6,9 +6,10 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
@@ -24,11 +25,15 @@ from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
 
+T = TypeVar("T")
+
 LOG: Final = logging.getLogger("pagedkv.server")
 
 LONGEST_RETRY_S: Final = 60
 SERVERS_FAULT: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
+LONG_NBYTES: Final = 16 * 2**10
+"""Bytes of a body from which on it is tokenised beside the event loop: some 10 ms."""
 TOKENS_OF_BEGINNING: Final = 32
 """Tokens at a prompt's end that say how an answer begins."""
 
@@ -95,6 +100,7 @@ class Service:
         self.created_s = int(wall_clock())
         self.on_refused: list[Callable[[ApiError], None]] = []
         self.under_way: dict[Ask, Generation] = {}
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
         self._notes: set[asyncio.Task[None]] = set()
         self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
@@ -123,6 +129,7 @@ class Service:
         if self._engine is not None:
             await self._engine.aclose()
         await asyncio.gather(*self._notes)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     @property
     def engine(self) -> AsyncLLM:
@@ -209,6 +216,17 @@ class Service:
         if self.tokenizer is None:
             raise ApiError(400, "this server has no tokenizer: give prompts as token ids to /v1/completions")
 
+    async def prepared(self, nbytes: int, make: Callable[[], T]) -> T:
+        """Make something of a body; of a long one in a thread, one at a time, so that other requests go on.
+
+        Args:
+            nbytes: of the body.
+            make: renders templates and tokenises texts, some microseconds a character.
+        """
+        if nbytes < LONG_NBYTES:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, make)
+
     async def begin(self, ask: Ask) -> Generation:
         """Give a request to the engine; return its answers under way, once the engine has taken it.
 
@@ -248,7 +266,8 @@ class Service:
         """
         writer = generation.writers[index]
         if not writer.is_cut and index < MOST_KEPT_ANSWERS:
-            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids)
+            tenant = generation.ask.caller.tenant
+            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids, tenant)
 
     def note_arrived(self, ask: Ask) -> None:
         """Tell metrics and logs of a request that has come."""

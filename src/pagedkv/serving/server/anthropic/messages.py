@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import msgspec
@@ -56,7 +57,7 @@ class Messages:
         service = self._service
         service.require_model(body.model)
         conversation = conversation_of(body)
-        ask = as_ask(service, body, conversation, caller)
+        ask = await service.prepared(body.nbytes, partial(as_ask, service, body, conversation, caller))
         exchange = Exchange(service, ask, receive)
         answer = MessageAnswer(service, body, ask, self._memory, fingerprint_of(body, conversation))
         if body.stream:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import msgspec
@@ -40,7 +41,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     """
     service.require_model(body.model)
     refuse_unserved(body)
-    ask = as_ask(service, body, caller)
+    ask = await service.prepared(body.nbytes, partial(as_ask, service, body, caller))
     exchange = Exchange(service, ask, receive)
     answer = ChatCompletion(service, body, ask)
     if body.stream:
