@@ -9,6 +9,8 @@
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
     chat_prompts, kept_answers  conversations to tokens, so that a next turn hits
     parsing | grammars       what an answer says | what an answer may say
+    connections              deadlines of clients that stop sending or reading
+    metrics, token_gaps, request_log, tracing   what operators see
     access, config, errors, usage, ...   values and small parts
 """
 
@@ -16,6 +18,7 @@ from pagedkv.memory.contract.extras import needing
 
 with needing("server", "pagedkv.server"):
     import fastapi  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import httptools  # noqa: F401 - as fastapi
     import msgspec  # noqa: F401 - as fastapi
     import uvicorn  # noqa: F401 - as fastapi
 

@@ -8,7 +8,6 @@ from typing import final
 
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 __all__ = ["TokenGaps"]
 
@@ -52,6 +51,7 @@ class TokenGaps(Collector):
             self._name, "Seconds between two tokens of an answer.", labels=list(self._labels)
         )
         counts = accumulate(tuple(self._counts))
-        buckets = [(floatToGoString(bound), float(count)) for bound, count in zip(self._bounds, counts, strict=True)]
+        names = ["+Inf" if bound == inf else str(bound) for bound in self._bounds]
+        buckets = [(name, float(count)) for name, count in zip(names, counts, strict=True)]
         family.add_metric(list(self._labels.values()), buckets, self._sum_s)
         yield family

@@ -8,13 +8,11 @@ may change.
 
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
-from pagedkv.memory.contract.errors import MissingExtraError
+from pagedkv.memory.contract.extras import needing
 
-try:
+with needing("otel", "tracing"):
     from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ModuleNotFoundError as problem:
-    raise MissingExtraError("tracing needs OpenTelemetry: pip install 'pagedkv[otel]'") from problem
 
 if TYPE_CHECKING:
     from pagedkv.serving.server.service import Served, Service
