@@ -37,6 +37,7 @@ class Heard:
         answers: text by prompt, of whole and of streamed answers that were read to their end.
         num_prompt, num_cached, num_generated: sums of usage; num_chunks: streamed.
         statuses: of answers, how often; num_left: clients that left.
+        request_ids: identities of the answers that were read to their end.
     """
 
     answers: dict[str, set[str]] = field(default_factory=dict)
@@ -46,9 +47,11 @@ class Heard:
     num_chunks: int = 0
     num_left: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
+    request_ids: set[str] = field(default_factory=set)
 
-    def note(self, prompt: str, text: str, usage: dict[str, Any]) -> None:
+    def note(self, prompt: str, text: str, usage: dict[str, Any], request_id: str) -> None:
         """Note an answer that was read to its end."""
+        self.request_ids.add(request_id)
         self.answers.setdefault(prompt, set()).add(text)
         self.num_prompt += usage["prompt_tokens"]
         self.num_cached += usage["prompt_tokens_details"]["cached_tokens"]
@@ -94,18 +97,19 @@ async def _ask(  # noqa: PLR0913, PLR0917 - a prompt, chances, and where to note
     heard.statuses[answer.status_code] = heard.statuses.get(answer.status_code, 0) + 1
     if answer.status_code == httpx.codes.OK:
         told = answer.json()
-        heard.note(prompt, told["choices"][0]["message"]["content"], told["usage"])
+        heard.note(prompt, told["choices"][0]["message"]["content"], told["usage"], told["id"])
 
 
 async def _read(streamed: httpx.Response, prompt: str, chance: float, mix: Mix, heard: Heard) -> None:
     text: list[str] = []
     usage: dict[str, Any] | None = None
+    request_id = ""
     async for line in streamed.aiter_lines():
         if not line.startswith("data: {"):
             continue
         heard.num_chunks += 1
         told = httpx.Response(200, text=line[6:]).json()
-        usage = told.get("usage", usage)
+        usage, request_id = told.get("usage", usage), told["id"]
         text += [choice["delta"].get("content", "") for choice in told["choices"]]
         if chance < mix.left and heard.num_chunks and len(text) > 1:
             heard.num_left += 1
@@ -113,4 +117,4 @@ async def _read(streamed: httpx.Response, prompt: str, chance: float, mix: Mix, 
         if chance > 1 - mix.slow:
             await asyncio.sleep(SLOW_S)
     assert usage is not None, "a stream has ended without usage"
-    heard.note(prompt, "".join(text), usage)
+    heard.note(prompt, "".join(text), usage, request_id)

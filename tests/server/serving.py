@@ -1,6 +1,7 @@
 """A server in a thread, over a model whose answers a test writes beforehand."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,14 +11,17 @@ from typing import Any, Final, cast
 import torch
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
 from pagedkv.serving.server import Access, OpenAccess, ServerConfig, Service, create_app
+from pagedkv.serving.server.running import uvicorn_config
 
 PATIENCE_S: Final = 120.0
+HOST: Final = "127.0.0.1"
 END: Final = "<|im_end|>"
 SPECIAL: Final = ("<|im_start|>", END, "<think>", "</think>", "<tool_call>", "</tool_call>")
 NUM_BYTES: Final = 256
@@ -123,12 +127,25 @@ def make_service(script: Script, access: Access | None = None, *, longest: int =
 
 
 @contextmanager
-def running(service: Service, *, adds: Callable[[FastAPI, Service], None] | None = None) -> Iterator[str]:
-    """Run a server on a free port; yield its address. ``adds``: adds more to its application."""
-    app = create_app(service)
+def running(
+    service: Service,
+    app: ASGIApp | None = None,
+    *,
+    adds: Callable[[FastAPI, Service], None] | None = None,
+    send_nbytes: int | None = None,
+) -> Iterator[str]:
+    """Run a server on a free port; yield its address.
+
+    Args:
+        service: what serves.
+        app: another application than its own.
+        adds: adds more to its own application.
+        send_nbytes: bytes that the kernel holds of what a client has not read; None: what it likes.
+    """
+    own = create_app(service)
     if adds is not None:
-        adds(app, service)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+        adds(own, service)
+    server = uvicorn.Server(uvicorn_config(own if app is None else app, service, host=HOST, port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + PATIENCE_S
@@ -136,7 +153,10 @@ def running(service: Service, *, adds: Callable[[FastAPI, Service], None] | None
         assert thread.is_alive(), "the server ended before it began"
         assert time.monotonic() < until, "the server did not begin"
         thread.join(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    (listening,) = server.servers[0].sockets
+    if send_nbytes is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_nbytes)
+    port = listening.getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
     finally:

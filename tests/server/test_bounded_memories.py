@@ -6,6 +6,7 @@ from pagedkv.memory.contract.miss_causes import Explanation, MissCause
 from pagedkv.serving.server import ApiError, Caller
 from pagedkv.serving.server.anthropic.content import ContentBlocks
 from pagedkv.serving.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
+from pagedkv.serving.server.kept_answers import KeptAnswers
 from pagedkv.serving.server.openai.response_items import StoredResponses
 from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd
 
@@ -78,3 +79,17 @@ def test_arguments_that_broke_off_are_told_as_none(arguments: str) -> None:
         "content_block_delta",
         "content_block_stop",
     ]
+
+
+def test_a_tenant_that_keeps_much_pushes_out_its_own() -> None:
+    kept = KeptAnswers(100)
+    kept.keep(b"small", range(40), "one")
+    for number in range(20):
+        kept.keep(bytes([number]), range(20), "other")
+    assert kept.find(b"small", "one") is not None
+    assert kept.find(b"small", "other") is None
+    assert [kept.find(bytes([number]), "other") is not None for number in range(16, 20)] == [False, True, True, True]
+    assert kept.num_tokens == 100
+    kept.keep(b"all", range(100), "one")
+    assert kept.find(b"all", "one") is None, "the largest tenant loses, itself among them"
+    assert kept.num_tokens == 60

@@ -98,7 +98,7 @@ def test_other_tools_and_options_are_another_conversation(chat: Chat) -> None:
 def test_another_tenant_has_other_conversations() -> None:
     chats = prompts()
     mine, other = Caller("a", b"salt of a"), Caller("b", b"salt of b")
-    chats.keep(chats.prepare(Chat(FIRST), mine), ANSWER, [*b"TWO"])
+    chats.keep(chats.prepare(Chat(FIRST), mine), ANSWER, [*b"TWO"], mine.tenant)
     assert "TWO" in text(chats.prepare(Chat(SECOND), mine).token_ids)
     assert "TWO" not in text(chats.prepare(Chat(SECOND), other).token_ids)
 

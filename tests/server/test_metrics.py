@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,14 @@ from typer.testing import CliRunner
 from pagedkv.cli.app import app
 from pagedkv.cli.server_building import log_requests
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.engine import Breakpoint, Completion, RequestOutput, SamplingParams
+from pagedkv.serving.server import Caller, RequestLog
+from pagedkv.serving.server.anthropic.usage import as_usage
+from pagedkv.serving.server.generation import Ask, Generation, Prepared
+from pagedkv.serving.server.parsing import PlainParser
+from pagedkv.serving.server.service import Served
+from pagedkv.serving.server.token_gaps import TokenGaps
+from pagedkv.serving.server.usage import usage_of
 from tests.server.conftest import Running
 from tests.server.serving import Script, make_service, running
 
@@ -125,3 +134,97 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running
     ):
         pass
     assert path.read_text() == "yesterday's"
+
+
+def test_refusals_are_counted_by_reason(server: Running) -> None:
+    """With requests that reached no engine: those of the queue are in test_disconnects.py."""
+    before = numbers(httpx.get(f"{server.url}/metrics").text)
+    assert ask(server.url, "x", temperature=9).status_code == 400
+    assert ask(server.url, "x" * 9000).status_code == 400
+    assert ask(server.url, "x", model="other").status_code == 404
+    told = numbers(httpx.get(f"{server.url}/metrics").text)
+    reasons = ("invalid", "context_length_exceeded", "model_not_found")
+    names = [f"pagedkv:refused_requests_total/{reason}" for reason in reasons]
+    assert [told[name] - before.get(name, 0) for name in names] == [1, 1, 1]
+
+
+def test_tokens_of_a_client_that_left_are_counted_and_logged(tmp_path: Path) -> None:
+    service = make_service(Script())
+    path = tmp_path / "served.jsonl"
+    with log_requests(service, path, tells_tokens=True), running(service) as url:
+        wish = {"model": "small", "messages": [{"role": "user", "content": "left"}], "max_tokens": 1500}
+        wish |= {"stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=wish, timeout=60) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            assert [next(lines) for _ in range(5)]
+        while service.under_way:
+            threading.Event().wait(0.01)
+        told = numbers(httpx.get(f"{url}/metrics").text)
+    row = json.loads(path.read_text().splitlines()[1])
+    assert row["x_status"] == "left"
+    assert row["output_length"] == len(row["output_token_ids"]) >= 3
+    assert told["pagedkv:left_generation_tokens_total"] == told["vllm:generation_tokens_total"] == row["output_length"]
+    assert told["pagedkv:requests_left_total"] == told["vllm:request_success_total/aborted"] == 1
+
+
+def test_leases_are_counted(server: Running) -> None:
+    before = numbers(httpx.get(f"{server.url}/metrics").text)
+    marked = [{"type": "text", "text": PREFIX, "prompt_cache_breakpoint": {"mode": "explicit"}}]
+    answer = ask(server.url, "", messages=[{"role": "user", "content": marked}]).json()
+    told = numbers(httpx.get(f"{server.url}/metrics").text)
+    name = "pagedkv:breakpoint_leases_total/taken"
+    assert told[name] - before.get(name, 0) == 1
+    assert told["pagedkv:leased_blocks"] >= len(PREFIX) // 16
+    assert "cache_leases_refused" not in answer
+
+
+def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:
+    breakpoints = (Breakpoint(16, 300.0), Breakpoint(32, 3600.0))
+    ask = Ask(
+        "/", "1", Caller(None), [Prepared(range(40))], SamplingParams(), str, PlainParser, breakpoints=breakpoints
+    )
+    generation = Generation(ask, [])
+    completion = Completion(0, (1, 2), "length")
+    output = RequestOutput(0, tuple(range(40)), (completion,), 0, 0, 0, 0.1, 0.2, breakpoint_tokens=(16, 0))
+    generation.outputs = [output]
+    assert generation.leased == breakpoints[:1]
+    assert generation.leases_refused == {"cache_leases_refused": 1}
+    told = as_usage(usage_of([output], 16, is_caching=True), generation.leased)
+    assert told["cache_creation"] == {"ephemeral_5m_input_tokens": 16, "ephemeral_1h_input_tokens": 0}
+    assert told["input_tokens"] == 24
+
+
+def test_gaps_between_tokens_count_each_sequence() -> None:
+    gaps = TokenGaps("gaps", (1.0, 2.0), {"model_name": "small"})
+    for now_s, num_decoded in ((0.0, 5), (0.5, 3), (2.5, 2), (9.0, 1), (100.0, 0), (100.5, 4)):
+        gaps.note(now_s, num_decoded)
+    (family,) = gaps.collect()
+    values = {(sample.name, sample.labels.get("le")): sample.value for sample in family.samples}
+    assert values["gaps_bucket", "1.0"] == 3 + 4
+    assert values["gaps_bucket", "2.0"] == 3 + 4 + 2
+    assert values["gaps_bucket", "+Inf"] == values["gaps_count", None] == 3 + 4 + 2 + 1
+    assert values["gaps_sum", None] == pytest.approx(3 * 0.5 + 2 * 2.0 + 6.5 + 4 * 0.5)
+
+
+def test_a_long_request_holds_few_rows_back(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    times = iter(range(100))
+    log = RequestLog(path, 16, num_so_far=lambda _: 7, most_held=3, clock=lambda: float(next(times)))
+    asks = [
+        Ask("/", f"{number}", Caller(None), [Prepared([1, 2, 3])], SamplingParams(), str, PlainParser)
+        for number in range(6)
+    ]
+    for each in asks:
+        log.arrived(each)
+    for each in asks[1:5]:
+        log.served(Served(each, 0.0, 1.0, [], None))
+    rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [(row["arrival_s"], row["x_status"]) for row in rows] == [
+        (1, "under way"),
+        *((number, "answered") for number in (2, 3, 4, 5)),
+    ]
+    assert rows[0]["output_length"] == 7
+    log.served(Served(asks[0], 0.0, 9.0, [], None))
+    log.served(Served(asks[5], 0.0, 9.0, [], None))
+    log.close()
+    assert [json.loads(line)["arrival_s"] for line in path.read_text().splitlines()[1:]] == [1, 2, 3, 4, 5, 6]

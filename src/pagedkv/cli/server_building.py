@@ -46,7 +46,7 @@ def log_requests(service: Service, path: Path | None, *, tells_tokens: bool) -> 
     if path is None:
         yield
         return
-    log = RequestLog(path, service.block_size, tells_tokens=tells_tokens)
+    log = RequestLog(path, service.block_size, tells_tokens=tells_tokens, num_so_far=service.num_so_far)
     service.on_arrived.append(log.arrived)
     service.on_served.append(log.served)
     try:

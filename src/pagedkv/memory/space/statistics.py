@@ -12,6 +12,7 @@ from pagedkv.memory.pool.blocks import (
     NUM_EVICTED,
     NUM_FREE,
     NUM_HIT_BLOCKS,
+    NUM_LEASED,
     NUM_NAMED,
 )
 from pagedkv.memory.space.holding import num_held
@@ -39,6 +40,7 @@ class PoolStatistics:
         num_evictions: of these, blocks that had cached content.
         num_hit_blocks: references given to cached blocks.
         nbytes: host memory of the bookkeeping.
+        num_leased: of the free blocks, those that leases keep.
     """
 
     name: str
@@ -53,6 +55,7 @@ class PoolStatistics:
     num_evictions: int
     num_hit_blocks: int
     nbytes: int
+    num_leased: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +113,5 @@ def _of_pool(pool: BlockPool, num_held: int) -> PoolStatistics:
         num_evictions=counts[NUM_EVICTED],
         num_hit_blocks=counts[NUM_HIT_BLOCKS],
         nbytes=pool.nbytes,
+        num_leased=counts[NUM_LEASED],
     )

@@ -34,6 +34,7 @@ class Mailbox:
         self.output: RequestOutput | None = None
         self.problem: Exception | None = None
         self.changed = asyncio.Event()
+        self.ended = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
@@ -65,6 +66,8 @@ def deliver(letters: Iterable[Letter]) -> None:
         mailbox.output = mailbox.output or letter.output
         mailbox.problem = mailbox.problem or letter.problem
         mailbox.changed.set()
+        if mailbox.is_over:
+            mailbox.ended.set()
 
 
 @final
@@ -89,7 +92,7 @@ class AnswerStream:
     async def __anext__(self) -> TokenUpdate:
         """Wait for new tokens of any of the answers. Raises as :meth:`output`, after what came before."""
         mailbox = self._mailbox
-        await self._wait(lambda: bool(mailbox.updates))
+        await self._wait_for_updates()
         if mailbox.updates:
             return mailbox.updates.popleft()
         self._raise_problem()
@@ -100,13 +103,36 @@ class AnswerStream:
 
         A reader that was slow so gets in one piece what came meanwhile.
         """
-        updates = self._mailbox.updates
-        await self._wait(lambda: bool(updates))
-        if not updates:
+        await self._wait_for_updates()
+        taken = self.taken()
+        if not taken:
             self._raise_problem()
+        return taken
+
+    def taken(self) -> tuple[TokenUpdate, ...]:
+        """Return new tokens that have come and were not read; waits for none. O(updates)."""
+        updates = self._mailbox.updates
         taken = tuple(updates)
         updates.clear()
         return taken
+
+    @property
+    def result(self) -> RequestOutput | None:
+        """All answers, where they have ended; None before, and where the request was not served."""
+        return self._mailbox.output
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._mailbox.is_over
+
+    @property
+    def num_unread(self) -> int:
+        """New tokens that have come and were not read, of the answer with the most. O(updates)."""
+        by_answer: dict[int, int] = {}
+        for each in self._mailbox.updates:
+            by_answer[each.index] = by_answer.get(each.index, 0) + len(each.token_ids)
+        return max(by_answer.values(), default=0)
 
     async def accepted(self) -> None:
         """Wait until the engine has taken the request into its queue; who then goes on feels back-pressure.
@@ -116,12 +142,18 @@ class AnswerStream:
             QueueFullError: as many wait as may, and the engine was told to refuse more.
             EngineError: the engine has failed, or was closed.
         """
-        await self._wait(lambda: self._mailbox.is_accepted)
+        mailbox = self._mailbox
+        while not mailbox.is_accepted and not mailbox.is_over:
+            await self._wait(mailbox.changed)
         self._raise_problem()
 
     async def output(self) -> RequestOutput:
-        """Wait for the end of all answers; updates need not be read. Raises as :meth:`accepted`."""
-        await self._wait(lambda: False)
+        """Wait for the end of all answers; updates need not be read. Raises as :meth:`accepted`.
+
+        The task that waits runs once, at the end, not for each new token.
+        """
+        if not self._mailbox.is_over:
+            await self._wait(self._mailbox.ended)
         self._raise_problem()
         assert self._mailbox.output is not None, "a stream is over without an output"
         return self._mailbox.output
@@ -130,13 +162,17 @@ class AnswerStream:
         """End the request now; :meth:`output` then tells what it had. One that is over stays as it is."""
         self._close()
 
-    async def _wait(self, is_there: Callable[[], bool]) -> None:
-        """Wait until something is there, or nothing more comes; who is cancelled meanwhile ends the request."""
-        changed = self._mailbox.changed
+    async def _wait_for_updates(self) -> None:
+        """Wait until new tokens have come, or nothing more comes."""
+        mailbox = self._mailbox
+        while not mailbox.updates and not mailbox.is_over:
+            await self._wait(mailbox.changed)
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        """Wait for an event of the mailbox; a task that is cancelled meanwhile ends the request."""
+        event.clear()
         try:
-            while not is_there() and not self._mailbox.is_over:
-                changed.clear()
-                await changed.wait()
+            await event.wait()
         except asyncio.CancelledError:
             self._close()
             raise

@@ -10,6 +10,8 @@
     chat_prompts, kept_answers  conversations to tokens, so that a next turn hits
     parsing | grammars       what an answer says | what an answer may say
     inspector                a page that shows blocks, requests and misses, where it was asked for
+    connections              deadlines of clients that stop sending or reading
+    metrics, token_gaps, request_log, tracing   what operators see
     access, config, errors, usage, ...   values and small parts
 """
 
@@ -17,6 +19,7 @@ from pagedkv.memory.contract.extras import needing
 
 with needing("server", "pagedkv.server"):
     import fastapi  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import httptools  # noqa: F401 - as fastapi
     import msgspec  # noqa: F401 - as fastapi
     import uvicorn  # noqa: F401 - as fastapi
 

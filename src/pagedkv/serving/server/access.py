@@ -26,7 +26,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -48,11 +48,13 @@ class Caller:
         tenant: name of the tenant; None: the server does not tell callers apart.
         salt: part of the identity of every block that its prompts publish or hit.
         is_admin: whether it may read metrics and the inspector.
+        trace: names and values of its trace's headers.
     """
 
     tenant: str | None
     salt: bytes = b""
     is_admin: bool = False
+    trace: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
     def is_alone(self) -> bool:

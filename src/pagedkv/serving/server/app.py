@@ -6,8 +6,10 @@ What the paths do is in the protocols' rooms.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -53,16 +55,26 @@ BODIES: Final[list[type[BaseModel]]] = [
     CountRequest,
 ]
 
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
+
 CLIENT_GONE: Final = 499
 """Status of a request whose client has gone; no response is sent."""
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
     """Make the application.
 
     Args:
         service: what serves; the application starts it and stops it.
+        tracer_provider: one of OpenTelemetry, which gets a span a request; None: no spans.
+
+    Raises:
+        MissingExtraError: there is a provider, and OpenTelemetry is not installed.
     """
+    if tracer_provider is not None:
+        from pagedkv.serving.server.tracing import Tracing  # noqa: PLC0415 - an extra of its own
+
+        service.on_served.append(Tracing(service, cast("Any", tracer_provider)).served)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - as FastAPI calls it
@@ -80,7 +92,7 @@ def create_app(service: Service) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
-    _add_errors(app)
+    _add_errors(app, service)
     _add_health(app, service)
     _add_openai(app, service)
     _add_anthropic(app, service)
@@ -90,7 +102,9 @@ def create_app(service: Service) -> FastAPI:
 
 def caller_of(service: Service, request: Request) -> Caller:
     """Tell whose request it is. Raises ApiError."""
-    return service.access.identify(request.headers)
+    caller = service.access.identify(request.headers)
+    trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
+    return replace(caller, trace=trace) if trace else caller
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
@@ -114,7 +128,8 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:
         caller = caller_of(service, request)
-        return json_response(tokenize(service, await read_body(request, TokenizeRequest), caller))
+        body = await read_body(request, TokenizeRequest)
+        return json_response(await service.prepared(body.nbytes, partial(tokenize, service, body, caller)))
 
     @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
     async def detokenizing(request: Request) -> Response:
@@ -144,13 +159,16 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
     async def count_tokens(request: Request) -> Response:
         caller = caller_of(service, request)
-        return json_response(messages.count(await read_body(request, CountRequest), caller))
+        body = await read_body(request, CountRequest)
+        return json_response(await service.prepared(body.nbytes, partial(messages.count, body, caller)))
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
     metrics = Metrics(service)
     service.on_served.append(metrics.served)
     service.on_step.append(metrics.stepped)
+    service.on_slow.append(metrics.slowed)
+    service.on_refused.append(metrics.refused)
 
     @app.get("/health")
     async def health() -> Response:
@@ -167,6 +185,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
         """Answer with the numbers of the server, for Prometheus; needs an administrator's key where there are keys."""
         if not caller_of(service, request).is_admin:
             raise ApiError(403, "metrics are for administrators: this key is none")
+        await metrics.read_engine()
         text, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
@@ -175,18 +194,18 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return json_response({"version": app.version})
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, problem: ApiError) -> Response:
-        return _refusal(request, problem)
+        return _refusal(service, request, problem)
 
     @app.exception_handler(PagedKVError)
     async def engine_error(request: Request, problem: PagedKVError) -> Response:
-        return _refusal(request, as_api_error(problem))
+        return _refusal(service, request, as_api_error(problem))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, problem: HTTPException) -> Response:
-        return _refusal(request, ApiError(problem.status_code, str(problem.detail)))
+        return _refusal(service, request, ApiError(problem.status_code, str(problem.detail)))
 
     @app.exception_handler(ClientGoneError)
     @app.exception_handler(ClientDisconnect)  # before its body was read
@@ -196,10 +215,12 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, problem: Exception) -> Response:
         LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
-        return _refusal(request, ApiError(500, "the server failed at this request; its log says why"))
+        return _refusal(service, request, ApiError(500, "the server failed at this request; its log says why"))
 
 
-def _refusal(request: Request, problem: ApiError) -> Response:
+def _refusal(service: Service, request: Request, problem: ApiError) -> Response:
+    if problem.is_refusal:
+        service.note_refused(problem)
     is_anthropic = request.url.path.startswith("/v1/messages")
     body = problem.as_anthropic() if is_anthropic else problem.as_openai()
     return json_response(body, problem.status, problem.headers)

@@ -3,18 +3,36 @@
 FastAPI's own reading goes through Python's JSON, which lets lone halves of characters through that no tokenizer takes.
 """
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 from starlette.requests import Request
 
 from pagedkv.serving.server.errors import ApiError
 
-__all__ = ["COMPONENTS", "documented", "read_body", "schemas_of"]
+__all__ = ["COMPONENTS", "Body", "documented", "read_body", "schemas_of"]
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound="Body")
 
 COMPONENTS: Final = "#/components/schemas/{model}"
+
+
+class Body(BaseModel):
+    """A body, or a part of one."""
+
+    _nbytes: int = PrivateAttr(default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its JSON; 0 of what was not read from a request."""
+        return self._nbytes
+
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        """Read JSON. Raises ValidationError."""
+        body = cls.model_validate_json(raw)
+        body._nbytes = len(raw)  # noqa: SLF001 - its own class
+        return body
 
 
 async def read_body(request: Request, model: type[B]) -> B:
@@ -26,7 +44,7 @@ async def read_body(request: Request, model: type[B]) -> B:
     """
     raw = await request.body()
     try:
-        return model.model_validate_json(raw)
+        return model.read(raw)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -54,7 +54,7 @@ class ChatPrompts:
         setting = [chat.tools, chat.template, dict(chat.options), chat.is_continued]
         digests = conversation_digests(caller.salt, setting, chat.messages)
         conversation = None if chat.is_continued else digests[-1] if digests else None
-        known = None if chat.is_continued else self._continued(chat, digests)
+        known = None if chat.is_continued else self._continued(chat, digests, caller)
         if known is not None:
             token_ids, num_kept_tokens = known
             return Prepared(token_ids, conversation, num_kept_tokens)
@@ -63,24 +63,27 @@ class ChatPrompts:
         require_short(text, self._longest_text)
         return Prepared(self._encode(text), conversation)
 
-    def keep(self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int]) -> None:
+    def keep(
+        self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int], tenant: str | None = None
+    ) -> None:
         """Keep what was computed for a conversation, with the message that its client got.
 
         Args:
             prepared: its prompt.
             message: the answer, as the client got it.
             token_ids: of the answer, without the token that ended it.
+            tenant: whose conversation it is.
         """
         if prepared.conversation is not None:
             digest = next_digest(prepared.conversation, message)
-            self._kept.keep(digest, [*prepared.token_ids, *token_ids])
+            self._kept.keep(digest, [*prepared.token_ids, *token_ids], tenant)
 
-    def _continued(self, chat: Chat, digests: Sequence[bytes]) -> tuple[list[int], int] | None:
+    def _continued(self, chat: Chat, digests: Sequence[bytes], caller: Caller) -> tuple[list[int], int] | None:
         """Find the last answer that was kept; return its conversation's tokens with those of what follows it."""
         for place in range(len(digests) - 1, -1, -1):
             if chat.messages[place].get("role") != ANSWER_ROLE:
                 continue
-            kept = self._kept.find(digests[place])
+            kept = self._kept.find(digests[place], caller.tenant)
             if kept is None:
                 continue
             tail = self._tail_behind(chat, place)

@@ -1,13 +1,17 @@
 """ServerConfig: the name, limits and habits of a server."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pagedkv.memory.contract.arguments import as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["ServerConfig"]
+__all__ = ["ServerConfig", "SlowCause"]
 
 MIB = 2**20
+
+SlowCause: TypeAlias = Literal["header", "body", "write"]
+"""What a client was too slow at: sending a header, sending a body, reading an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,10 @@ class ServerConfig:
         max_prompts: prompts of one request of ``/v1/completions``, at most.
         max_answers: answers of one request (``n`` times its prompts), at most.
         deadline_s: seconds after which a request ends with an error; None: none. A request may ask for less.
+        header_deadline_s, body_deadline_s: seconds in which a client has to send the header, and then the body, of a
+            request; else its connection is ended with 408.
+        write_deadline_s: seconds in which a client has to read what fills the write buffer, some 64 KiB; else its
+            connection is ended, and its request with it.
         drain_s: seconds that requests under way have to end once the server was asked to stop.
         kept_tokens: tokens of prompts and answers that are kept so that a conversation's next turn continues with the
             very tokens of its last answer; 4 bytes each. 0: none are kept.
@@ -35,6 +43,9 @@ class ServerConfig:
     max_prompts: int = 128
     max_answers: int = 128
     deadline_s: float | None = None
+    header_deadline_s: float = 30.0
+    body_deadline_s: float = 120.0
+    write_deadline_s: float = 60.0
     drain_s: float = 30.0
     kept_tokens: int = 4_000_000
     tool_parser: str = "auto"
@@ -46,7 +57,11 @@ class ServerConfig:
         for name in ("max_body_nbytes", "max_waiting", "max_prompts", "max_answers"):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kept_tokens, "kept_tokens")
-        if self.deadline_s is not None and as_number(self.deadline_s, "deadline_s") <= 0:
-            raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
+        for name in ("deadline_s", "header_deadline_s", "body_deadline_s", "write_deadline_s"):
+            seconds = getattr(self, name)
+            if seconds is None and name == "deadline_s":
+                continue
+            if as_number(seconds, name) <= 0:
+                raise ConfigurationError(f"{name} must be above 0, got {seconds}")
         if as_number(self.drain_s, "drain_s") < 0:
             raise ConfigurationError(f"drain_s must be at least 0, got {self.drain_s}")

@@ -59,6 +59,21 @@ NEVER_AGAIN: Final = frozenset({500, 501, 504})
 """What clients would meet again; the official ones try again at any status from 500 on, unless a header says no."""
 
 
+FIRST_FAULT: Final = 500
+REFUSALS: Final = frozenset({"draining"})
+REASONS: Final = {
+    400: "invalid",
+    401: "no_key",
+    403: "not_allowed",
+    404: "not_found",
+    405: "no_such_method",
+    413: "body_too_large",
+    422: "invalid",
+    429: "queue_full",
+}
+"""Words for metrics where an error has no code of its own."""
+
+
 class ApiError(Exception):
     """A request that is refused, or an answer that ended without what was asked for.
 
@@ -84,6 +99,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was computed for the request: it was wrong, not allowed, or came when there was no room."""
+        return self.status < FIRST_FAULT or self.code in REFUSALS
+
+    @property
+    def reason(self) -> str:
+        """Why, in a word for metrics: the code, else what the status means."""
+        return self.code or REASONS.get(self.status, "other")
 
     @property
     def headers(self) -> dict[str, str]:

@@ -5,11 +5,13 @@ Metrics and logs get each request once. A request whose client has gone ends wit
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import TypeVar, final
 
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagedkv.serving.engine import RequestOutput
 from pagedkv.serving.server.disconnects import ClientGoneError, while_connected
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream
@@ -54,7 +56,7 @@ class Exchange:
     async def _whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
         generation: Generation | None = None
         try:
-            generation = await self._service.begin(self._ask)
+            generation = await self._begin()
             response = answer(generation, await generation.finished())
         except asyncio.CancelledError:
             self._note(generation, None)
@@ -83,7 +85,7 @@ class Exchange:
         """
         self._service.note_arrived(self._ask)
         try:
-            generation = await while_connected(self._receive, self._service.begin(self._ask))
+            generation = await while_connected(self._receive, self._begin())
         except (ClientGoneError, asyncio.CancelledError):
             self._note(None, None)
             raise
@@ -116,10 +118,26 @@ class Exchange:
             await events.aclose()
             self._note(generation, problem)
 
+    async def _begin(self) -> Generation:
+        generation = await self._service.begin(self._ask)
+        self._service.under_way[self._ask] = generation
+        return generation
+
     def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
-        """Tell metrics and logs, once."""
+        """Tell metrics and logs, once; of answers that were ended as soon as the engine has counted their tokens."""
         if self._is_noted:
             return
         self._is_noted = True
-        outputs = () if generation is None else generation.outputs
-        self._service.note_served(self._ask, self._arrived_s, outputs, problem)
+        has_left = problem is None and (generation is None or not generation.outputs)
+        end = partial(self._service.note_served, self._ask, self._arrived_s, problem=problem, has_left=has_left)
+        if generation is None:
+            end(())
+        elif generation.is_over:
+            end(generation.results)
+        else:
+            self._service.note_later(self._note_when_over(generation, end))
+
+    @staticmethod
+    async def _note_when_over(generation: Generation, end: Callable[[Sequence[RequestOutput]], None]) -> None:
+        await generation.over()
+        end(generation.results)

@@ -15,6 +15,7 @@ last known answer is tokenised.
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,10 @@ TOLD: Final = ("role", "content", "name", "tool_call_id")
 
 @final
 class KeptAnswers:
-    """Tokens by the digest of the conversation that they are; those used least recently are dropped first.
+    """Tokens by the digest of the conversation that they are.
+
+    Where there are too many, the tenant with the most tokens loses those that it used least recently. So a tenant that
+    has no more than its equal share keeps all of them, whatever others do. Threads may use it at once.
 
     Args:
         max_tokens: tokens that are kept at most, 4 bytes each.
@@ -41,33 +45,44 @@ class KeptAnswers:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._num_tokens = 0
-        self._by_digest: OrderedDict[bytes, Int32Array] = OrderedDict()
+        self._lock = threading.Lock()
+        self._num_tokens: dict[str | None, int] = {}
+        self._kept: dict[str | None, OrderedDict[bytes, Int32Array]] = {}
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are kept."""
-        return self._num_tokens
+        with self._lock:
+            return sum(self._num_tokens.values())
 
-    def keep(self, digest: bytes, token_ids: Sequence[int]) -> None:
-        """Keep the tokens of a conversation that ended with an answer. O(tokens)."""
+    def keep(self, digest: bytes, token_ids: Sequence[int], tenant: str | None = None) -> None:
+        """Keep the tokens of a conversation that ended with an answer. O(tokens + tenants x conversations dropped)."""
         if len(token_ids) > self._max_tokens:
             return
-        self._drop(digest)
-        self._by_digest[digest] = np.array(token_ids, np.int32)
-        self._num_tokens += len(token_ids)
-        while self._num_tokens > self._max_tokens:
-            self._drop(next(iter(self._by_digest)))
+        with self._lock:
+            self._drop(tenant, digest)
+            self._kept.setdefault(tenant, OrderedDict())[digest] = np.array(token_ids, np.int32)
+            self._num_tokens[tenant] = self._num_tokens.get(tenant, 0) + len(token_ids)
+            while sum(self._num_tokens.values()) > self._max_tokens:
+                largest = max(self._num_tokens, key=self._num_tokens.__getitem__)
+                self._drop(largest, next(iter(self._kept[largest])))
 
-    def find(self, digest: bytes) -> Int32Array | None:
-        """Return the tokens of a conversation: int32; None where they are not kept."""
-        found = self._by_digest.get(digest)
-        if found is not None:
-            self._by_digest.move_to_end(digest)
-        return found
+    def find(self, digest: bytes, tenant: str | None = None) -> Int32Array | None:
+        """Return the tokens of a tenant's conversation: int32; None where they are not kept."""
+        with self._lock:
+            kept = self._kept.get(tenant, OrderedDict())
+            found = kept.get(digest)
+            if found is not None:
+                kept.move_to_end(digest)
+            return found
 
-    def _drop(self, digest: bytes) -> None:
-        self._num_tokens -= len(self._by_digest.pop(digest, ()))
+    def _drop(self, tenant: str | None, digest: bytes) -> None:
+        dropped = self._kept.get(tenant, OrderedDict()).pop(digest, None)
+        if dropped is None:
+            return
+        self._num_tokens[tenant] -= len(dropped)
+        if not self._kept[tenant]:
+            del self._kept[tenant], self._num_tokens[tenant]
 
 
 def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

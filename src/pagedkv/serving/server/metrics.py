@@ -1,21 +1,29 @@
 """Metrics: numbers of the server for Prometheus, under vLLM's names where they mean the same, and ours beside them.
 
-Counters of a request are raised once, when it has ended; gauges are read from the engine when they are asked for. No
-label names a tenant, a key or a text.
+Counters of a request are raised once, when it has ended. Gauges are read by the engine's thread between two steps when
+they are asked for: another thread may find the block space half changed. No label names a tenant, a key or a text.
 """
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
+from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import RequestOutput, StepRecord
+from pagedkv.serving.server.config import SlowCause
+from pagedkv.serving.server.engine_numbers import EngineNumbers
+from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.service import Served, Service
+from pagedkv.serving.server.token_gaps import TokenGaps
 
 __all__ = ["Metrics"]
 
 LABELS: Final = ("model_name", "engine")
+QUEUE_FULL: Final = 429
 
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -55,12 +63,20 @@ class Metrics:
 
     Args:
         service: what serves; :meth:`served` and :meth:`stepped` are to be called by it.
+        clock: gives seconds, never backwards; gaps between tokens are by it.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
+        self._clock = clock
         self._registry = CollectorRegistry()
         self._labels = (service.config.model_name, "0")
+        self._now = EngineNumbers.of(service.llm)
+        self._num_evictions = 0
+        self._gaps = TokenGaps(
+            "vllm:inter_token_latency_seconds", TOKEN_S, dict(zip(LABELS, self._labels, strict=True))
+        )
+        self._registry.register(self._gaps)
         self._add_gauges()
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._cached = self._counter("vllm:prompt_tokens_cached", "Tokens of prompts that were cached.")
@@ -71,8 +87,14 @@ class Metrics:
         self._ended = self._counter("vllm:request_success", "Answers by why they ended.", "finished_reason")
         self._recomputed = self._counter("pagedkv:recomputed_tokens", "Tokens computed again after a preemption.")
         self._missed = self._counter("pagedkv:prefix_cache_missed_tokens", "Tokens that missed, by cause.", "cause")
-        self._refused = self._counter("pagedkv:request_errors", "Requests that got an error, by its status.", "status")
+        self._errors = self._counter("pagedkv:request_errors", "Requests that got an error, by its status.", "status")
         self._left = self._counter("pagedkv:requests_left", "Requests whose client went before the end.")
+        self._left_tokens = self._counter("pagedkv:left_generation_tokens", "Tokens of answers whose client went.")
+        self._refusals = self._counter("pagedkv:refused_requests", "Requests refused before the engine.", "reason")
+        self._rejections = self._counter("vllm:admission_rejections", "Requests that found the queue full.", "reason")
+        self._leases = self._counter("pagedkv:breakpoint_leases", "Leases at breakpoints, taken or refused.", "result")
+        self._evictions = self._counter("pagedkv:evicted_blocks", "Blocks handed out whose cached content was lost.")
+        self._slow = self._counter("pagedkv:slow_connections", "Connections ended: the client was too slow.", "cause")
         self._steps = self._counter("pagedkv:steps", "Forward passes.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", FIRST_TOKEN_S)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", WHOLE_S)
@@ -84,15 +106,33 @@ class Metrics:
     def served(self, request: Served) -> None:
         """Count a request that has ended."""
         if request.problem is not None:
-            self._refused.labels(*self._labels, str(request.problem.status)).inc()
-        elif not request.outputs:
+            self._errors.labels(*self._labels, str(request.problem.status)).inc()
+        if request.has_left:
             self._left.labels(*self._labels).inc()
+            tokens = sum(len(each.token_ids) for output in request.outputs for each in output.completions)
+            self._left_tokens.labels(*self._labels).inc(tokens)
         for output in request.outputs:
-            self._count(output)
+            if output.queue_seconds is not None:  # it was admitted
+                self._count(output)
+            if output.first_token_seconds is not None:  # its prompt was computed, and each breakpoint decided
+                num_taken = sum(map(bool, output.breakpoint_tokens))
+                self._leases.labels(*self._labels, "taken").inc(num_taken)
+                self._leases.labels(*self._labels, "refused").inc(len(output.breakpoint_tokens) - num_taken)
+
+    def refused(self, problem: ApiError) -> None:
+        """Count a request that was refused before the engine computed anything for it."""
+        self._refusals.labels(*self._labels, problem.reason).inc()
+        if problem.status == QUEUE_FULL:
+            self._rejections.labels(*self._labels, "max_num_queued_reqs").inc()
+
+    def slowed(self, cause: SlowCause) -> None:
+        """Count a connection that was ended since its client was too slow."""
+        self._slow.labels(*self._labels, cause).inc()
 
     def stepped(self, record: StepRecord) -> None:
         """Note a step; called by the engine's thread. O(1)."""
         self._steps.labels(*self._labels).inc()
+        self._gaps.note(self._clock(), record.num_decoded)
         num_preempted = record.num_swapped_out + record.num_recomputed
         if num_preempted:
             self._preemptions.labels(*self._labels).inc(num_preempted)
@@ -142,24 +182,32 @@ class Metrics:
         if first is not None and whole is not None and num_further > 0:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
+    async def read_engine(self) -> None:
+        """Read the engine between two steps, by its thread; one that has ended keeps its last numbers."""
+        with suppress(EngineError):
+            self._now = await self._service.engine.between_steps(EngineNumbers.of)
+        self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)
+        self._num_evictions = self._now.num_evictions
+
     def _add_gauges(self) -> None:
-        core = self._service.llm.core
-        pools = core.space.config.blocks_by_pool()
-        num_blocks = sum(pools.values()) - len(pools)  # less the null blocks
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("vllm:num_requests_running", "Requests that run.", lambda: len(core.scheduler.running)),
-            ("vllm:num_requests_waiting", "Requests that wait.", lambda: core.scheduler.num_waiting),
+            ("vllm:num_requests_running", "Requests that run.", lambda: self._now.num_running),
+            ("vllm:num_requests_waiting", "Requests that wait.", lambda: self._now.num_waiting),
             (
                 "vllm:kv_cache_usage_perc",
                 "Share of the blocks that running requests use, 0 to 1.",
-                lambda: core.space.num_live_blocks() / num_blocks,
+                lambda: self._now.num_live / self._now.num_blocks,
+            ),
+            ("pagedkv:leased_blocks", "Free blocks that leases keep cached.", lambda: self._now.num_leased),
+            (
+                "pagedkv:kept_answer_tokens",
+                "Tokens kept for next turns.",
+                lambda: float(self._service.chats.num_kept_tokens),
             ),
         )
         for name, what, read in gauges:
             gauge = Gauge(name, what, LABELS, registry=self._registry)
             gauge.labels(*self._labels).set_function(read)
-        kept = Gauge("pagedkv:kept_answer_tokens", "Tokens kept for next turns.", LABELS, registry=self._registry)
-        kept.labels(*self._labels).set_function(lambda: float(self._service.chats.num_kept_tokens))
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(name, what, (*LABELS, *labels), registry=self._registry)

@@ -1,6 +1,8 @@
 """RequestLog: the requests that were served, as a trace that ``pagedkv curve``, ``plan`` and ``replay`` read.
 
-A row is written when its request and all earlier requests have ended, since a trace is in order of arrival. A prompt is
+A trace is in order of arrival, so a row is written when its request and all earlier requests have ended. A request that
+holds back too many rows is written before its end, with the tokens that it has so far and the status ``under way``: its
+prompt is known, which decides what later prompts hit. A prompt is
 written as the identities of its blocks under a random key of the file: the same content has the same identity within a
 file, and cannot be guessed from it. A tenant's salt is part of them, as it is of the blocks'.
 """
@@ -25,6 +27,7 @@ __all__ = ["RequestLog"]
 
 NUM_BYTES: Final = 8
 LARGEST_ID: Final = 2**63 - 1
+MOST_HELD: Final = 1024
 
 
 @final
@@ -35,14 +38,23 @@ class RequestLog:
         path: a file that is not there yet.
         block_size: tokens of a block.
         tells_tokens: whether the tokens of prompts and answers are written, in place of block identities.
+        num_so_far: gives the tokens of a request's longest answer while it is under way.
+        most_held: rows of ended requests that an earlier one may hold back.
         clock: gives seconds, never backwards.
 
     Raises:
         ConfigurationError: the file cannot be written, or is there already.
     """
 
-    def __init__(
-        self, path: Path, block_size: int, *, tells_tokens: bool = False, clock: Callable[[], float] = time.monotonic
+    def __init__(  # noqa: PLR0913 - a file's form, a bound, and what a test replaces
+        self,
+        path: Path,
+        block_size: int,
+        *,
+        tells_tokens: bool = False,
+        num_so_far: Callable[[Ask], int] = lambda _: 0,
+        most_held: int = MOST_HELD,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         try:
             self._file: BufferedWriter = path.open("xb")
@@ -54,6 +66,9 @@ class RequestLog:
             raise ConfigurationError(f"the request log {path} cannot be written: {problem}") from problem
         self._block_size = block_size
         self._tells_tokens = tells_tokens
+        self._num_so_far = num_so_far
+        self._most_held = most_held
+        self._num_held = 0
         self._clock = clock
         self._start_s = clock()
         self._key = secrets.token_bytes(32)
@@ -71,13 +86,28 @@ class RequestLog:
             return
         arrival_s, _ = self._rows[request.ask]
         self._rows[request.ask] = (arrival_s, self._rows_of(request, arrival_s))
+        self._num_held += 1
+        self._write_ended()
+        while self._num_held > self._most_held:
+            self._write_early()
+            self._write_ended()
+
+    def _write_ended(self) -> None:
+        """Write the rows that no earlier request holds back."""
         while self._rows:
             ask = next(iter(self._rows))
             rows = self._rows[ask][1]
             if rows is None:
                 return
             del self._rows[ask]
+            self._num_held -= 1
             self._write(rows)
+
+    def _write_early(self) -> None:
+        """Write the request under way that came first, with what it has so far; its end is not written."""
+        ask, (arrival_s, _) = self._rows.popitem(last=False)
+        length = self._num_so_far(ask)
+        self._write([self._row(ask, place, arrival_s, length, "under way") for place in range(len(ask.prompts))])
 
     def close(self) -> None:
         """Write what has ended, and close the file."""
@@ -87,33 +117,38 @@ class RequestLog:
         self._file.close()
 
     def _rows_of(self, request: Served, arrival_s: float) -> list[dict[str, Any]]:
-        status = "left" if not request.outputs else "answered"
+        status = "left" if request.has_left else "answered"
         if request.problem is not None:
             status = f"error {request.problem.status}"
         rows = []
-        for place, prompt in enumerate(request.ask.prompts):
+        for place in range(len(request.ask.prompts)):
             output = request.outputs[place] if place < len(request.outputs) else None
             answers = [] if output is None else [each.token_ids for each in output.completions]
-            row: dict[str, Any] = {
-                "arrival_s": round(arrival_s, 6),
-                "input_length": len(prompt.token_ids),
-                "output_length": max(map(len, answers), default=0),
-                "x_status": status,
-            }
-            if request.ask.params.n > 1:
-                row["num_samples"] = request.ask.params.n
-            if request.ask.caller.tenant is not None:
-                row["tenant"] = request.ask.caller.tenant
+            row = self._row(request.ask, place, arrival_s, max(map(len, answers), default=0), status)
             if output is not None:
                 row["x_num_cached_tokens"] = output.num_cached_tokens
-            if self._tells_tokens:
-                row["token_ids"] = list(prompt.token_ids)
-                if len(answers) == 1:
-                    row["output_token_ids"] = list(answers[0])
-            else:
-                row["block_ids"] = self._block_ids(prompt.token_ids, request.ask.caller.salt)
+            if self._tells_tokens and len(answers) == 1:
+                row["output_token_ids"] = list(answers[0])
             rows.append(row)
         return rows
+
+    def _row(self, ask: Ask, place: int, arrival_s: float, output_length: int, status: str) -> dict[str, Any]:
+        prompt = ask.prompts[place].token_ids
+        row: dict[str, Any] = {
+            "arrival_s": round(arrival_s, 6),
+            "input_length": len(prompt),
+            "output_length": output_length,
+            "x_status": status,
+        }
+        if ask.params.n > 1:
+            row["num_samples"] = ask.params.n
+        if ask.caller.tenant is not None:
+            row["tenant"] = ask.caller.tenant
+        if self._tells_tokens:
+            row["token_ids"] = list(prompt)
+        else:
+            row["block_ids"] = self._block_ids(prompt, ask.caller.salt)
+        return row
 
     def _block_ids(self, token_ids: Sequence[int], salt: bytes) -> list[int]:
         tokens = np.array(token_ids, np.int32)

@@ -1,20 +1,22 @@
 """Service: the engine, its tokenizer, and what every protocol of the server shares."""
 
+import asyncio
 import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.answer_formats import AnswerFormats
 from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, require_short
-from pagedkv.serving.server.config import ServerConfig
+from pagedkv.serving.server.config import ServerConfig, SlowCause
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
@@ -23,11 +25,15 @@ from pagedkv.serving.server.usage import Usage, usage_of
 
 __all__ = ["Served", "Service", "new_id"]
 
+T = TypeVar("T")
+
 LOG: Final = logging.getLogger("pagedkv.server")
 
 LONGEST_RETRY_S: Final = 60
 SERVERS_FAULT: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
+LONG_NBYTES: Final = 16 * 2**10
+"""Bytes of a body from which on it is tokenised beside the event loop: some 10 ms."""
 TOKENS_OF_BEGINNING: Final = 32
 """Tokens at a prompt's end that say how an answer begins."""
 
@@ -39,8 +45,9 @@ class Served:
     Args:
         ask: what was asked.
         arrived_s: when it came, in seconds of the Unix epoch; total_s: seconds to its end.
-        outputs: of its prompts; empty where it failed.
-        problem: why it failed; None where it was answered.
+        outputs: of its prompts; empty where the engine did not take it.
+        problem: why it failed; None where it was answered, or its client has left.
+        has_left: whether its client left before the end.
     """
 
     ask: Ask
@@ -48,6 +55,7 @@ class Served:
     total_s: float
     outputs: Sequence[RequestOutput]
     problem: ApiError | None
+    has_left: bool = False
 
 
 @final
@@ -65,7 +73,9 @@ class Service:
         engine: the engine for event loops, once :meth:`start` was called.
         is_draining: whether new requests are refused, since the server is about to end.
         on_arrived: what is called with each request that has come; on_served: with each that has ended; on_step: with
-            the record of each step, by the engine's thread.
+            the record of each step, by the engine's thread; on_slow: with the cause, for each connection that was ended
+            since its client did not send or read in time; on_refused: with the error of each request that was refused.
+        under_way: requests that the engine has taken and that were not noted as ended, with their answers so far.
     """
 
     def __init__(
@@ -86,7 +96,12 @@ class Service:
         self.on_arrived: list[Callable[[Ask], None]] = []
         self.on_served: list[Callable[[Served], None]] = []
         self.on_step: list[Callable[[StepRecord], None]] = []
+        self.on_slow: list[Callable[[SlowCause], None]] = []
         self.created_s = int(wall_clock())
+        self.on_refused: list[Callable[[ApiError], None]] = []
+        self.under_way: dict[Ask, Generation] = {}
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
+        self._notes: set[asyncio.Task[None]] = set()
         self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
         space = llm.core.space.config
@@ -113,6 +128,8 @@ class Service:
         """End the engine's thread, and what is still under way."""
         if self._engine is not None:
             await self._engine.aclose()
+        await asyncio.gather(*self._notes)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     @property
     def engine(self) -> AsyncLLM:
@@ -199,6 +216,17 @@ class Service:
         if self.tokenizer is None:
             raise ApiError(400, "this server has no tokenizer: give prompts as token ids to /v1/completions")
 
+    async def prepared(self, nbytes: int, make: Callable[[], T]) -> T:
+        """Make something of a body; of a long one in a thread, one at a time, so that other requests go on.
+
+        Args:
+            nbytes: of the body.
+            make: renders templates and tokenises texts, some microseconds a character.
+        """
+        if nbytes < LONG_NBYTES:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, make)
+
     async def begin(self, ask: Ask) -> Generation:
         """Give a request to the engine; return its answers under way, once the engine has taken it.
 
@@ -238,7 +266,8 @@ class Service:
         """
         writer = generation.writers[index]
         if not writer.is_cut and index < MOST_KEPT_ANSWERS:
-            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids)
+            tenant = generation.ask.caller.tenant
+            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids, tenant)
 
     def note_arrived(self, ask: Ask) -> None:
         """Tell metrics and logs of a request that has come."""
@@ -246,18 +275,45 @@ class Service:
             tell(ask)
 
     def note_served(
-        self, ask: Ask, arrived_s: float, outputs: Sequence[RequestOutput], problem: ApiError | None
+        self,
+        ask: Ask,
+        arrived_s: float,
+        outputs: Sequence[RequestOutput],
+        *,
+        problem: ApiError | None,
+        has_left: bool = False,
     ) -> None:
         """Tell metrics and logs of a request that has ended."""
+        self.under_way.pop(ask, None)
         for output in outputs:
             if output.queue_seconds is not None:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)
-        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem)
+        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left)
         for tell in self.on_served:
             try:
                 tell(served)
             except OSError as failure:  # a full disk is no fault of an answer that was computed
                 LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - its sentence says it
+
+    def num_so_far(self, ask: Ask) -> int:
+        """Return the tokens that the longest answer to a request has, while it is under way; else 0."""
+        return self.under_way[ask].num_generated if ask in self.under_way else 0
+
+    def note_later(self, note: Coroutine[Any, Any, None]) -> None:
+        """Run what notes a request whose end is under way; :meth:`stop` waits for it."""
+        task = asyncio.ensure_future(note)
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    def note_refused(self, problem: ApiError) -> None:
+        """Tell metrics of a request that was refused before the engine computed anything for it."""
+        for tell in self.on_refused:
+            tell(problem)
+
+    def note_slow(self, cause: SlowCause) -> None:
+        """Tell metrics of a connection that was ended since its client was too slow."""
+        for tell in self.on_slow:
+            tell(cause)
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import msgspec
@@ -56,7 +57,7 @@ class Messages:
         service = self._service
         service.require_model(body.model)
         conversation = conversation_of(body)
-        ask = as_ask(service, body, conversation, caller)
+        ask = await service.prepared(body.nbytes, partial(as_ask, service, body, conversation, caller))
         exchange = Exchange(service, ask, receive)
         answer = MessageAnswer(service, body, ask, self._memory, fingerprint_of(body, conversation))
         if body.stream:
@@ -123,8 +124,9 @@ class MessageAnswer:
             **self._head(),
             "content": content.blocks,
             **self._end(generation, answer),
-            "usage": as_usage(self.service.usage(generation.outputs), self.ask.breakpoints),
+            "usage": as_usage(self.service.usage(generation.outputs), generation.leased),
             "diagnostics": self._diagnosed(generation),
+            **generation.leases_refused,
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -146,8 +148,9 @@ class MessageAnswer:
         for each in content.finish():
             yield _written(each)
         self._keep_answer(generation, content)
-        told = as_usage(self.service.usage(generation.outputs), self.ask.breakpoints)
+        told = as_usage(self.service.usage(generation.outputs), generation.leased)
         end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": told}
+        end.update(generation.leases_refused)
         diagnosed = self._diagnosed(generation)
         if self.body.diagnostics is not None:
             end["diagnostics"] = diagnosed

@@ -6,14 +6,16 @@ Unknown fields are let through. A known field that would change the answer and i
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from pagedkv.serving.server.bodies import Body
 
 __all__ = ["CacheControl", "CountRequest", "MessagesRequest", "Turn"]
 
 LARGEST_COUNT = 2**31 - 1
 
 
-class Fields(BaseModel):
+class Fields(Body):
     """Fields of a body; unknown ones are let through."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())

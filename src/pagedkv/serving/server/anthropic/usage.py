@@ -19,7 +19,7 @@ def as_usage(usage: Usage, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
 
     Args:
         usage: its tokens.
-        breakpoints: of its prompt.
+        breakpoints: of its prompt, those that became leases.
     """
     created = {False: 0, True: 0}
     begin, end = usage.num_read, usage.num_read + usage.num_written

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import msgspec
@@ -40,7 +41,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     """
     service.require_model(body.model)
     refuse_unserved(body)
-    ask = as_ask(service, body, caller)
+    ask = await service.prepared(body.nbytes, partial(as_ask, service, body, caller))
     exchange = Exchange(service, ask, receive)
     answer = ChatCompletion(service, body, ask)
     if body.stream:
@@ -102,6 +103,7 @@ class ChatCompletion:
             "model": self.service.config.model_name,
             "choices": choices,
             "usage": as_usage(self.service.usage(generation.outputs)),
+            **generation.leases_refused,
             **self._explained(generation),
         }
 
@@ -121,7 +123,7 @@ class ChatCompletion:
         told = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
+            told = {"usage": as_usage(self.service.usage(generation.outputs)), **generation.leases_refused, **told}
         if told:
             yield write(None, **told)
         yield DONE

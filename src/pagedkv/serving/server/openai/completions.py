@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import msgspec
@@ -40,7 +41,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
     service.require_model(body.model)
     refuse_unserved(body)
     _refuse_unserved(body)
-    prompts = _prompts(service, body)
+    prompts = await service.prepared(body.nbytes, partial(_prompts, service, body))
     ask = Ask(
         "/v1/completions",
         new_id("cmpl-"),

@@ -6,7 +6,9 @@ not served is refused by :mod:`.wishes`, with a sentence.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from pagedkv.serving.server.bodies import Body
 
 __all__ = [
     "CacheBreakpoint",
@@ -25,7 +27,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LARGEST_COUNT = 2**31 - 1
 
 
-class Fields(BaseModel):
+class Fields(Body):
     """Fields of a body; unknown ones are let through."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())

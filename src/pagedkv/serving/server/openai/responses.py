@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import msgspec
@@ -52,7 +53,8 @@ class Responses:
         if not messages:
             raise ApiError(400, "input is empty: give a text or items", param="input")
         chat = _as_chat_request(body, messages)
-        ask = replace(as_ask(service, chat, caller), endpoint="/v1/responses", request_id=new_id("resp_"))
+        asked = await service.prepared(body.nbytes, partial(as_ask, service, chat, caller))
+        ask = replace(asked, endpoint="/v1/responses", request_id=new_id("resp_"))
         exchange = Exchange(service, ask, receive)
         answer = ResponseAnswer(service, body, ask, messages, self._stored)
         if body.stream:
@@ -116,7 +118,7 @@ class ResponseAnswer:
         if self._body.store is not False:
             self._stored.keep(self._ask.caller, self._ask.request_id, [*self._messages, message])
         status = _status(answer)
-        told = {**self._response(status), "usage": self._usage(generation)}
+        told = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
         if status == "incomplete":
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         return told

@@ -1,0 +1,188 @@
+"""Parts of the benchmark: what HTTP costs, how many tokens streams get, slow readers, goodput under overload.
+
+Each part returns numbers by name. Ratios are of runs that take turns, and medians of several turns, since other work on
+the machine moves every time alike.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from benchmarks.server.serving import PORT, loop_s, processor_s, serving
+from benchmarks.server.streams import Told, body_of, stream, stream_all, whole_all
+from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
+from pagedkv.serving.engine.chat import chat_token_ids
+from pagedkv.serving.engine.demo.questions import draw_questions
+from pagedkv.serving.engine.demo.trained import load_demo
+from pagedkv.serving.engine.demo.words import decode
+
+__all__ = ["PARTS"]
+
+NUM_BLOCKS: Final = 4000
+NUM_DOCUMENTS: Final = 4
+
+FIRST_BOUND: Final = 20
+FURTHER_BOUND: Final = 5
+"""A request is good if its first chunk comes within 20 times, and its further ones on average within 5 times, the
+median of a server with one request at a time."""
+OVERLOADS: Final = (0.5, 1.0, 2.0, 5.0)
+
+
+def costs(num: int) -> dict[str, float]:
+    """Tell processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
+    num_tokens, num_connections = 16, 50
+    prompts = _prompts(num)
+    chats, llm = _engine(prompts, 64)
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    told: dict[str, list[float]] = {"ms_a_request": [], "us_a_chunk": [], "process_ms_a_request": []}
+    with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "64") as process:
+        asyncio.run(stream_all(PORT, [body_of(prompt, 4, stream=True) for prompt in prompts[:50]], num_connections))
+        for _ in range(3):
+            loop, whole_process = _in_process(llm, chats, params, num_connections)
+            before, spent = loop_s(process), processor_s(process)
+            asyncio.run(whole_all(PORT, [body_of(each, num_tokens) for each in prompts], num_connections))
+            whole, process_s = loop_s(process) - before, processor_s(process) - spent
+            before = loop_s(process)
+            streams = asyncio.run(
+                stream_all(PORT, [body_of(each, num_tokens, stream=True) for each in prompts], num_connections)
+            )
+            streamed = loop_s(process) - before
+            told["ms_a_request"].append((whole - loop) / num * 1e3)
+            told["us_a_chunk"].append((streamed - whole) / sum(each.num_chunks for each in streams) * 1e6)
+            told["process_ms_a_request"].append((process_s - whole_process) / num * 1e3)
+    return {f"http_{name}": statistics.median(values) for name, values in told.items()}
+
+
+def tokens(num: int) -> dict[str, float]:
+    """Tell tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
+    num_tokens = 16
+    prompts = _prompts(max(num, 256))[:256]
+    chats, llm = _engine(prompts, 256)
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    ratios = []
+    options = ("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "256", "--max-waiting", "1024")
+    with serving(*options):
+        requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
+        for turn in range(4):  # both hit what earlier turns computed, so the first turn is left out
+            begun = time.perf_counter()
+            llm.generate(chats, params)
+            alone_s = time.perf_counter() - begun
+            begun = time.perf_counter()
+            asyncio.run(stream_all(PORT, requests, len(requests)))
+            if turn:
+                ratios.append(alone_s / (time.perf_counter() - begun))
+    return {"streams_tokens_ratio": statistics.median(ratios)}
+
+
+def slow(num: int) -> dict[str, float]:
+    """Tell how 200 slow readers move the 99th percentile of 32 others' gaps, against 200 readers that read at once."""
+    num_tokens, num_others, num_slow = 16, 32, 200
+    prompts = _prompts(max(num, num_others + num_slow))
+    requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
+
+    async def gaps(*, is_slow: bool) -> float:
+        background = requests[num_others:][:num_slow]
+        readers = [asyncio.ensure_future(stream(PORT, request, is_slow=is_slow)) for request in background]
+        told = await asyncio.gather(*(stream(PORT, request) for request in requests[:num_others]))
+        await asyncio.gather(*readers)
+        return _percentile([gap for each in told for gap in each.gaps_s], 0.99)
+
+    options = ("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "256", "--max-waiting", "1024")
+    ratios = []
+    with serving(*options):
+        asyncio.run(gaps(is_slow=False))
+        for turn in range(3):
+            first = bool(turn % 2)
+            found = {is_slow: asyncio.run(gaps(is_slow=is_slow)) for is_slow in (first, not first)}
+            ratios.append(found[True] / found[False])
+    return {"slow_readers_gap_ratio": statistics.median(ratios)}
+
+
+def goodput(num: int) -> dict[str, float]:
+    """Tell good requests a second at several loads, and at 5 times capacity as a share of the best."""
+    num_tokens = 16
+    requests = [body_of(prompt, num_tokens, stream=True) for prompt in _prompts(max(num, 200))]
+    with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "16", "--max-waiting", "16"):
+        asyncio.run(stream_all(PORT, requests[:40], 8))
+        alone = asyncio.run(stream_all(PORT, requests[:10], 1))
+        first_s = FIRST_BOUND * statistics.median(each.first_s for each in alone)
+        further_s = FURTHER_BOUND * statistics.median(gap for each in alone for gap in each.gaps_s)
+
+        def is_good(each: Told) -> bool:
+            if not each.is_answered or not each.times_s:
+                return False
+            gaps = each.gaps_s
+            return each.first_s <= first_s and (not gaps or statistics.fmean(gaps) <= further_s)
+
+        begun = time.perf_counter()
+        asyncio.run(stream_all(PORT, requests[:150], 16))
+        capacity = 150 / (time.perf_counter() - begun)
+        rates = {
+            load: statistics.median(asyncio.run(_offered(requests, load * capacity, is_good)) for _ in range(2))
+            for load in OVERLOADS
+        }
+    return {
+        "capacity_requests_a_second": capacity,
+        "bound_first_ms": first_s * 1e3,
+        "bound_further_ms": further_s * 1e3,
+        **{f"goodput_at_{load}": rate for load, rate in rates.items()},
+        "goodput_share_at_5": rates[5.0] / max(rates.values()),
+    }
+
+
+PARTS: Final[dict[str, Callable[[int], dict[str, float]]]] = {
+    "costs": costs,
+    "tokens": tokens,
+    "slow": slow,
+    "goodput": goodput,
+}
+
+
+async def _offered(requests: Sequence[bytes], rate: float, is_good: Callable[[Told], bool]) -> float:
+    """Offer requests at a rate for some seconds; return good ones a second."""
+    seconds, chance = 8.0, random.Random(0)
+    begun, due, tasks = time.perf_counter(), 0.0, []
+    while due < seconds:
+        await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
+        tasks.append(asyncio.ensure_future(stream(PORT, requests[len(tasks) % len(requests)])))
+        due += chance.expovariate(rate)
+    told = await asyncio.gather(*tasks)
+    return sum(map(is_good, told)) / seconds
+
+
+def _in_process(
+    llm: LLM, chats: Sequence[Sequence[int]], params: SamplingParams, num_callers: int
+) -> tuple[float, float]:
+    """Answer prompts by AsyncLLM; return the processor time of the event loop, and of the process."""
+
+    async def answer() -> tuple[float, float]:
+        queue = list(chats)
+        async with AsyncLLM(llm) as engine:
+
+            async def work() -> None:
+                while queue:
+                    await engine.generate(queue.pop(), params).output()
+
+            loop, process = time.thread_time(), time.process_time()
+            await asyncio.gather(*(work() for _ in range(num_callers)))
+            return time.thread_time() - loop, time.process_time() - process
+
+    return asyncio.run(answer())
+
+
+def _engine(prompts: Sequence[str], max_sequences: int) -> tuple[list[list[int]], LLM]:
+    model, tokenizer = load_demo()
+    config = EngineConfig(num_blocks=NUM_BLOCKS, max_sequences=max_sequences, self_test=False, leases=True)
+    chats = [chat_token_ids(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
+    return chats, LLM(model, config, tokenizer=tokenizer)
+
+
+def _prompts(num: int) -> list[str]:
+    return [decode(question.prompt.tolist()[1:]) for question in draw_questions(num, NUM_DOCUMENTS, 1)]
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

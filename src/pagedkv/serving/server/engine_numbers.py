@@ -1,0 +1,42 @@
+"""EngineNumbers: the engine at one moment, for metrics."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from pagedkv.serving.engine import LLM
+
+__all__ = ["EngineNumbers"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNumbers:
+    """Numbers of an engine between two steps.
+
+    Args:
+        num_running, num_waiting: requests.
+        num_live: blocks that running sequences use; num_blocks: all but the null blocks.
+        num_leased: free blocks that leases keep cached.
+        num_evictions: blocks handed out since the engine was built whose cached content was lost.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_live: int
+    num_blocks: int
+    num_leased: int
+    num_evictions: int
+
+    @classmethod
+    def of(cls, llm: LLM) -> Self:
+        """Read them. O(rows + blocks held)."""
+        core = llm.core
+        pools = core.space.config.blocks_by_pool()
+        statistics = core.space.statistics()
+        return cls(
+            len(core.scheduler.running),
+            core.scheduler.num_waiting,
+            core.space.num_live_blocks(),
+            sum(pools.values()) - len(pools),
+            sum(pool.num_leased for pool in statistics.pools),
+            sum(pool.num_evictions for pool in statistics.pools),
+        )

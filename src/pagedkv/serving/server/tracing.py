@@ -1,0 +1,98 @@
+"""Tracing: a span of OpenTelemetry for each request, by the names of the conventions for generative AI.
+
+A span is made when its request has ended, with the times of its beginning and its end, since all of its numbers are
+known then. Its parent is that of the client's ``traceparent`` header. No attribute has a text of a prompt, an answer, a
+stop or a key. The conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/) are in development, and their names
+may change.
+"""
+
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+from pagedkv.memory.contract.extras import needing
+
+with needing("otel", "tracing"):
+    from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from pagedkv.serving.server.service import Served, Service
+
+__all__ = ["Tracing"]
+
+Value: TypeAlias = str | int | float | tuple[str, ...]
+
+NS: Final = 10**9
+PROVIDER: Final = "pagedkv"
+TEXT_PATH: Final = "/v1/completions"
+
+
+@final
+class Tracing:
+    """Makes spans.
+
+    Args:
+        service: what serves; :meth:`served` is to be called by it.
+        provider: where spans go.
+    """
+
+    def __init__(self, service: "Service", provider: TracerProvider) -> None:
+        self._service = service
+        self._tracer = provider.get_tracer("pagedkv.server")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def served(self, request: "Served") -> None:
+        """Make the span of a request that has ended."""
+        model = self._service.config.model_name
+        operation = "text_completion" if request.ask.endpoint == TEXT_PATH else "chat"
+        begun_ns = int(request.arrived_s * NS)
+        span = self._tracer.start_span(
+            f"{operation} {model}",
+            context=self._propagator.extract(dict(request.ask.caller.trace)),
+            kind=SpanKind.SERVER,
+            attributes={
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": model,
+                "gen_ai.response.model": model,
+                "gen_ai.response.id": request.ask.request_id,
+                "http.route": request.ask.endpoint,
+                **_asked(request),
+                **self._answered(request),
+            },
+            start_time=begun_ns,
+        )
+        if request.problem is not None:
+            span.set_attribute("error.type", str(request.problem.status))
+            span.set_status(Status(StatusCode.ERROR))
+        elif request.has_left:
+            span.set_attribute("error.type", "client_disconnected")
+        span.end(begun_ns + int(request.total_s * NS))
+
+    def _answered(self, request: "Served") -> dict[str, Value]:
+        if not request.outputs:
+            return {}
+        usage = self._service.usage(request.outputs)
+        completions = [each for output in request.outputs for each in output.completions]
+        told: dict[str, Value] = {
+            "gen_ai.usage.input_tokens": usage.num_prompt,
+            "gen_ai.usage.output_tokens": usage.num_generated,
+            "gen_ai.usage.cache_read.input_tokens": usage.num_read,
+            "gen_ai.usage.cache_creation.input_tokens": usage.num_written,
+            "gen_ai.response.finish_reasons": tuple(each.finish_reason or "aborted" for each in completions),
+        }
+        first = [output.first_token_seconds for output in request.outputs if output.first_token_seconds is not None]
+        if first:
+            told["gen_ai.response.time_to_first_chunk"] = min(first)
+        return told
+
+
+def _asked(request: "Served") -> dict[str, Value]:
+    params = request.ask.params
+    told: dict[str, Value] = {"gen_ai.request.temperature": params.temperature, "gen_ai.request.top_p": params.top_p}
+    if params.max_tokens is not None:
+        told["gen_ai.request.max_tokens"] = params.max_tokens
+    if params.seed is not None:
+        told["gen_ai.request.seed"] = params.seed
+    if params.n > 1:
+        told["gen_ai.request.choice.count"] = params.n
+    return told
