@@ -24,7 +24,14 @@ from pagedkv.serving.server.openai.answers import (
 )
 from pagedkv.serving.server.openai.breakpoints import breakpoints_of
 from pagedkv.serving.server.openai.requests import ChatRequest
-from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
+from pagedkv.serving.server.openai.wishes import (
+    answer_format,
+    as_chat,
+    as_params,
+    as_priority,
+    offered_tools,
+    refuse_unserved,
+)
 from pagedkv.serving.server.parsing import Part, PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
@@ -57,7 +64,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     new_parser = service.parsers(tools if may_call else [], prompt)
     several = body.parallel_tool_calls is not False
     after = service.end_of_reasoning(prompt)
-    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several, after=after)
+    forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     return Ask(
         "/v1/chat/completions",
