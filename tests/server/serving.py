@@ -127,7 +127,13 @@ def make_service(
     model.generation_config.eos_token_id = END_ID
     tenants = getattr(access, "limits", None)
     engine = EngineConfig(
-        num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=longest
+        num_blocks=600,
+        self_test=False,
+        predicted_tokens=4,
+        beyond_context="clip",
+        leases=True,
+        tenants=tenants,
+        max_tokens=longest,
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)

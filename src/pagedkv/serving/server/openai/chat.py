@@ -30,6 +30,7 @@ from pagedkv.serving.server.openai.wishes import (
     as_params,
     as_priority,
     offered_tools,
+    predicted_text,
     refuse_unserved,
 )
 from pagedkv.serving.server.parsing import Part, PlainParser
@@ -82,7 +83,14 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
         body.deadline_s,
         as_priority(body, caller),
         breakpoints_of(body, chat, prompt, service.chats, caller),
+        _prediction(service, body),
     )
+
+
+def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
+    """Return the tokens of a prediction; none where the engine uses no predictions. Raises ApiError."""
+    text = predicted_text(body)
+    return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
 
 
 @final
@@ -108,7 +116,7 @@ class ChatCompletion:
             "created": int(self.service.wall_clock()),
             "model": self.service.config.model_name,
             "choices": choices,
-            "usage": as_usage(self.service.usage(generation.outputs)),
+            "usage": self._usage(generation),
             **self._explained(generation),
         }
 
@@ -128,7 +136,7 @@ class ChatCompletion:
         told = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
+            told = {"usage": self._usage(generation), **told}
         if told:
             yield write(None, **told)
         yield DONE
@@ -157,6 +165,9 @@ class ChatCompletion:
         if each.logprobs is not None:
             choice["logprobs"] = as_logprobs(each.logprobs, self.ask.decode)
         return choice
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.ask.prediction))
 
     def _explained(self, generation: Generation) -> dict[str, Any]:
         if not self.body.explain:

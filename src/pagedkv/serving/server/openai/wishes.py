@@ -13,7 +13,16 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields
 
-__all__ = ["answer_format", "as_chat", "as_messages", "as_params", "as_priority", "offered_tools", "refuse_unserved"]
+__all__ = [
+    "answer_format",
+    "as_chat",
+    "as_messages",
+    "as_params",
+    "as_priority",
+    "offered_tools",
+    "predicted_text",
+    "refuse_unserved",
+]
 
 LEAST_TEMPERATURE: Final = 1e-4
 """Below it the greatest logit is taken."""
@@ -115,6 +124,19 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
                 param=f"tools[{place}]",
             )
     return tools
+
+
+def predicted_text(body: ChatRequest) -> str:
+    """Return what a request predicts of its answer; empty where it predicts nothing. Raises ApiError."""
+    if body.prediction is None:
+        return ""
+    content = body.prediction.get("content")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    if body.prediction.get("type") != "content" or not (isinstance(content, str) or is_parts):
+        raise ApiError(
+            400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
+        )
+    return _as_text(content, "prediction.content")
 
 
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
