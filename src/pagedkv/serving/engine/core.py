@@ -109,9 +109,8 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
-        self._num_predicted = min(
-            config.most_drafts if not groups.states else config.num_draft_states, config.predicted_tokens
-        )
+        limit = config.num_draft_states if groups.states else config.predicted_tokens
+        self._num_predicted = min(limit, config.predicted_tokens)
         backend = backend_for(
             storage,
             groups.attention,
