@@ -1,7 +1,7 @@
 """vLLM's own tests of ``/v1/chat/completions``, through OpenAI's client, against our server."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, final
 
 import pytest
@@ -75,7 +75,7 @@ sample_structured_outputs_choices = SAMPLES.sample_structured_outputs_choices
 class FormatScript(Script):
     """A script that writes other answers where a format holds them."""
 
-    def answer_of(self, place: Place, cue: str) -> list[int]:
+    def answer_of(self, place: Place, cue: str) -> Sequence[int]:
         """Return the tokens of the answer to a cue."""
         held = HELD_ANSWERS.get(cue) if place.sequence.processors else None
         return super().answer_of(place, cue) if held is None else tokens_of(held)

@@ -123,7 +123,7 @@ def test_no_request_is_a_fault_of_the_server(described: Described) -> None:
 def test_an_answer_that_is_not_as_described_would_be_noticed(described: Described) -> None:
     """A negative control: a field of another type."""
     described.raw_schema["components"]["schemas"]["Version"]["properties"]["version"] = {"type": "integer"}
-    changed = schemathesis.openapi.from_dict(described.raw_schema)
+    changed: Described = schemathesis.openapi.from_dict(described.raw_schema)
     changed.config.update(base_url=described.get_base_url())
     (operation,) = [each.ok() for each in changed.get_all_operations() if each.ok().path == "/version"]
     with pytest.raises(schemathesis.errors.FailureGroup):
