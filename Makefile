@@ -88,14 +88,14 @@ test-numba: .venv/numba-$(OLDEST_NUMBA)/.installed ## tests of how loops are com
 	.venv/numba-$(OLDEST_NUMBA)/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick \
 		tests/compilation tests/pool tests/space/test_promises_chunks.py
 
-# The code of engines whose events are recorded: vLLM's source distribution and SGLang's wheel, unpacked as they are, in a
-# folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.
+# The code of engines whose events are recorded, and whose tests of a server run against ours: vLLM's source distribution
+# and SGLang's wheel, unpacked as they are, in a folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.
 PEERS ?= ../peers
 PEER_vllm := vllm-0.33.0
 PEER_sglang := sglang-0.5.23
-PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython lark \
-	llguidance mcp msgpack openai openai-harmony orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
-	requests scipy setproctitle uvicorn uvloop xgrammar xxhash
+PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudpickle dill einops fastapi ijson ipython \
+	jsonschema lark llguidance mcp msgpack openai openai-harmony orjson partial-json-parser prometheus-client psutil py-cpuinfo pybase64 \
+	pytest-asyncio requests scipy setproctitle uvicorn uvloop xgrammar xxhash
 
 .venv/peers/.installed: $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
@@ -104,12 +104,12 @@ PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudp
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: .venv/peers/.installed ## what `record` does with the events of vLLM and SGLang, against their own code (PEERS)
+test-peers: .venv/peers/.installed ## `record` and the server against the code and the tests of vLLM and SGLang (PEERS)
 	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
 		if [ ! -d "$$code/$$name" ]; then failed=1; \
 			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \
 		else echo "$$code"; PAGEDKV_PEERS=1 PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
-			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name.py || failed=1; \
+			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name*.py || failed=1; \
 		fi; done; exit $$failed
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports

@@ -64,6 +64,12 @@ TOKENIZER: Final = byte_tokenizer()
 END_ID: Final[int] = NUM_BYTES + SPECIAL.index(END)
 
 
+def tokens_of(answer: str, *, ends: bool = True) -> list[int]:
+    """Return the tokens of an answer."""
+    token_ids = TOKENIZER.encode(answer, add_special_tokens=False)
+    return [*token_ids, END_ID] if ends else token_ids
+
+
 class Script:
     """Draws the tokens that a test wrote for prompts that hold a text; others as their parameters say.
 
@@ -77,8 +83,11 @@ class Script:
 
     def write(self, cue: str, answer: str, *, ends: bool = True) -> None:
         """Let prompts that hold a text be answered so."""
-        token_ids = TOKENIZER.encode(answer, add_special_tokens=False)
-        self.answers[cue] = [*token_ids, END_ID] if ends else token_ids
+        self.answers[cue] = tokens_of(answer, ends=ends)
+
+    def answer_of(self, place: Place, cue: str) -> Sequence[int]:  # noqa: ARG002 - of scripts that look at the sequence
+        """Return the tokens of the answer to a prompt that holds a cue."""
+        return self.answers[cue]
 
     def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
         """Draw, the written token where there is one."""
@@ -96,14 +105,17 @@ class Script:
     def _written(self, place: Place) -> int | None:
         sequence = place.sequence
         prompt = TOKENIZER.decode(sequence.token_ids()[: sequence.num_prompt_tokens])
-        for cue, answer in self.answers.items():
+        for cue in self.answers:
             if cue in prompt:
-                num_generated = len(sequence.generated_ids)
+                answer = self.answer_of(place, cue)
+                num_generated = len(sequence.generated_ids) + len(place.drafts)
                 return answer[num_generated] if num_generated < len(answer) else None
         return None
 
 
-def make_service(script: Script, access: Access | None = None, *, longest: int = 2048, **settings: object) -> Service:
+def make_service(
+    script: Script, access: Access | None = None, *, longest: int = 2048, name: str = "small", **settings: object
+) -> Service:
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -112,17 +124,25 @@ def make_service(script: Script, access: Access | None = None, *, longest: int =
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    config = LlamaConfig(vocab_size=VOCABULARY_SIZE, max_position_embeddings=4096, eos_token_id=END_ID, **sizes)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY_SIZE, max_position_embeddings=max(4096, longest), eos_token_id=END_ID, **sizes
+    )
     model = LlamaForCausalLM(config)
     model.train(mode=False)
     model.generation_config.eos_token_id = END_ID
     tenants = getattr(access, "limits", None)
     engine = EngineConfig(
-        num_blocks=600, self_test=False, beyond_context="clip", leases=True, tenants=tenants, max_tokens=longest
+        num_blocks=600,
+        self_test=False,
+        predicted_tokens=4,
+        beyond_context="clip",
+        leases=True,
+        tenants=tenants,
+        max_tokens=longest,
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)
-    settled = ServerConfig("small", **cast("dict[str, Any]", settings))
+    settled = ServerConfig(name, **cast("dict[str, Any]", settings))
     return Service(llm, settled, access or OpenAccess(), tokenizer=TOKENIZER)
 
 

@@ -1,6 +1,7 @@
 """Chat and text completions, asked by OpenAI's own client with strict types."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -161,6 +162,24 @@ def test_an_answer_keeps_to_a_schema(client: Client) -> None:
     assert json.loads(answer.choices[0].message.content or "")["n"] in {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("structured", "pattern"),
+    [
+        ({"choice": ["C#", "a-b", "x y"]}, r"C#|a-b|x y"),
+        ({"regex": r"[ab]{3}\.c", "json": None}, r"[ab]{3}\.c"),
+        ({"json": {"enum": [1, 2]}}, r"[12]"),
+    ],
+)
+def test_structured_outputs_are_formats(structured: dict[str, object], pattern: str, client: Client) -> None:
+    answer = client.chat.completions.create(
+        model="small",
+        messages=ask("nothing is written for this"),
+        max_tokens=20,
+        extra_body={"structured_outputs": structured},
+    )
+    assert re.fullmatch(pattern, answer.choices[0].message.content)
+
+
 def test_reasoning_is_told_apart(server: Running, client: Client) -> None:
     server.script.write("think first", "<think>well</think>\n\nsure")
     answer = client.chat.completions.create(model="small", messages=ask("think first"))
@@ -236,6 +255,18 @@ def test_why_a_prompt_missed_is_told(server: Running, client: Client) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             openai.BadRequestError,
             "images",
+        ),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
+        ({"stream_options": {"include_usage": None}, "stream": False}, openai.BadRequestError, "stream_options"),
+        ({"extra_body": {"structured_outputs": {"regex": {"1": "x"}}}}, openai.BadRequestError, "a pattern"),
+        ({"extra_body": {"structured_outputs": {"grammar": "x"}}}, openai.BadRequestError, "grammar"),
+        ({"extra_body": {"structured_outputs": {"json_object": False}}}, openai.BadRequestError, "json_object"),
+        ({"extra_body": {"structured_outputs": {"choice": []}}}, openai.BadRequestError, "choice"),
+        ({"extra_body": {"structured_outputs": {"choice": ["a"], "regex": "a"}}}, openai.BadRequestError, "one"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a"}}, "response_format": {"type": "json_object"}},
+            openai.BadRequestError,
+            "contradicts",
         ),
         ({"response_format": {"type": "yaml"}}, openai.BadRequestError, "response_format"),
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias"),

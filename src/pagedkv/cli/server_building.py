@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineConfig
@@ -12,6 +13,9 @@ from pagedkv.serving.engine.loading import load
 from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, ServerConfig, Service
 
 __all__ = ["access", "build", "log_requests"]
+
+PREDICTED_TOKENS: Final = 8
+"""Tokens that a step guesses at most from a request's prediction."""
 
 
 def access(api_keys: Path | None) -> Access:
@@ -35,7 +39,7 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
     if tokenizer is None:
         raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
     tenants = callers.limits if isinstance(callers, ApiKeys) else None
-    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants)
+    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
     llm = LLM(loaded, engine, tokenizer=tokenizer)
     return Service(llm, config, callers, tokenizer=tokenizer)
 

@@ -28,6 +28,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     heads, prompt_scores       a model's head by itself: log-probabilities of prompts
     forking, beams             requests that go on from others, and searches among answers
     prompt_lookup PromptLookup: guesses of the tokens that follow
+    prediction    PredictedText: guesses from what a request predicts of its answer
     answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
     sampling      one token for each row of logits
     records       StepRecord: what a step did

@@ -18,7 +18,7 @@ from pagedkv.memory.contract.space_config import (
 from pagedkv.memory.device import KeyValueShape, num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.serving.engine.grouping import EngineGroups
-from pagedkv.serving.engine.prompt_lookup import PromptLookup
+from pagedkv.serving.engine.prompt_lookup import MOST_TOKENS, PromptLookup
 from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED
 
 __all__ = ["EngineConfig"]
@@ -70,6 +70,9 @@ class EngineConfig:
             steps are not captured (:attr:`EngineCore.capture_state`).
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
+        predicted_tokens: tokens of a sequence that a step guesses at most from what a request predicts
+            (``Intent.prediction``), 0 to 64; answers stay the same. 0: predictions are not used. With recurrent layers
+            also at most the guesses of ``speculation``, since each takes a state.
         leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
             space then shows the engine's seconds.
         tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
@@ -101,6 +104,7 @@ class EngineConfig:
     capture_steps: bool = True
     compile_model: bool = False
     speculation: PromptLookup | None = None
+    predicted_tokens: int = 0
     leases: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
@@ -123,6 +127,7 @@ class EngineConfig:
         require_preemption(self.preemption)
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
+        as_count(self.predicted_tokens, "predicted_tokens", most=MOST_TOKENS)
         require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
@@ -143,6 +148,11 @@ class EngineConfig:
     @property
     def most_drafts(self) -> int:
         """Guessed tokens of a sequence in a step at most."""
+        return max(self.predicted_tokens, self.num_draft_states)
+
+    @property
+    def num_draft_states(self) -> int:
+        """Guessed tokens of a sequence in a step at most where each takes a state, as in recurrent layers."""
         return 0 if self.speculation is None else self.speculation.num_tokens
 
     def stored(self, groups: EngineGroups, device: torch.device) -> EngineGroups:

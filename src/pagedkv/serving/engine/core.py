@@ -110,6 +110,8 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
+        limit = config.num_draft_states if groups.states else config.predicted_tokens
+        self._num_predicted = min(limit, config.predicted_tokens)
         backend = backend_for(
             storage,
             groups.attention,
@@ -230,7 +232,9 @@ class EngineCore:
         return child
 
     def _enter(self, request: EngineRequest) -> None:
-        if self.config.speculation is not None:
+        if request.intent.prediction and self._num_predicted:
+            request.guess_by_prediction(self._num_predicted)
+        elif self.config.speculation is not None:
             request.guess_by(self.config.speculation)
         self._num_requests += 1
         self._requests[request.scheduled] = request
@@ -353,6 +357,8 @@ class EngineCore:
         """Say what the parameters leave open. Raises RequestError where they, or the intent, cannot be met."""
         self._require_tokens(prompt_token_ids)
         require_possible(intent, self.space, len(prompt_token_ids))
+        if intent.prediction:
+            self._require_tokens(np.array(intent.prediction, np.int32))
         room = self.space.config.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self.config.beyond_context == "clip":

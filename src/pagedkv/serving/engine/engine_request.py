@@ -16,6 +16,7 @@ from pagedkv.memory.scheduling import NO_INTENT, Request
 from pagedkv.serving.engine.beams import Beams
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import FinishReason, RequestOutput
+from pagedkv.serving.engine.prediction import PredictedText
 from pagedkv.serving.engine.prompt_lookup import LookupText, PromptLookup
 from pagedkv.serving.engine.sample import Decode, Sample
 from pagedkv.serving.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
@@ -224,9 +225,23 @@ class EngineRequest:
 
         Not with foreign processors, which a guess would have to be taken back from, and not in a beam search.
         """
-        if self.beams is None and not self.params.logits_processors:
+        if self._may_guess:
             text = LookupText(self.prompt_token_ids)
             self.scheduled.propose = lambda most: lookup.propose(text.grown(self.live[0].token_ids), most)
+
+    def guess_by_prediction(self, num_tokens: int) -> None:
+        """Let the tokens that follow be guessed from the intent's prediction, as :meth:`guess_by` does.
+
+        Args:
+            num_tokens: guesses in a step at most.
+        """
+        if self._may_guess:
+            text = PredictedText(self.intent.prediction)
+            self.scheduled.propose = lambda most: text.propose(self.live[0].token_ids, min(most, num_tokens))
+
+    @property
+    def _may_guess(self) -> bool:
+        return self.beams is None and not self.params.logits_processors
 
     def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
         """End all that goes on."""

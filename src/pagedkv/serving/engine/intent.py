@@ -7,8 +7,8 @@ block space with the request; forks inherit it, and a preempted request keeps it
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from pagedkv.memory.contract.arguments import as_count
-from pagedkv.memory.contract.errors import RequestError
+from pagedkv.memory.contract.arguments import as_count, as_token_array
+from pagedkv.memory.contract.errors import RequestError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.scheduling import CacheIntent
 
@@ -39,6 +39,8 @@ class Intent(CacheIntent):
         priority: requests of a higher one are scheduled first.
         replaces: a request that this one supersedes, such as the turn before it in a conversation. What only that one
             has is evicted first, from when both this one is admitted and that one has ended. It is not aborted.
+        prediction: tokens that the answer may have, in order: guesses where ``EngineConfig.predicted_tokens`` allows
+            them, in place of those by ``speculation``. Forks inherit none.
 
     Raises:
         RequestError: a value is out of range, or contradicts another.
@@ -47,6 +49,7 @@ class Intent(CacheIntent):
     salt: bytes = field(default=b"", repr=False)  # a secret of its tenant
     priority: int = 0
     replaces: "EngineRequest | None" = None
+    prediction: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -57,6 +60,11 @@ class Intent(CacheIntent):
             self.priority, "priority", least=-LARGEST_PRIORITY, most=LARGEST_PRIORITY, error=RequestError
         )
         object.__setattr__(self, "priority", priority)
+        try:
+            prediction = as_token_array(self.prediction)
+        except TokenError as problem:
+            raise RequestError(f"a prediction must be token ids: {problem}") from problem
+        object.__setattr__(self, "prediction", tuple(prediction.tolist()))
 
     @property
     def keys(self) -> RequestKeys:
@@ -64,9 +72,11 @@ class Intent(CacheIntent):
         return RequestKeys(salt=self.salt) if self.salt else NO_KEYS
 
     def for_fork(self, num_tokens: int) -> "Intent":
-        """Return the intent that a fork inherits whose prompt has so many tokens: it replaces no request."""
+        """Return the intent of a fork whose prompt has so many tokens: it replaces no request and predicts nothing."""
         places = tuple(place for place in self.breakpoints if place.num_tokens <= num_tokens)
-        return replace(self, breakpoints=places, replaces=None) if places != self.breakpoints or self.replaces else self
+        if places == self.breakpoints and self.replaces is None and not self.prediction:
+            return self
+        return replace(self, breakpoints=places, replaces=None, prediction=())
 
 
 PLAIN: Final = Intent()

@@ -289,7 +289,7 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
         UnsupportedModelError: paged memory would answer wrongly for it.
     """
     require_supported(model)
-    return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.most_drafts)
+    return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.num_draft_states)
 
 
 def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:

@@ -21,7 +21,7 @@ from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["LookupText", "PromptLookup"]
+__all__ = ["MOST_TOKENS", "LookupText", "PromptLookup"]
 
 NO_GUESS: Final = np.zeros(0, np.int32)
 MOST_TOKENS: Final = 64

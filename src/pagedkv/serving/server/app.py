@@ -24,6 +24,7 @@ from pagedkv.serving.server.anthropic.messages import Messages
 from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
 from pagedkv.serving.server.bodies import documented, read_body, schemas_of
 from pagedkv.serving.server.body_limit import BodyLimit
+from pagedkv.serving.server.descriptions import describe_answers
 from pagedkv.serving.server.disconnects import ClientGoneError
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.json_response import json_response
@@ -227,12 +228,13 @@ def _refusal(service: Service, request: Request, problem: ApiError) -> Response:
 
 
 def _describe(app: FastAPI) -> None:
-    """Let the application's description of itself have the bodies that :mod:`.bodies` reads."""
+    """Let the application's description of itself have the bodies that are read, and all answers."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(schemas_of(BODIES))
+            describe_answers(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 

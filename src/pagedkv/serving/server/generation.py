@@ -49,6 +49,7 @@ class Ask:
         deadline_s: seconds from now to its end; None: none.
         priority: requests of a higher one are scheduled first.
         breakpoints: leading tokens of the prompt that are to stay cached for a time.
+        prediction: tokens that the answers may have, as guesses.
     """
 
     endpoint: str
@@ -61,6 +62,7 @@ class Ask:
     deadline_s: float | None = None
     priority: int = 0
     breakpoints: tuple[Breakpoint, ...] = ()
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,11 @@ class Service:
         return AnswerFormats(self.tokenizer, self.vocabulary_size, self.llm.core.model_end_ids, self.config.tool_parser)
 
     @property
+    def uses_predictions(self) -> bool:
+        """Whether the engine guesses tokens from what a request predicts."""
+        return self.llm.core.config.predicted_tokens > 0
+
+    @property
     def vocabulary_size(self) -> int:
         """Columns of the model's logits."""
         return self.llm.core.vocabulary_size
@@ -329,7 +334,13 @@ class Service:
     def _intent(self, ask: Ask) -> Intent:
         """Return what the space is to know of a request: whose it is, by its caller alone, and what it keeps."""
         tenant = ask.caller.tenant if ask.caller.tenant in self._tenants else None
-        return Intent(tenant=tenant, salt=ask.caller.salt, priority=ask.priority, breakpoints=ask.breakpoints)
+        return Intent(
+            tenant=tenant,
+            salt=ask.caller.salt,
+            priority=ask.priority,
+            breakpoints=ask.breakpoints,
+            prediction=ask.prediction,
+        )
 
     def _deadline_s(self, ask: Ask) -> float | None:
         limits = [limit for limit in (ask.deadline_s, self.config.deadline_s) if limit is not None]

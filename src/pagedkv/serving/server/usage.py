@@ -21,12 +21,15 @@ class Usage:
         num_read: of these, tokens that were cached.
         num_written: of these, tokens that it computed and that later prompts can hit: those of whole blocks.
         num_generated: of its answers, the tokens that ended them included.
+        num_drafted: guessed tokens that were computed for its answers; num_accepted: those that were right.
     """
 
     num_prompt: int
     num_read: int
     num_written: int
     num_generated: int
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def num_plain(self) -> int:
@@ -55,4 +58,6 @@ def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: b
         num_read += output.num_cached_tokens
         num_written += max(0, whole - output.num_cached_tokens)
         num_generated += sum(len(completion.token_ids) for completion in output.completions)
-    return Usage(num_prompt, num_read, num_written, num_generated)
+    num_drafted = sum(output.num_drafted_tokens for output in outputs)
+    num_accepted = sum(output.num_accepted_tokens for output in outputs)
+    return Usage(num_prompt, num_read, num_written, num_generated, num_drafted, num_accepted)

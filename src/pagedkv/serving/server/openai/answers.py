@@ -13,13 +13,23 @@ __all__ = ["as_delta", "as_finish_reason", "as_logprobs", "as_message", "as_usag
 Decode = Callable[[Sequence[int]], str]
 
 
-def as_usage(usage: Usage) -> dict[str, Any]:
-    """Return the numbers of tokens, those of the cache by OpenAI's names."""
+def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
+    """Return the numbers of tokens, those of the cache by OpenAI's names.
+
+    Args:
+        usage: of a request that has ended.
+        is_predicted: whether its guesses came from a prediction: then usage has those that were right and wrong.
+    """
+    details = {
+        "accepted_prediction_tokens": usage.num_accepted,
+        "rejected_prediction_tokens": usage.num_drafted - usage.num_accepted,
+    }
     return {
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_generated,
         "total_tokens": usage.num_total,
         "prompt_tokens_details": {"cached_tokens": usage.num_read, "cache_write_tokens": usage.num_written},
+        **({"completion_tokens_details": details} if is_predicted else {}),
     }
 
 

@@ -25,7 +25,15 @@ from pagedkv.serving.server.openai.answers import (
 )
 from pagedkv.serving.server.openai.breakpoints import breakpoints_of
 from pagedkv.serving.server.openai.requests import ChatRequest
-from pagedkv.serving.server.openai.wishes import as_chat, as_params, as_priority, offered_tools, refuse_unserved
+from pagedkv.serving.server.openai.wishes import (
+    answer_format,
+    as_chat,
+    as_params,
+    as_priority,
+    offered_tools,
+    predicted_text,
+    refuse_unserved,
+)
 from pagedkv.serving.server.parsing import Part, PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
@@ -58,7 +66,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     new_parser = service.parsers(tools if may_call else [], prompt)
     several = body.parallel_tool_calls is not False
     after = service.end_of_reasoning(prompt)
-    forced = service.formats.matcher(body.response_format, tools, body.tool_choice, several=several, after=after)
+    forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
     return Ask(
         "/v1/chat/completions",
@@ -76,7 +84,14 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
         body.deadline_s,
         as_priority(body, caller),
         breakpoints_of(body, chat, prompt, service.chats, caller),
+        _prediction(service, body),
     )
+
+
+def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
+    """Return the tokens of a prediction; none where the engine uses no predictions. Raises ApiError."""
+    text = predicted_text(body)
+    return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
 
 
 @final
@@ -102,7 +117,7 @@ class ChatCompletion:
             "created": int(self.service.wall_clock()),
             "model": self.service.config.model_name,
             "choices": choices,
-            "usage": as_usage(self.service.usage(generation.outputs)),
+            "usage": self._usage(generation),
             **generation.leases_refused,
             **self._explained(generation),
         }
@@ -123,7 +138,7 @@ class ChatCompletion:
         told = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": as_usage(self.service.usage(generation.outputs)), **generation.leases_refused, **told}
+            told = {"usage": self._usage(generation), **generation.leases_refused, **told}
         if told:
             yield write(None, **told)
         yield DONE
@@ -152,6 +167,9 @@ class ChatCompletion:
         if each.logprobs is not None:
             choice["logprobs"] = as_logprobs(each.logprobs, self.ask.decode)
         return choice
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.ask.prediction))
 
     def _explained(self, generation: Generation) -> dict[str, Any]:
         if not self.body.explain:

@@ -107,6 +107,7 @@ class ChatRequest(SamplingFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
     # Not OpenAI's
+    structured_outputs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

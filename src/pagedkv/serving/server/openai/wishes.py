@@ -1,5 +1,6 @@
 """What OpenAI's fields mean to the engine: sampling parameters, conversations, forced answers; and what is refused."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,7 +13,16 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields
 
-__all__ = ["as_chat", "as_messages", "as_params", "as_priority", "offered_tools", "refuse_unserved"]
+__all__ = [
+    "answer_format",
+    "as_chat",
+    "as_messages",
+    "as_params",
+    "as_priority",
+    "offered_tools",
+    "predicted_text",
+    "refuse_unserved",
+]
 
 LEAST_TEMPERATURE: Final = 1e-4
 """Below it the greatest logit is taken."""
@@ -116,9 +126,53 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
     return tools
 
 
+def predicted_text(body: ChatRequest) -> str:
+    """Return what a request predicts of its answer; empty where it predicts nothing. Raises ApiError."""
+    if body.prediction is None:
+        return ""
+    content = body.prediction.get("content")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    if body.prediction.get("type") != "content" or not (isinstance(content, str) or is_parts):
+        raise ApiError(
+            400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
+        )
+    return _as_text(content, "prediction.content")
+
+
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Turn messages into those that templates take: content as text, arguments of calls as objects."""
     return [_as_message(message, place) for place, message in enumerate(messages)]
+
+
+def answer_format(body: ChatRequest) -> dict[str, Any] | None:
+    """Return the format that an answer is held to, vLLM's ``structured_outputs`` in the form of ``response_format``.
+
+    Raises:
+        ApiError: structured outputs beside a response format, more than one of them, or one that is not served.
+    """
+    wanted = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
+    if not wanted:
+        return body.response_format
+    (name, value), *others = wanted.items()
+    match name, value:
+        case _ if others or body.response_format is not None:
+            problem = "contradicts response_format" if body.response_format is not None else "must have one format"
+            raise ApiError(400, f"structured_outputs {problem}: give one", param="structured_outputs")
+        case "json", dict():
+            return {"type": "json_schema", "json_schema": {"schema": value}}
+        case "json_object", True:
+            return {"type": "json_object"}
+        case "regex", str():
+            return {"type": "regex", "regex": value}
+        case "choice", [str(), *rest] if all(isinstance(each, str) for each in rest):
+            return {"type": "regex", "regex": "|".join(map(re.escape, value))}
+        case _:
+            raise ApiError(
+                400,
+                "structured_outputs must have json, a schema, regex, a pattern, choice, a list of texts, or "
+                f"json_object, true; got {name[:50]!r}",
+                param="structured_outputs",
+            )
 
 
 def as_priority(body: SamplingFields, caller: Caller) -> int:
@@ -138,6 +192,8 @@ def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
         raise ApiError(
             400, "cache_salt is not taken from a request: the salt is that of the API key's tenant", param="cache_salt"
         )
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true: leave one out", param="stream_options")
     extra = body.model_extra or {}
     modalities = extra.get("modalities")
     if extra.get("audio") is not None or (isinstance(modalities, list) and set(map(str, modalities)) - {"text"}):

@@ -1,0 +1,99 @@
+"""The server's description of itself: what each path answers, by status, beside what it takes (:mod:`.bodies`).
+
+Every path that takes a key or a body may be answered with an error; :mod:`.errors` says when.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from pagedkv.serving.server.anthropic.answer_bodies import AnthropicError, MessageBody, TokenCount
+from pagedkv.serving.server.bodies import COMPONENTS
+from pagedkv.serving.server.openai.answer_bodies import (
+    ChatAnswer,
+    CompletionAnswer,
+    Detokenized,
+    Model,
+    ModelList,
+    OpenAIError,
+    ResponseAnswer,
+    Tokenized,
+    Version,
+)
+
+__all__ = ["describe_answers"]
+
+ANSWERS: Final[Mapping[str, type]] = {
+    "/v1/chat/completions": ChatAnswer,
+    "/v1/completions": CompletionAnswer,
+    "/v1/responses": ResponseAnswer,
+    "/v1/messages": MessageBody,
+    "/v1/messages/count_tokens": TokenCount,
+    "/v1/models": ModelList,
+    "/v1/models/{name}": Model,
+    "/tokenize": Tokenized,
+    "/detokenize": Detokenized,
+    "/version": Version,
+}
+"""What a path answers with JSON."""
+
+STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+"""Paths that answer with server-sent events where ``stream`` is true."""
+
+OPEN: Final = frozenset({"/version"})
+"""Paths of JSON that need no key and take no input, so that no request of them is refused."""
+
+ERRORS: Final[Mapping[int, str]] = {
+    400: "The request contradicts itself, the model or the memory.",
+    401: "No API key, or an unknown one.",
+    403: "A key without the rights that the request needs.",
+    404: "No such model, message or response.",
+    413: "The body is larger than the server takes.",
+    429: "The queue is full.",
+    500: "A fault of the server.",
+    501: "A package that the request needs is not installed.",
+    503: "The engine has ended, or the server is draining.",
+    504: "The deadline came before the end of the answer.",
+}
+RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def describe_answers(schema: dict[str, Any]) -> None:
+    """Put the answers of this server's paths into an OpenAPI document, in place of those that FastAPI supposes."""
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    for answer in (*ANSWERS.values(), OpenAIError, AnthropicError):
+        described = TypeAdapter(answer).json_schema(ref_template=COMPONENTS, mode="serialization")
+        schemas.update(described.pop("$defs", {}))
+        schemas[answer.__name__] = described
+    answers = {path: _responses(path, answer) for path, answer in ANSWERS.items()}
+    for path, responses in {**answers, **_plain_responses()}.items():
+        for operation in schema["paths"][path].values():
+            operation["responses"] = responses
+
+
+def _responses(path: str, answer: type) -> dict[str, Any]:
+    content = {"application/json": _referring(answer)}
+    if path in STREAMING:
+        content["text/event-stream"] = {}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    if path in OPEN:
+        return responses
+    error = AnthropicError if path.startswith("/v1/messages") else OpenAIError
+    for status, meaning in ERRORS.items():
+        responses[str(status)] = {"description": meaning, "content": {"application/json": _referring(error)}}
+    responses["429"]["headers"] = RETRY_AFTER
+    return responses
+
+
+def _plain_responses() -> dict[str, dict[str, Any]]:
+    """Describe the paths that answer with a status alone, or with text."""
+    health = {"200": {"description": "It can."}, "503": {"description": "It cannot."}}
+    numbers: dict[str, Any] = {"200": {"description": "Numbers for Prometheus.", "content": {"text/plain": {}}}}
+    for status in (401, 403, 500):
+        numbers[str(status)] = {"description": ERRORS[status], "content": {"application/json": _referring(OpenAIError)}}
+    return {"/health": health, "/ready": health, "/metrics": numbers}
+
+
+def _referring(answer: type) -> dict[str, Any]:
+    return {"schema": {"$ref": COMPONENTS.format(model=answer.__name__)}}
