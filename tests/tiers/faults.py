@@ -146,12 +146,14 @@ class FaultMachine:
     failing: set[bytes] = field(default_factory=set)
     chains: list[list[Content]] = field(init=False)
     contents: dict[bytes, Content] = field(init=False)
+    is_faultless: bool = field(init=False)
     excess: int = 0
     jumped: bool = False
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.is_faultless = not self.fault_rate
         self.chains = make_chains(12, self.rng)
         self.contents = {each.run.key: each for chain in self.chains for each in chain}
         self.core = self._new_core()
@@ -348,7 +350,7 @@ class FaultMachine:
         self.core = self._new_core()
         names = list(self.disk.files)
         self.rng.shuffle(names)
-        self.expected = {key for key in names if key not in self.touched}
+        self.expected.clear()  # the events of the restoration name what is kept
         self.excess = max(0, self.disk.nbytes - CAP)
         self.core.restore(keys_of_names(names), [len(self.disk.files[key]) for key in names], self.now_s)
         if not self.excess and len(names) <= 30:
@@ -398,7 +400,7 @@ class FaultMachine:
             assert key not in expected, "an entry that should be found is absent"
         elif answer.cause in {LoadEnd.GONE, LoadEnd.CORRUPT, LoadEnd.WITHDRAWN}:
             assert key not in self.expected or key in removed, f"an entry that should be served is {answer.cause}"
-        elif not self.fault_rate:
+        elif self.is_faultless:
             assert answer.cause is LoadEnd.LATE, f"{answer.cause} without a fault"
 
     def _finish(self) -> None:

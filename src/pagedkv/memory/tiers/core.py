@@ -271,6 +271,12 @@ class StoreCore:
         self._pump()
         return offer
 
+    def drop_queue(self, now_s: float) -> None:
+        """Drop all offered content that waits, as where its blocks are needed. Writes in flight go on."""
+        self.tick(now_s)
+        while self._store_queue:
+            self._drop_first(StoreOutcome.LATE)
+
     def withdraw(self, keys: npt.NDArray[np.uint8], now_s: float) -> int:
         """Remove entries whose content turned out bad, and all that is known to continue them.
 
@@ -718,7 +724,7 @@ class StoreCore:
             self._store_queue.remove((offer, place))
             self._unqueue(offer, place)
             self._answer(offer, place, outcome)
-        for name in names:
+        for name in sorted(names):
             if name in self._writing:
                 self._in_flight.writes[self._writing[name]].is_doomed = True
             entry = self._index.find(name)

@@ -24,7 +24,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.checksums import CHECK_NBYTES, Buffer, compute_check, require_secret
 from pagedkv.memory.tiers.identity import Identity, Run
 
-__all__ = ["FRAME_VERSION", "OpenFrame", "Refusal", "RefusalReason", "frame_pieces", "open_frame", "write_frame"]
+__all__ = ["FRAME_VERSION", "OpenFrame", "Refusal", "RefusalReason", "frame_nbytes", "frame_pieces", "open_frame", "write_frame"]
 
 MAGIC: Final = b"pkvframe"
 FRAME_VERSION: Final = 1
@@ -103,18 +103,16 @@ def frame_pieces(
     if len(parts) != len(identity.groups):
         raise ConfigurationError(f"{len(identity.groups)} groups need as many parts, got {len(parts)}")
     views = [memoryview(part).cast("B") for part in parts]
-    sections = b"".join(
-        SECTION.pack(tag, 0, len(content)) + content
-        for tag, content in (
-            (LAYOUT, identity.layout_text),
-            (MODEL, identity.model_text),
-            (SALT, run.salt_digest),
-            (POSITION, struct.pack("<Q", run.first_token)),
-            (TOKENS, run.token_bytes),
-            (EXTRA_KEYS, run.extra_keys),
-            (LENGTHS, struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))),
-        )
+    contents = (
+        identity.layout_text,
+        identity.model_text,
+        run.salt_digest,
+        struct.pack("<Q", run.first_token),
+        run.token_bytes,
+        run.extra_keys,
+        struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)),
     )
+    sections = b"".join(SECTION.pack(tag, 0, len(content)) + content for tag, content in enumerate(contents, LAYOUT))
     header_nbytes = _padded(SECTIONS_AT + len(sections))
     frame_nbytes = header_nbytes + sum(_padded(view.nbytes) for view in views)
     flags = (KEYED if secret is not None else 0) | (0 if checked else UNCHECKED)
@@ -127,6 +125,13 @@ def frame_pieces(
             payload.append(bytes(_padded(view.nbytes) - view.nbytes))
     check = compute_check([fixed, NO_CHECK, rest, *payload], secret) if checked else NO_CHECK
     return [fixed + check + rest, *payload]
+
+
+def frame_nbytes(identity: Identity, run: Run, part_nbytes: Sequence[int]) -> int:
+    """Compute the size of a frame from the sizes of its parts. O(groups)."""
+    texts = len(identity.layout_text) + len(identity.model_text) + len(run.salt_digest) + len(run.extra_keys)
+    numbers = 8 + run.token_ids.nbytes + 8 * len(part_nbytes)
+    return _padded(SECTIONS_AT + NUM_SECTIONS * SECTION.size + texts + numbers) + sum(map(_padded, part_nbytes))
 
 
 def write_frame(identity: Identity, run: Run, parts: Sequence[Buffer], secret: bytes | None = None) -> bytes:
