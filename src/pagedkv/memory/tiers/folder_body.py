@@ -72,10 +72,9 @@ class FolderBody:
         self._subtree = self.root / fingerprint.hex()[:32]
         for folder in (self._subtree, self._subtree / WRITING, self._subtree / QUARANTINE):
             _make_folder(folder)
-        for first in range(256):
-            _make_folder(self._subtree / f"{first:02x}")
         self._direct = direct and _can_be_direct(self._subtree / WRITING)
         self._serial = count()
+        self._made: set[int] = set()
         self.num_quarantined = 0
         self.num_evicted = 0
         self._remove_left_over()
@@ -83,8 +82,7 @@ class FolderBody:
     def scan(self) -> Iterator[Stored]:
         """List the frames of the subtree by their modification times; quarantine what is none. O(files)."""
         for first in range(256):
-            folder = self._subtree / f"{first:02x}"
-            for found in _listed(folder):
+            for found in _listed(self._subtree / f"{first:02x}"):
                 key = key_of_name(found.name.removesuffix(SUFFIX)) if found.name.endswith(SUFFIX) else None
                 try:
                     status = found.stat(follow_symlinks=False)
@@ -122,6 +120,9 @@ class FolderBody:
         """
         del timeout_s
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if key[0] not in self._made:
+            _make_folder(self._path(key).parent)
+            self._made.add(key[0])
         temporary = self._subtree / WRITING / f"{name_of_key(key)}.{os.getpid()}.{next(self._serial)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
