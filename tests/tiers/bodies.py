@@ -90,24 +90,30 @@ class TroubledBody:
             raise self.error
 
     def scan(self) -> Iterator[Stored]:
+        """List the entries of the inner body."""
         return self.body.scan()
 
     def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
+        """Read after the trouble."""
         self.num_reads += 1
         self._suffer()
         return self.body.read(key, nbytes, timeout_s)
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
+        """Write after the trouble."""
         self.num_writes += 1
         self._suffer()
         self.body.write(key, pieces, timeout_s)
 
     def delete(self, key: bytes, timeout_s: float) -> bool:
+        """Delete after the trouble."""
         self._suffer()
         return self.body.delete(key, timeout_s)
 
     def usage(self) -> Usage:
+        """Measure the inner body."""
         return self.body.usage()
 
     def close(self) -> None:
+        """Close the inner body."""
         self.body.close()

@@ -1,6 +1,6 @@
 """The fault machine: a store core over a simulated disk that crashes between any two calls, and a model of every byte.
 
-Writes, renames and deletes of the disk are not synchronised: a crash loses, tears and reorders those since the last one.
+Writes, renames and deletes of the disk are not synchronised: a crash loses, tears and reorders the latest of them.
 At rest, bits flip, files are truncated, swapped, deleted, or replaced by frames of another salt, model or version.
 Actions fail, hang, or end after their deadlines, and the clock jumps. After each operation the model judges:
 
@@ -22,12 +22,12 @@ from typing import Final
 
 import numpy as np
 
+from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome, Write
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.frame import OpenFrame, open_frame, write_frame
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
-from pagedkv.memory.contract.keys import RequestKeys
 
 BLOCK_SIZE: Final = 4
 LONGEST_CHAIN: Final = 6
@@ -37,9 +37,7 @@ GROUPS: Final = (
 )
 IDENTITY: Final = Identity(GROUPS, ModelIdentity("toy", bytes(range(32))))
 OTHER_WEIGHTS: Final = Identity(GROUPS, ModelIdentity("toy", bytes(32)))
-OTHER_LAYOUT: Final = Identity(
-    (replace(GROUPS[0], letters="CN"), GROUPS[1]), ModelIdentity("toy", bytes(range(32)))
-)
+OTHER_LAYOUT: Final = Identity((replace(GROUPS[0], letters="CN"), GROUPS[1]), ModelIdentity("toy", bytes(range(32))))
 CAP: Final = 24 * 640
 NEVER: Final = float("inf")
 
@@ -117,6 +115,7 @@ class SimulatedDisk:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all files."""
         return sum(map(len, self.files.values()))
 
 
@@ -202,8 +201,6 @@ class FaultMachine:
             if number % checks_every == 0:
                 self.core.check()
         self._finish()
-
-    # ------------------------------------------------------------------------------------------- operations
 
     def _some_chain(self) -> list[Content]:
         chain = self.rng.choice(self.chains)
@@ -359,8 +356,6 @@ class FaultMachine:
 
     def _measure(self) -> None:
         self.core.measured(self.disk.nbytes, 10**9, self.now_s)
-
-    # ----------------------------------------------------------------------------------------------- judging
 
     def _take(self) -> None:
         """Take actions, events and answers, and judge them."""

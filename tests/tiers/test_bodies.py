@@ -10,6 +10,7 @@ from typing import TypeAlias
 import pytest
 
 from pagedkv.memory.tiers.body import Body
+from pagedkv.memory.tiers.checksums import Buffer
 from tests.tiers.bodies import KINDS, LASTING, make_body
 
 FINGERPRINT = hashlib.sha256(b"one").digest()
@@ -45,7 +46,7 @@ def test_what_is_written_is_read_whatever_its_size_and_pieces(make: Make) -> Non
     body = make()
     for number, size in enumerate(SIZES):
         content = os.urandom(size)
-        pieces = [content[: size // 3], memoryview(content)[size // 3 :], b""]
+        pieces: list[Buffer] = [content[: size // 3], memoryview(content)[size // 3 :], b""]
         body.write(key(number), pieces, 5.0)
         assert read(body, number, size) == content
         assert read(body, number) == content, "the expected size is a hint"

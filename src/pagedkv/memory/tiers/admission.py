@@ -23,9 +23,7 @@ WORD_BITS: Final = 32
 
 
 @compiled
-def _note_offers(
-    table: npt.NDArray[np.uint16], keys: Uint32Array, was_offered: npt.NDArray[np.uint8]
-) -> None:
+def _note_offers(table: npt.NDArray[np.uint16], keys: Uint32Array, was_offered: npt.NDArray[np.uint8]) -> None:
     """Record the keys, and write which were in the table before."""
     for place in range(len(keys)):
         mixed = ((int(keys[place, 0]) ^ int(keys[place, 2])) * SPREAD) & WORD

@@ -71,8 +71,8 @@ class CircuitBreaker:
 class SteadyClock:
     """Seconds that never decrease, from a caller's clock that may jump.
 
-    A jump back counts as no time. Deadlines stay due, since time goes on from there. A jump forward counts as time: what
-    waits is then late, which is a miss and no fault.
+    A jump back counts as no time. Deadlines stay due, since time goes on from there. A jump forward counts as time:
+    what waits is then late, which is a miss.
     """
 
     now_s: float = 0.0

@@ -11,8 +11,8 @@ No thread, no clock, no I/O: times are the caller's, actions leave by :meth:`Sto
 What is true at every moment (:meth:`~StoreCore.check`):
 
 - Every ask has an answer by its deadline, and every key of an offer has one.
-- The bytes of entries, writes and deletes in flight, deletes that wait, and the root's foreign bytes are within the cap.
-  A write counts before it begins; a delete until it is completed; a write that failed until its delete is.
+- The bytes of entries, writes, deletes and the root's foreign bytes are within the cap. A write counts before it
+  begins; a delete until it is completed; a write that failed until its delete is.
 - One read a key is in flight, however many ask.
 - An entry with a read in flight, or with an ask or an offer that waits, is not evicted.
 """
@@ -144,9 +144,7 @@ class StoreCore:
         self._now_s = self._clock.advance(now_s)
         self._index = StoreIndex(config.max_entries, config.eviction)
         self._offered_once = OfferedOnce(config.max_entries) if config.admission == "second-offer" else None
-        self._breaker = CircuitBreaker(
-            config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s
-        )
+        self._breaker = CircuitBreaker(config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s)
         self._rate = TransferRate()
         self._counts = StoreCounts()
         self._tickets: dict[int, _Ticket] = {}
@@ -154,6 +152,7 @@ class StoreCore:
         self._offers: dict[int, _Offer] = {}
         self._writing: dict[bytes, int] = {}
         self._doomed: dict[bytes, _Doomed] = {}
+        self._doomed_nbytes = 0
         self._tombstones: set[bytes] = set()
         self._in_flight = _InFlight()
         self._read_queue: deque[bytes] = deque()
@@ -170,8 +169,6 @@ class StoreCore:
         self._answers: list[Answer] = []
         self._events: deque[tuple[StoreEventKind, bytes]] = deque()
         self._num_lost_events = 0
-
-    # ------------------------------------------------------------------------------------------------ callers
 
     def look_up(self, keys: npt.NDArray[np.uint8]) -> int:
         """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
@@ -210,10 +207,13 @@ class StoreCore:
         self._tickets[ticket] = _Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
         self._counts.num_asked += len(names)
         asked = self._tickets[ticket]
-        for place in range(limit):
+        new = []
+        for place, (entry, nbytes) in enumerate(zip(entries.tolist(), sizes.tolist(), strict=True)):
             if place >= asked.limit:
                 break
-            self._join(names[place], int(entries[place]), int(sizes[place]), (ticket, place))
+            if self._join(names[place], entry, nbytes, (ticket, place)):
+                new.append(entry)
+        self._index.hold(np.array(new, np.int32))
         heapq.heappush(self._deadlines, (self._now_s + deadline_s, ticket, 0))
         self._settle(ticket)
         self._pump()
@@ -257,7 +257,9 @@ class StoreCore:
         if self._offered_once is not None:
             is_admitted = self._offered_once.note(words)
         for place, name in enumerate(names):
-            outcome = self._outcome_at_once(name, sizes[place], is_held=bool(held[place]), is_admitted=bool(is_admitted[place]))
+            outcome = self._outcome_at_once(
+                name, sizes[place], is_held=bool(held[place]), is_admitted=bool(is_admitted[place])
+            )
             if outcome is not None:
                 self._answer(offer, place, outcome)
                 continue
@@ -298,8 +300,6 @@ class StoreCore:
         removed = self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
         self._note_event(StoreEventKind.CLEARED, ZERO_KEY)
         return removed
-
-    # ------------------------------------------------------------------------------------------------- driver
 
     def restore(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
         """Enter what a scan found, the least recently used first; what exceeds the limits is deleted, oldest first.
@@ -468,6 +468,7 @@ class StoreCore:
         ready = int(self._index.sizes_of(entries).astype(np.int64).sum())
         writing = sum(each.nbytes for each in self._in_flight.writes.values())
         doomed = sum(each.nbytes for each in self._doomed.values())
+        assert doomed == self._doomed_nbytes, f"{doomed} bytes to be deleted, counted {self._doomed_nbytes}"
         assert ready + writing + doomed == self._nbytes, f"{ready} + {writing} + {doomed} bytes, counted {self._nbytes}"
         assert self._queued_nbytes == sum(self._offers[offer].sizes[place] for offer, place in self._store_queue)
         assert {self._offers[offer].keys[place] for offer, place in self._store_queue} == self._queued
@@ -482,7 +483,7 @@ class StoreCore:
                 assert ticket.is_done[place] or is_awaited, f"ask {number} waits for no read at {place}"
         for key, reading in self._readings.items():
             assert bool(reading.action) == (key in self._in_flight.reads.values()), "a read is neither queued nor begun"
-        num_open = {number: 0 for number in self._offers}
+        num_open = dict.fromkeys(self._offers, 0)
         for offer, _ in self._store_queue:
             num_open[offer] += 1
         for writing_ in self._in_flight.writes.values():
@@ -492,22 +493,20 @@ class StoreCore:
         offers = sum(self._counts.offers.values()) + sum(num_open.values())
         assert offers == self._counts.num_offered, f"{offers} keys of {self._counts.num_offered} accounted for"
 
-    # --------------------------------------------------------------------------------------------------- asks
-
-    def _join(self, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> None:
-        """Let an ask wait for the read of a key, and queue that read if there is none."""
+    def _join(self, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> bool:
+        """Let an ask wait for the read of a key; return whether that read is new, and its entry to be held."""
         reading = self._readings.get(key)
         if reading is not None and not reading.is_late and reading.entry == entry:
             reading.waiters.append(waiter)
             self._counts.num_coalesced += 1
-            return
+            return False
         if reading is not None:  # an overdue read of it is still in flight: no second one beside it
             ticket = self._tickets[waiter[0]]
             self._cut(ticket, waiter[1], LoadEnd.LATE)
-            return
-        self._index.hold(entry)
+            return False
         self._readings[key] = _Reading(entry, nbytes, [waiter])
         self._read_queue.append(key)
+        return True
 
     def _cut(self, ticket: _Ticket, place: int, cause: LoadEnd) -> None:
         """End an ask before a place."""
@@ -570,8 +569,6 @@ class StoreCore:
                 self._remove(reading.entry, is_gone=fault is Fault.GONE)
             self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
         self._index.let_go(reading.entry)
-
-    # ------------------------------------------------------------------------------------------------- offers
 
     def _outcome_at_once(self, key: bytes, nbytes: int, *, is_held: bool, is_admitted: bool) -> StoreOutcome | None:
         """Return what becomes of an offered key without a write; None if it is to be written."""
@@ -656,8 +653,6 @@ class StoreCore:
             return NO_ENTRY
         return self._index.find(offered.keys[place - 1] if place else offered.parent)
 
-    # ------------------------------------------------------------------------------------- room and deletes
-
     def _room(self) -> int:
         """Bytes that may still be written now."""
         room = self.config.cap_nbytes - self._nbytes - self._foreign_nbytes
@@ -679,8 +674,7 @@ class StoreCore:
 
     def _evict_excess(self) -> None:
         """Evict what exceeds the cap or the floor, less what is being deleted already."""
-        pending = sum(each.nbytes for each in self._doomed.values())
-        self._evict_nbytes(-self._room() - pending)
+        self._evict_nbytes(-self._room() - self._doomed_nbytes)
 
     def _remove(self, entry: int, *, is_gone: bool) -> None:
         """Take an entry out of the index, and delete its content unless it is gone."""
@@ -696,6 +690,7 @@ class StoreCore:
         """Note that content is to be deleted; it counts until then. No delete is sent while the key is written."""
         assert key not in self._doomed, "content is to be deleted twice"
         self._doomed[key] = _Doomed(nbytes)
+        self._doomed_nbytes += nbytes
 
     def _end_delete(self, action: int, *, is_done: bool) -> None:
         key = self._in_flight.deletes.pop(action)
@@ -703,6 +698,7 @@ class StoreCore:
         if is_done:
             del self._doomed[key]
             self._nbytes -= doomed.nbytes
+            self._doomed_nbytes -= doomed.nbytes
             if self._free_nbytes is not None:
                 self._free_nbytes += doomed.nbytes
         else:
@@ -733,8 +729,6 @@ class StoreCore:
                 num_removed += 1
         self._pump()
         return num_removed
-
-    # ---------------------------------------------------------------------------------------- time and breaker
 
     def _was_late(self, action: int) -> bool:
         """Whether an action in flight counts as failed already."""
@@ -784,11 +778,10 @@ class StoreCore:
     @property
     def _num_prompt(self) -> int:
         """Actions in flight that are not overdue."""
-        return sum(not self._was_late(action) for action in (
-            *self._in_flight.reads, *self._in_flight.writes, *self._in_flight.deletes
-        ))
-
-    # ----------------------------------------------------------------------------------------------- sending
+        return sum(
+            not self._was_late(action)
+            for action in (*self._in_flight.reads, *self._in_flight.writes, *self._in_flight.deletes)
+        )
 
     def _pump(self) -> None:
         """Send what may be sent: deletes, then reads, then writes."""
@@ -830,8 +823,8 @@ class StoreCore:
                 continue
             room = self._room()
             if room < nbytes or not self._index.has_vacant:
-                pending = sum(each.nbytes for each in self._doomed.values())
-                self._evict_nbytes(max(nbytes - room - pending, 0 if self._index.has_vacant else 1))
+                short = nbytes - room - self._doomed_nbytes
+                self._evict_nbytes(max(short, 0 if self._index.has_vacant else 1))
                 self._send_deletes()
                 if room < nbytes and self._doomed:
                     return  # room comes when deletes are completed

@@ -7,13 +7,13 @@
     ROOT/FINGERPRINT/writing/KEY.PID.N     a write under way, locked by its writer until it is renamed
     ROOT/FINGERPRINT/quarantine/           foreign files, moved out of the way
 
-- *Atomic.* A frame is written beside its place and renamed. A crash leaves the old state, or a file in ``writing``, which
-  the next scan removes if no process has it locked. Nothing is synchronised to the disk: a frame that a power failure
-  tears is refused by its check.
+- *Atomic.* A frame is written beside its place and renamed. A crash leaves the old state, or a file in ``writing``,
+  which the next start removes if no process has it locked. Nothing is synchronised to the disk: a frame that a power
+  failure tears is refused by its check.
 - *Shared.* ``usage`` holds the bytes of all frames below the root. It is raised before a rename and lowered after a
-  deletion, under an exclusive flock, so it never counts too little. At the cap, a writer first counts anew, then deletes
-  the least recently used frames of any subtree. So the root exceeds the cap by at most one write a process. Other
-  processes find such files vanished, which is a miss.
+  deletion, under an exclusive flock, so it never counts too little. At the cap, a writer first counts anew, then
+  deletes the least recently used frames of any subtree. So the root exceeds the cap by at most one write a process.
+  Other processes find such files vanished, which is a miss.
 - *Other identities* are other subtrees. They share the cap and are never read.
 - *Refused:* a root that is or contains a symbolic link on a path of ours, ``..`` in the root's path, and a root that
   other users may write. Names below the root are made of keys, so they cannot leave it.
@@ -43,6 +43,8 @@ QUARANTINE: Final = "quarantine"
 COUNTER: Final = struct.Struct("<8sQ")
 COUNTER_MAGIC: Final = b"pkvusage"
 SECTOR: Final = 4096
+SLACK: Final = 64
+"""Where room is made, a 64th of the cap stays free."""
 FEWEST_DIRECT: Final = 2**18
 """Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -135,7 +137,7 @@ class FolderBody:
                 self._make_room(counter, nbytes)
                 replaced = _size_of(self._path(key))
                 counter.add(nbytes)
-                os.rename(temporary, self._path(key))
+                temporary.rename(self._path(key))
                 counter.add(-replaced)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -183,16 +185,20 @@ class FolderBody:
             os.close(descriptor)
 
     def _make_room(self, counter: "_Counter", nbytes: int) -> None:
-        """Delete the least recently used frames of the root until so many bytes fit. The lock is held."""
+        """Delete the least recently used frames of the root until so many bytes fit. The lock is held.
+
+        Counting all files takes long, so a little more is deleted, and the next writes need not count.
+        """
         used = counter.get()
         if used is not None and used + nbytes <= self._cap_nbytes:
             return
         frames = sorted(self._frames(), key=lambda each: each[1].st_mtime_ns)
         used = sum(status.st_size for _, status in frames)
         counter.set(used)
-        for path, _ in frames:
-            if used + nbytes <= self._cap_nbytes:
-                return
+        target = max(0, self._cap_nbytes - self._cap_nbytes // SLACK - nbytes)
+        for path, _ in frames if used + nbytes > self._cap_nbytes else ():
+            if used <= target:
+                break
             freed = self._unlink(counter, path)
             used -= freed or 0
             self.num_evicted += 1
@@ -227,7 +233,7 @@ class FolderBody:
         """Move a foreign file, folder or link out of the way. Links are moved, not followed."""
         self.num_quarantined += 1
         with contextlib.suppress(OSError):
-            os.rename(path, self._subtree / QUARANTINE / f"{path.name[:100]}.{os.getpid()}.{next(self._serial)}")
+            path.rename(self._subtree / QUARANTINE / f"{path.name[:100]}.{os.getpid()}.{next(self._serial)}")
 
     def _remove_left_over(self) -> None:
         """Delete writes of processes that ended: files in ``writing`` that no process has locked."""
@@ -241,7 +247,7 @@ class FolderBody:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(OSError):
-                    os.unlink(found.path)
+                    Path(found.path).unlink()
             except BlockingIOError:
                 pass
             finally:

@@ -24,7 +24,16 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.checksums import CHECK_NBYTES, Buffer, compute_check, require_secret
 from pagedkv.memory.tiers.identity import Identity, Run
 
-__all__ = ["FRAME_VERSION", "OpenFrame", "Refusal", "RefusalReason", "frame_nbytes", "frame_pieces", "open_frame", "write_frame"]
+__all__ = [
+    "FRAME_VERSION",
+    "OpenFrame",
+    "Refusal",
+    "RefusalReason",
+    "frame_nbytes",
+    "frame_pieces",
+    "open_frame",
+    "write_frame",
+]
 
 MAGIC: Final = b"pkvframe"
 FRAME_VERSION: Final = 1
@@ -226,7 +235,9 @@ def _read_extent(view: memoryview) -> tuple[int, int] | Refusal:
     return flags, header_nbytes
 
 
-def _verify(view: memoryview, flags: int, secret: bytes | None, *, trusted: bool) -> Refusal | None:
+def _verify(  # noqa: PLR0911 - one return a refusal
+    view: memoryview, flags: int, secret: bytes | None, *, trusted: bool
+) -> Refusal | None:
     """Compare the check with the bytes."""
     if flags & ~(KEYED | UNCHECKED):
         return _refuse(RefusalReason.DAMAGED, f"flags {flags:#x}")

@@ -1,8 +1,8 @@
 """The index of a store: which entries it has, how large they are, and which is evicted next.
 
 An entry is a block of a pool (:mod:`pagedkv.memory.pool`) with the entry's key as digest and its bytes in place of a
-token. So the pool's names, reference counts, eviction policies and audit serve stores as they serve device memory. Bytes
-an entry with LRU, all told::
+token. So the pool's names, reference counts, eviction policies and audit serve stores as they serve device memory.
+Bytes an entry with LRU, all told::
 
     record 56 | size 4 | digest 32 | index bucket 3..6                 = 95..98
 
@@ -197,7 +197,7 @@ class StoreIndex:
 
     def key_of(self, entry: int) -> bytes:
         """Return the key that an entry has or had last."""
-        return self._arrays.digests[entry].astype(">u4").tobytes()
+        return bytes(self._arrays.digests[entry].astype(">u4"))
 
     def size_of(self, entry: int) -> int:
         """Return the bytes of an entry."""
@@ -237,9 +237,9 @@ class StoreIndex:
         """Take a reference to each entry of a chain, as a hit of it."""
         reuse_all(self._arrays, entries)
 
-    def hold(self, entry: int) -> None:
-        """Take a reference to an entry, which is no hit."""
-        claim_all(self._arrays, np.array([entry], np.int32))
+    def hold(self, entries: Int32Array) -> None:
+        """Take a reference to each entry, which is no hit."""
+        claim_all(self._arrays, entries)
 
     def let_go(self, entry: int) -> None:
         """Release one reference to an entry."""

@@ -6,6 +6,7 @@ dead server costs one timeout, which the circuit breaker of the core counts.
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
@@ -61,7 +62,7 @@ class RedisBody:
             for name in names:
                 pipe.strlen(name)
                 pipe.object("idletime", name)
-            answers = self._call(lambda pipe=pipe: pipe.execute(raise_on_error=False))
+            answers = self._call(partial(pipe.execute, raise_on_error=False))
             for name, nbytes, idle_s in zip(names, answers[::2], answers[1::2], strict=True):
                 key = key_of_name(name.decode("ascii", "replace").removeprefix(self._begin))
                 if key is not None and isinstance(nbytes, int) and nbytes:
@@ -91,7 +92,7 @@ class RedisBody:
             pipe = self._client.pipeline(transaction=False)
             for name in names:
                 pipe.strlen(name)
-            answers = self._call(lambda pipe=pipe: pipe.execute(raise_on_error=False))
+            answers = self._call(partial(pipe.execute, raise_on_error=False))
             nbytes += sum(answer for answer in answers if isinstance(answer, int))
         memory = self._call(lambda: self._client.info("memory"))
         most = int(memory.get("maxmemory", 0))
@@ -107,8 +108,7 @@ class RedisBody:
     def _names(self, begin: str) -> Iterator[list[bytes]]:
         cursor = 0
         while True:
-            at = cursor
-            cursor, names = self._call(lambda at=at: self._client.scan(at, match=f"{begin}*", count=SCAN_COUNT))
+            cursor, names = self._call(partial(self._client.scan, cursor, match=f"{begin}*", count=SCAN_COUNT))
             if names:
                 yield names
             if not cursor:

@@ -147,9 +147,7 @@ class TierStore:
         self._callbacks: list[tuple[Callable[[int, StoreOutcome], None], int, StoreOutcome]] = []
         self._is_closed = False
         self._measured_s = clock()
-        self._queues: dict[type, SimpleQueue[Action | None]] = {
-            kind: SimpleQueue() for kind in (Read, Write, Delete)
-        }
+        self._queues: dict[type, SimpleQueue[Action | None]] = {kind: SimpleQueue() for kind in (Read, Write, Delete)}
         self._restore()
         self._threads = [
             threading.Thread(target=self._work, args=(self._queues[kind],), name=f"tier-{body.medium}", daemon=True)
@@ -159,8 +157,6 @@ class TierStore:
         self._threads.append(threading.Thread(target=self._keep_time, name=f"tier-{body.medium}-time", daemon=True))
         for thread in self._threads:
             thread.start()
-
-    # ------------------------------------------------------------------------------------------------ callers
 
     def look_up(self, runs: Sequence[Run]) -> int:
         """Count the leading runs that can be loaded. Changes nothing."""
@@ -283,8 +279,6 @@ class TierStore:
     ) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------------------------------ threads
-
     def _num_threads(self) -> dict[type, int]:
         config = self._core.config
         return {Read: config.max_reads, Write: config.max_writes, Delete: NUM_DELETE_THREADS}
@@ -367,8 +361,6 @@ class TierStore:
                 with self._changed:
                     self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
                     self._pass_on()
-
-    # ---------------------------------------------------------------------------------------- under the lock
 
     def _report(self, action: Action, result: "_Result") -> None:
         """Report the end of an action to the core, after a comparison of what was read with what is expected."""
