@@ -335,6 +335,8 @@ def _write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
 
 def _can_be_direct(folder: Path) -> bool:
     """Whether files of a folder can be written past the page cache."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
     probe = folder / f"direct.{os.getpid()}"
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.compilation.instructions import prefetch
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.memory.pool.auditing import check_pool
 from pagedkv.memory.pool.block_pool import BlockPool
@@ -46,6 +47,7 @@ __all__ = ["NO_ENTRY", "StoreIndex", "words_of"]
 
 NO_ENTRY: Final = NULL_BLOCK
 ENTRY_NAME: Final = 1  # of the only group
+FETCHED_AHEAD: Final = 16  # keys whose entries are fetched before they are compared
 NUM_OUTPUTS_UNKNOWN: Final = -1
 VACANT: Final = 0  # in ``places``: the first vacant entry
 NUM_VACANT: Final = 1
@@ -106,13 +108,14 @@ def _evict(pool: PoolArrays, places: Int64Array) -> int:
 def _look_up(pool: PoolArrays, keys: Uint32Array, entries: Int32Array) -> int:
     """Write the entry of each key, or ``NO_ENTRY``; return how many leading keys have one.
 
-    First all buckets are read, then the entries, so that the processor waits for many of them at once: 8,192 keys in an
-    index of a million entries.
+    First all buckets are read, then the entries, so that the processor waits for many of them at once.
     """
     for place in range(len(keys)):
         entries[place] = pool.buckets[bucket_of(pool, ENTRY_NAME, keys[place])]
     num_leading = len(keys)
     for place in range(len(keys)):
+        if place + FETCHED_AHEAD < len(keys):
+            prefetch(pool.digests, int(entries[place + FETCHED_AHEAD]), 0)
         entry = int(entries[place])
         if entry != NO_ENTRY and not has_digest(pool, entry, keys[place]):
             entry = int(find(pool, ENTRY_NAME, keys[place]))
