@@ -19,7 +19,6 @@ What is true at every moment (:meth:`~StoreCore.check`):
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -44,8 +43,11 @@ from pagedkv.memory.tiers.actions import (
 from pagedkv.memory.tiers.admission import OfferedOnce
 from pagedkv.memory.tiers.breaker import BreakerState, CircuitBreaker, SteadyClock
 from pagedkv.memory.tiers.config import StoreConfig
+from pagedkv.memory.tiers.event_log import StoreEventLog
 from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex, words_of
+from pagedkv.memory.tiers.room import Room
 from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics, TransferRate
+from pagedkv.memory.tiers.under_way import InFlight, Offer, Reading, Ticket, Writing
 
 __all__ = ["StoreCore"]
 
@@ -54,79 +56,6 @@ LARGEST_ENTRY: Final = 2**31 - 1
 ZERO_KEY: Final = bytes(KEY_NBYTES)
 END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
-
-
-@dataclass(slots=True)
-class _Ticket:
-    """An ask: ``limit`` leading keys can still be loaded, ``num_leading`` of them are, ``cause`` ends them."""
-
-    keys: list[bytes]
-    entries: npt.NDArray[np.int32]
-    is_done: bytearray
-    sizes: npt.NDArray[np.int32]
-    begun_s: float
-    limit: int
-    cause: LoadEnd
-    num_leading: int = 0
-
-
-@dataclass(slots=True)
-class _Reading:
-    """The one read of a key: waiting asks with the place of the key in each. ``action`` is 0 while it is queued."""
-
-    entry: int
-    nbytes: int
-    waiters: list[tuple[int, int]]
-    action: int = 0
-    begun_s: float = 0.0
-    is_late: bool = False
-
-
-@dataclass(slots=True)
-class _Offer:
-    """An offer: the entries that it holds by place, and how many of its keys have no answer yet."""
-
-    keys: list[bytes]
-    sizes: list[int]
-    parent: bytes
-    held: npt.NDArray[np.int32]
-    num_open: int
-
-
-@dataclass(slots=True)
-class _Writing:
-    """A write in flight."""
-
-    key: bytes
-    entry: int
-    nbytes: int
-    offer: int
-    place: int
-    is_late: bool = False
-    is_doomed: bool = False
-
-
-@dataclass(slots=True)
-class _Doomed:
-    """Content that is to be deleted, and counts until it is. ``action`` is 0 while the delete waits."""
-
-    nbytes: int
-    action: int = 0
-    not_before_s: float = 0.0
-    is_late: bool = False
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """Actions in flight, by their numbers."""
-
-    reads: dict[int, bytes] = field(default_factory=dict)
-    writes: dict[int, _Writing] = field(default_factory=dict)
-    deletes: dict[int, bytes] = field(default_factory=dict)
-
-    @property
-    def num_all(self) -> int:
-        return len(self.reads) + len(self.writes) + len(self.deletes)
 
 
 class StoreCore:
@@ -147,28 +76,23 @@ class StoreCore:
         self._breaker = CircuitBreaker(config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s)
         self._rate = TransferRate()
         self._counts = StoreCounts()
-        self._tickets: dict[int, _Ticket] = {}
-        self._readings: dict[bytes, _Reading] = {}
-        self._offers: dict[int, _Offer] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._readings: dict[bytes, Reading] = {}
+        self._offers: dict[int, Offer] = {}
         self._writing: dict[bytes, int] = {}
-        self._doomed: dict[bytes, _Doomed] = {}
-        self._doomed_nbytes = 0
+        self._room = Room(config.cap_nbytes, config.floor_nbytes)
         self._tombstones: set[bytes] = set()
-        self._in_flight = _InFlight()
+        self._in_flight = InFlight()
         self._read_queue: deque[bytes] = deque()
         self._store_queue: deque[tuple[int, int]] = deque()
         self._queued: set[bytes] = set()
         self._queued_nbytes = 0
-        self._nbytes = 0
-        self._foreign_nbytes = 0
-        self._free_nbytes: int | None = None
         self._writes_from_s = 0.0
         self._deadlines: list[tuple[float, int, int]] = []
         self._next_id = 1
         self._actions: list[Action] = []
         self._answers: list[Answer] = []
-        self._events: deque[tuple[StoreEventKind, bytes]] = deque()
-        self._num_lost_events = 0
+        self._events = StoreEventLog(config.max_events)
 
     def look_up(self, keys: npt.NDArray[np.uint8]) -> int:
         """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
@@ -204,7 +128,7 @@ class StoreCore:
         self._index.use(entries)
         sizes = self._index.sizes_of(entries)
         ticket = self._take_id()
-        self._tickets[ticket] = _Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
+        self._tickets[ticket] = Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
         self._counts.num_asked += len(names)
         asked = self._tickets[ticket]
         new = []
@@ -251,7 +175,7 @@ class StoreCore:
         entries, _ = self._index.look_up(words)
         held = np.where(entries != NO_ENTRY, entries, 0).astype(np.int32)
         self._index.use(held[held != NO_ENTRY])
-        self._offers[offer] = _Offer(names, sizes, bytes(parent), held, len(names))
+        self._offers[offer] = Offer(names, sizes, bytes(parent), held, len(names))
         self._counts.num_offered += len(names)
         is_admitted = np.ones(len(names), bool)
         if self._offered_once is not None:
@@ -298,7 +222,7 @@ class StoreCore:
         names = {self._index.key_of(int(entry)) for entry in self._index.all_entries()}
         names |= self._queued | set(self._writing)
         removed = self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
-        self._note_event(StoreEventKind.CLEARED, ZERO_KEY)
+        self._events.note(StoreEventKind.CLEARED)
         return removed
 
     def restore(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
@@ -312,9 +236,9 @@ class StoreCore:
         fresh = [
             (name, nbytes)
             for name, nbytes in zip(names, sizes, strict=True)
-            if name not in self._writing and name not in self._doomed and self._index.find(name) == NO_ENTRY
+            if name not in self._writing and name not in self._room.doomed and self._index.find(name) == NO_ENTRY
         ]
-        room = self._room()
+        room = self._room.left_nbytes
         kept: list[tuple[bytes, int]] = []
         for name, nbytes in reversed(fresh):
             fits = nbytes <= min(room, LARGEST_ENTRY) and len(kept) < self._index.num_vacant
@@ -322,14 +246,14 @@ class StoreCore:
                 room -= nbytes
                 kept.append((name, nbytes))
             else:
-                self._nbytes += nbytes
-                self._doom(name, nbytes)
+                self._room.enter(nbytes)
+                self._room.doom(name, nbytes)
         for name, nbytes in reversed(kept):
             entry = self._index.take(name, nbytes)
-            self._nbytes += nbytes
+            self._room.enter(nbytes)
             self._index.publish(entry, NO_ENTRY)
             self._index.let_go(entry)
-            self._note_event(StoreEventKind.STORED, name)
+            self._events.note(StoreEventKind.STORED, name)
         self._pump()
         return len(kept)
 
@@ -340,8 +264,7 @@ class StoreCore:
         """
         self.tick(now_s)
         unlanded = sum(each.nbytes for each in self._in_flight.writes.values())  # at most: how much landed is not known
-        self._foreign_nbytes = max(0, root_nbytes - (self._nbytes - unlanded))
-        self._free_nbytes = None if free_nbytes is None else free_nbytes - unlanded
+        self._room.measure(root_nbytes, free_nbytes, unlanded)
         self._evict_excess()
         self._pump()
 
@@ -404,7 +327,7 @@ class StoreCore:
         if self._breaker.state is BreakerState.OPEN:
             times.append(self._breaker.opens_again_s)
         times += [self._writes_from_s] if self._store_queue and self._writes_from_s > self._now_s else []
-        times += [each.not_before_s for each in self._doomed.values() if each.not_before_s > self._now_s]
+        times += [each.not_before_s for each in self._room.doomed.values() if each.not_before_s > self._now_s]
         return max(0.0, min(times) - self._now_s) if times else None
 
     def take_actions(self) -> list[Action]:
@@ -419,14 +342,7 @@ class StoreCore:
 
     def drain_events(self) -> StoreEvents:
         """Take the events since the last call."""
-        events = list(self._events)
-        self._events.clear()
-        if self._num_lost_events:
-            events.insert(0, (StoreEventKind.GAP, ZERO_KEY))
-            self._num_lost_events = 0
-        kinds = np.array([int(kind) for kind, _ in events], np.int32)
-        keys = np.frombuffer(b"".join(key for _, key in events), np.uint8).reshape(len(events), KEY_NBYTES)
-        return StoreEvents(kinds, keys)
+        return self._events.drain()
 
     @property
     def now_s(self) -> float:
@@ -439,8 +355,8 @@ class StoreCore:
         extra = self._offered_once.nbytes if self._offered_once is not None else 0
         return StoreStatistics(
             num_entries=len(self._index),
-            nbytes=self._nbytes + self._foreign_nbytes,
-            foreign_nbytes=self._foreign_nbytes,
+            nbytes=self._room.nbytes + self._room.foreign_nbytes,
+            foreign_nbytes=self._room.foreign_nbytes,
             num_reads=len(self._in_flight.reads),
             num_writes=len(self._in_flight.writes),
             num_deletes=len(self._in_flight.deletes),
@@ -467,9 +383,10 @@ class StoreCore:
         entries = self._index.all_entries().astype(np.int32)
         ready = int(self._index.sizes_of(entries).astype(np.int64).sum())
         writing = sum(each.nbytes for each in self._in_flight.writes.values())
-        doomed = sum(each.nbytes for each in self._doomed.values())
-        assert doomed == self._doomed_nbytes, f"{doomed} bytes to be deleted, counted {self._doomed_nbytes}"
-        assert ready + writing + doomed == self._nbytes, f"{ready} + {writing} + {doomed} bytes, counted {self._nbytes}"
+        doomed = sum(each.nbytes for each in self._room.doomed.values())
+        room = self._room
+        assert doomed == room.doomed_nbytes, f"{doomed} bytes to be deleted, counted {room.doomed_nbytes}"
+        assert ready + writing + doomed == room.nbytes, f"{ready} + {writing} + {doomed} bytes, counted {room.nbytes}"
         assert self._queued_nbytes == sum(self._offers[offer].sizes[place] for offer, place in self._store_queue)
         assert {self._offers[offer].keys[place] for offer, place in self._store_queue} == self._queued
         assert len(self._in_flight.reads) <= self.config.max_reads
@@ -504,11 +421,11 @@ class StoreCore:
             ticket = self._tickets[waiter[0]]
             self._cut(ticket, waiter[1], LoadEnd.LATE)
             return False
-        self._readings[key] = _Reading(entry, nbytes, [waiter])
+        self._readings[key] = Reading(entry, nbytes, [waiter])
         self._read_queue.append(key)
         return True
 
-    def _cut(self, ticket: _Ticket, place: int, cause: LoadEnd) -> None:
+    def _cut(self, ticket: Ticket, place: int, cause: LoadEnd) -> None:
         """End an ask before a place."""
         if place < ticket.limit:
             ticket.limit, ticket.cause = place, cause
@@ -542,7 +459,7 @@ class StoreCore:
             del self._readings[key]
             self._index.let_go(reading.entry)
 
-    def _fail_waiters(self, reading: _Reading, cause: LoadEnd) -> None:
+    def _fail_waiters(self, reading: Reading, cause: LoadEnd) -> None:
         waiters, reading.waiters = reading.waiters, []
         for number, place in waiters:
             if number in self._tickets:
@@ -583,7 +500,7 @@ class StoreCore:
             outcome = StoreOutcome.NOT_ADMITTED
         elif nbytes > self.config.cap_nbytes:
             outcome = StoreOutcome.NO_ROOM
-        elif key in self._doomed or self._queued_nbytes + nbytes > self.config.max_queued_nbytes:
+        elif key in self._room.doomed or self._queued_nbytes + nbytes > self.config.max_queued_nbytes:
             outcome = StoreOutcome.BUSY
         return outcome
 
@@ -617,7 +534,7 @@ class StoreCore:
         """Return what becomes of a queued key that a scan has found in the meantime; None if it has not."""
         if self._index.find(key) != NO_ENTRY:
             return StoreOutcome.PRESENT
-        return StoreOutcome.BUSY if key in self._doomed else None
+        return StoreOutcome.BUSY if key in self._room.doomed else None
 
     def _unqueue(self, offer: int, place: int) -> None:
         offered = self._offers[offer]
@@ -632,14 +549,14 @@ class StoreCore:
             offered = self._offers.get(writing.offer)
             self._counts.written_nbytes += writing.nbytes
             self._index.publish(writing.entry, self._parent_entry(offered, writing.place))
-            self._note_event(StoreEventKind.STORED, writing.key)
+            self._events.note(StoreEventKind.STORED, writing.key)
             if offered is None or writing.is_late:
                 self._index.let_go(writing.entry)
             else:
                 offered.held[writing.place] = writing.entry
         else:
             self._index.abandon(writing.entry)
-            self._doom(writing.key, writing.nbytes)
+            self._room.doom(writing.key, writing.nbytes)
             if fault is Fault.FULL:
                 self._writes_from_s = self._now_s + self.config.full_pause_s
                 self._evict_nbytes(writing.nbytes)
@@ -648,17 +565,10 @@ class StoreCore:
         if not writing.is_late:
             self._answer(writing.offer, writing.place, outcome)
 
-    def _parent_entry(self, offered: _Offer | None, place: int) -> int:
+    def _parent_entry(self, offered: Offer | None, place: int) -> int:
         if offered is None:
             return NO_ENTRY
         return self._index.find(offered.keys[place - 1] if place else offered.parent)
-
-    def _room(self) -> int:
-        """Bytes that may still be written now."""
-        room = self.config.cap_nbytes - self._nbytes - self._foreign_nbytes
-        if self._free_nbytes is not None:
-            room = min(room, self._free_nbytes - self.config.floor_nbytes)
-        return room
 
     def _evict_nbytes(self, nbytes: int) -> int:
         """Evict until so many bytes are to be deleted; return how many are."""
@@ -668,42 +578,32 @@ class StoreCore:
             key, size = self._index.key_of(entry), self._index.size_of(entry)
             freed += size
             self._counts.num_evicted += 1
-            self._note_event(StoreEventKind.REMOVED, key)
-            self._doom(key, size)
+            self._events.note(StoreEventKind.REMOVED, key)
+            self._room.doom(key, size)
         return freed
 
     def _evict_excess(self) -> None:
         """Evict what exceeds the cap or the floor, less what is being deleted already."""
-        self._evict_nbytes(-self._room() - self._doomed_nbytes)
+        self._evict_nbytes(-self._room.coming_nbytes)
 
     def _remove(self, entry: int, *, is_gone: bool) -> None:
         """Take an entry out of the index, and delete its content unless it is gone."""
         key, nbytes = self._index.key_of(entry), self._index.size_of(entry)
         self._index.drop(entry)
-        self._note_event(StoreEventKind.REMOVED, key)
+        self._events.note(StoreEventKind.REMOVED, key)
         if is_gone:
-            self._nbytes -= nbytes
+            self._room.lose(nbytes)
         else:
-            self._doom(key, nbytes)
-
-    def _doom(self, key: bytes, nbytes: int) -> None:
-        """Note that content is to be deleted; it counts until then. No delete is sent while the key is written."""
-        assert key not in self._doomed, "content is to be deleted twice"
-        self._doomed[key] = _Doomed(nbytes)
-        self._doomed_nbytes += nbytes
+            self._room.doom(key, nbytes)
 
     def _end_delete(self, action: int, *, is_done: bool) -> None:
         key = self._in_flight.deletes.pop(action)
-        doomed = self._doomed[key]
         if is_done:
-            del self._doomed[key]
-            self._nbytes -= doomed.nbytes
-            self._doomed_nbytes -= doomed.nbytes
-            if self._free_nbytes is not None:
-                self._free_nbytes += doomed.nbytes
-        else:
-            doomed.action, doomed.is_late = 0, False
-            doomed.not_before_s = self._now_s + self.config.breaker_pause_s
+            self._room.end_delete(key)
+            return
+        doomed = self._room.doomed[key]
+        doomed.action, doomed.is_late = 0, False
+        doomed.not_before_s = self._now_s + self.config.breaker_pause_s
 
     def _forget(self, names: set[bytes], end: LoadEnd, outcome: StoreOutcome) -> int:
         """Remove entries by key, whatever is under way with them."""
@@ -737,7 +637,7 @@ class StoreCore:
             return self._readings[flight.reads[action]].is_late
         if action in flight.writes:
             return flight.writes[action].is_late
-        return self._doomed[flight.deletes[action]].is_late
+        return self._room.doomed[flight.deletes[action]].is_late
 
     def _expire_action(self, action: int) -> None:
         """Count an overdue action as failed. It stays in flight until the driver reports it."""
@@ -752,7 +652,7 @@ class StoreCore:
                 writing.is_late = True
                 self._answer(writing.offer, writing.place, StoreOutcome.LATE)
         elif action in flight.deletes:
-            self._doomed[flight.deletes[action]].is_late = True
+            self._room.doomed[flight.deletes[action]].is_late = True
         else:
             return
         self._counts.faults["overdue"] += 1
@@ -790,7 +690,7 @@ class StoreCore:
         self._send_writes()
 
     def _send_deletes(self) -> None:
-        for key, doomed in self._doomed.items():
+        for key, doomed in self._room.doomed.items():
             if len(self._in_flight.deletes) >= self.config.max_deletes or not self._may_send():
                 return
             if not doomed.action and doomed.not_before_s <= self._now_s:
@@ -821,12 +721,12 @@ class StoreCore:
             if outcome is not None:
                 self._drop_first(outcome)
                 continue
-            room = self._room()
+            room = self._room.left_nbytes
             if room < nbytes or not self._index.has_vacant:
-                short = nbytes - room - self._doomed_nbytes
+                short = nbytes - self._room.coming_nbytes
                 self._evict_nbytes(max(short, 0 if self._index.has_vacant else 1))
                 self._send_deletes()
-                if room < nbytes and self._doomed:
+                if room < nbytes and self._room.doomed:
                     return  # room comes when deletes are completed
                 if room < nbytes or not self._index.has_vacant:
                     self._drop_first(StoreOutcome.NO_ROOM)
@@ -839,11 +739,9 @@ class StoreCore:
         key = self._offers[offer].keys[place]
         entry = self._index.take(key, nbytes)
         action = self._begin_action(self.config.write_timeout_s)
-        self._nbytes += nbytes
-        if self._free_nbytes is not None:
-            self._free_nbytes -= nbytes
+        self._room.reserve(nbytes)
         self._writing[key] = action
-        self._in_flight.writes[action] = _Writing(key, entry, nbytes, offer, place)
+        self._in_flight.writes[action] = Writing(key, entry, nbytes, offer, place)
         self._actions.append(Write(action, key, nbytes, offer, place, self._now_s + self.config.write_timeout_s))
 
     def _begin_action(self, timeout_s: float) -> int:
@@ -855,14 +753,6 @@ class StoreCore:
         number = self._next_id
         self._next_id += 1
         return number
-
-    def _note_event(self, kind: StoreEventKind, key: bytes) -> None:
-        if not self.config.max_events:
-            return
-        if len(self._events) == self.config.max_events:
-            self._events.popleft()
-            self._num_lost_events += 1
-        self._events.append((kind, key))
 
 
 def _as_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
