@@ -15,6 +15,7 @@ Actions fail, hang, or end after their deadlines, and the clock jumps. After eac
 import argparse
 import hashlib
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -445,6 +446,7 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=20_000, help="operations of one machine")
+    parser.add_argument("--progress", action="store_true", help="tell how far it is, also into a file")
     given = parser.parse_args()
     seen: Counter[str] = Counter()
     num_done, seed = 0, given.seed
@@ -457,6 +459,8 @@ def main() -> None:
             print(f"seed {seed} failed: {machine.eviction}")  # noqa: T201
             raise
         num_done += given.each
+        if sys.stderr.isatty() or given.progress:
+            print(f"{num_done} operations", file=sys.stderr, flush=True)  # noqa: T201
         seed += 1
         seen += machine.seen
     print(f"{num_done} operations, {seed - given.seed} machines, no fault of the store")  # noqa: T201

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -34,13 +35,30 @@ def test_the_cap_is_of_the_root_and_the_least_recently_used_go_first(tmp_path: P
         one.write(key(number), [bytes(100)], 1.0)
         os.utime(one._path(key(number)), (number, number))
     assert one.read(key(0), 100, 1.0) is not None
-    other.write(key(0), [bytes(700)], 1.0)
+    other.write(key(0), [bytes(680)], 1.0)
     assert frames_nbytes(root) <= 1000
     assert [one.read(key(number), 100, 1.0) is not None for number in range(5)] == [True, False, False, True, True]
     with pytest.raises(OSError, match="needs 1001 bytes of a cap of 1000") as full:
         one.write(key(9), [bytes(1001)], 1.0)
     assert fault_of(full.value) == "full"
     assert list((root / FINGERPRINT.hex()[:32] / "writing").iterdir()) == []
+
+
+def test_a_buffer_is_used_again_only_when_no_view_of_it_is_left(tmp_path: Path) -> None:
+    own = body(tmp_path / "root")
+    if not own._direct:
+        pytest.skip("this file system has no O_DIRECT")
+    for number in range(3):
+        own.write(key(number), [bytes([number + 1]) * 2**19], 1.0)
+    kept = own.read(key(0), 2**19, 1.0)
+    assert kept is not None
+    part = np.frombuffer(kept, np.uint8)[5:9]
+    del kept
+    for _ in range(2):
+        for number in (1, 2):
+            assert bytes(own.read(key(number), 2**19, 1.0) or b"") == bytes([number + 1]) * 2**19
+    assert part.tolist() == [1] * 4
+    assert len(own._buffers._buffers) == 2
 
 
 def test_a_damaged_or_lost_counter_is_counted_anew(tmp_path: Path) -> None:
@@ -88,6 +106,27 @@ def test_a_write_of_another_process_that_is_under_way_is_left_alone(tmp_path: Pa
         assert path.exists()
     body(root)
     assert not path.exists()
+
+
+def test_a_write_that_another_process_takes_for_left_over_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did: between a file's making and its lock, a process that started deleted it."""
+    own = body(tmp_path / "root")
+    opened = os.open
+    starts = []
+
+    def opens_while_another_starts(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = opened(path, flags, mode)
+        if flags & os.O_EXCL and "writing" in str(path) and "direct" not in str(path) and not starts:
+            starts.append(path)
+            body(tmp_path / "root")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opens_while_another_starts)
+    own.write(key(1), [b"content"], 1.0)
+    assert len(starts) == 1
+    assert own.read(key(1), 7, 1.0) == b"content"
 
 
 def test_foreign_files_links_and_folders_are_quarantined_and_links_not_followed(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Tiers: stores of cached content below device memory, which never answer wrongly.
 
-Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how it is written, read and refused). Then the
-decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``under_way`` (the words), ``index``,
-``admission``, ``breaker``, ``room``, ``event_log``, ``statistics`` (the parts) and ``core``. Then ``body`` and the bodies
-``host_body``, ``folder_body``, ``redis_body`` and ``object_body`` (where bytes are kept), and ``store`` (a core and a
-body on threads). This room knows no device, no model and no engine.
+Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how it is written, read and refused). Then
+the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``under_way`` (the words), ``index``,
+``admission``, ``breaker``, ``room``, ``event_log``, ``statistics`` (the parts) and ``core``. Then ``body`` and the
+bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body`` (where bytes are kept), and ``store`` (a core
+and a body on threads). This room knows no device, no model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome

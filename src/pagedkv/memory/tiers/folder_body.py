@@ -26,9 +26,11 @@ import mmap
 import os
 import stat
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -47,7 +49,8 @@ SLACK: Final = 64
 """Where room is made, a 64th of the cap stays free."""
 FEWEST_DIRECT: Final = 2**18
 """Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
-DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_BUFFERS: Final = 32
+NUM_REFERENCES_OF_A_FREE_BUFFER: Final = 2  # the list's, and the argument of the question itself
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -77,6 +80,7 @@ class FolderBody:
         self._direct = direct and _can_be_direct(self._subtree / WRITING)
         self._serial = count()
         self._made: set[int] = set()
+        self._buffers = _AlignedBuffers()
         self.num_quarantined = 0
         self.num_evicted = 0
         self._remove_left_over()
@@ -101,7 +105,7 @@ class FolderBody:
         path = self._path(key)
         try:
             if self._direct and nbytes >= FEWEST_DIRECT:
-                return _read_direct(path)
+                return _read_direct(path, self._buffers)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -126,11 +130,10 @@ class FolderBody:
             _make_folder(self._path(key).parent)
             self._made.add(key[0])
         temporary = self._subtree / WRITING / f"{name_of_key(key)}.{os.getpid()}.{next(self._serial)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = _open_locked(temporary)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             if self._direct and nbytes >= FEWEST_DIRECT:
-                _write_direct(descriptor, pieces, nbytes)
+                _write_direct(descriptor, pieces, nbytes, self._buffers.take(nbytes))
             else:
                 _write_all(descriptor, pieces)
             with self._locked() as counter:
@@ -322,6 +325,19 @@ def _size_of(path: Path) -> int:
         return 0
 
 
+def _open_locked(path: Path) -> int:
+    """Make a file and lock it.
+
+    Another process that starts may take it for a left-over before it is locked. Then it is deleted, and made again.
+    """
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
 def _write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
     """Write all pieces, in as few calls as the system takes."""
     views = [memoryview(piece).cast("B") for piece in pieces]
@@ -352,32 +368,58 @@ def _can_be_direct(folder: Path) -> bool:
         probe.unlink()
 
 
-def _write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int) -> None:
+class _AlignedBuffers:
+    """Buffers of whole sectors, used again when no view of them is left.
+
+    A fresh buffer of 2 MiB costs 512 page faults, which take longer than its read from a fast disk. A view holds a
+    reference to its buffer, so a buffer whose only references are those of this list and of the loop is free.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[mmap.mmap] = []
+        self._lock = Lock()
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return a view of at least ``nbytes``, as whole sectors; it is taken until all views of it are gone."""
+        padded = max(SECTOR, -(-nbytes // SECTOR) * SECTOR)
+        with self._lock:
+            for place in range(len(self._buffers)):
+                is_free = sys.getrefcount(self._buffers[place]) == NUM_REFERENCES_OF_A_FREE_BUFFER
+                if is_free and len(self._buffers[place]) == padded:
+                    self._buffers.append(self._buffers.pop(place))
+                    return memoryview(self._buffers[-1])
+            buffer = mmap.mmap(-1, padded)
+            self._buffers.append(buffer)
+            del self._buffers[:-MOST_BUFFERS]
+            return memoryview(buffer)
+
+
+def _write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int, aligned: memoryview) -> None:
     """Write past the page cache: from an aligned buffer of whole sectors; then the file is cut to its length."""
-    padded = -(-nbytes // SECTOR) * SECTOR
-    with mmap.mmap(-1, padded) as aligned:
-        for piece in pieces:
-            aligned.write(memoryview(piece).cast("B"))
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
-        with memoryview(aligned) as view:
-            at = 0
-            while at < padded:
-                at += os.write(descriptor, view[at:padded])
-                at -= at % SECTOR if at < padded else 0
-        os.ftruncate(descriptor, nbytes)
+    end = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        aligned[end : end + view.nbytes] = view
+        end += view.nbytes
+    aligned[end:] = bytes(aligned.nbytes - end)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
+    at = 0
+    while at < aligned.nbytes:
+        at += os.write(descriptor, aligned[at:])
+        at -= at % SECTOR if at < aligned.nbytes else 0
+    os.ftruncate(descriptor, nbytes)
 
 
-def _read_direct(path: Path) -> Buffer:
+def _read_direct(path: Path, buffers: _AlignedBuffers) -> Buffer:
     """Read past the page cache into an aligned buffer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
     try:
         with contextlib.suppress(OSError):
             os.utime(descriptor)
         nbytes = os.fstat(descriptor).st_size
-        aligned = mmap.mmap(-1, max(SECTOR, -(-nbytes // SECTOR) * SECTOR))
-        view, at = memoryview(aligned), 0
+        view, at = buffers.take(nbytes), 0
         while at < nbytes and (num_read := os.preadv(descriptor, [view[at:]], at)):
             at += num_read
-        return view[:at]
+        return view[: min(at, nbytes)]
     finally:
         os.close(descriptor)
