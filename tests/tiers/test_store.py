@@ -1,7 +1,7 @@
 """Stores on threads: what is offered is served, also after a restart; what goes wrong is a miss in time."""
 
-import hashlib
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,20 +11,23 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.errors import ConfigurationError, MissingExtraError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
+from pagedkv.memory.tiers.checksums import _package
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.folder_body import FolderBody
 from pagedkv.memory.tiers.frame import write_frame
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.identity import Identity, Run
+from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.store import LoadedRuns, TierStore
 from tests.tiers.bodies import KINDS, LASTING, TroubledBody, make_body
 from tests.tiers.examples import IDENTITY, SALTED, SECRET, other_identities, parts_of, some_runs
+from tests.tiers.real_faults import run_faults
 
 SECONDS: Final = 20.0  # longer than any wait should be
 MakeStore: TypeAlias = Callable[..., TierStore]
@@ -301,9 +304,29 @@ def test_threads_that_store_and_load_at_random_meet_no_wrong_answer(tmp_path: Pa
         assert store.refusals == {}
 
 
-def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("medium", ["folder", "redis"])
+def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path, redis_url: str) -> None:
+    """`python -m tests.tiers.real_faults --operations 10000` has more of them."""
+    seen = run_faults(medium, tmp_path, redis_url, 150)
+    assert seen["runs served"]
+
+
+def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _package.cache_clear()
+    for name in ("xxhash", "redis", "obstore"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"a frame of a tier needs xxhash: pip install 'pagedkv\[tiers\]'"):
+        write_frame(IDENTITY, some_runs(1)[0], parts_of(some_runs(1)[0]))
+    with pytest.raises(MissingExtraError, match="a tier in Redis needs redis"):
+        RedisBody("redis://localhost", IDENTITY.fingerprint)
+    with pytest.raises(MissingExtraError, match="a tier in an object store needs obstore"):
+        ObjectBody(f"file://{tmp_path}", IDENTITY.fingerprint)
+    with store_on(HostBody()) as store:
+        assert put(store, some_runs(1)) == {StoreOutcome.STORED: 1}
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208, S108
     with store_on(HostBody()) as store:
         put(store, some_runs(5))
-    assert hashlib.sha256(str(tmp_path).encode()).digest()
     assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208, S108
