@@ -114,7 +114,7 @@ def test_a_write_that_another_process_takes_for_left_over_is_begun_again(
     """It did: between a file's making and its lock, a process that started deleted it."""
     own = body(tmp_path / "root")
     opened = os.open
-    starts = []
+    starts: list[object] = []
 
     def opens_while_another_starts(path: str | Path, flags: int, mode: int = 0o777) -> int:
         descriptor = opened(path, flags, mode)

@@ -4,7 +4,7 @@ Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how 
 the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``under_way`` (the words), ``index``,
 ``admission``, ``breaker``, ``room``, ``event_log``, ``statistics`` (the parts) and ``core``. Then ``body`` and the
 bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body`` (where bytes are kept), and ``store`` (a core
-and a body on threads). This room knows no device, no model and no engine.
+and a body on threads). This room depends on no device, no model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome

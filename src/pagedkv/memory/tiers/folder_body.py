@@ -64,7 +64,7 @@ class FolderBody:
         direct: read and write past the page cache where the file system can.
 
     Raises:
-        ConfigurationError: the root is refused; the message says why.
+        ConfigurationError: the root is refused; the message has the reason.
         OSError: it cannot be made or opened.
     """
 

@@ -150,7 +150,7 @@ def write_frame(identity: Identity, run: Run, parts: Sequence[Buffer], secret: b
 
 @dataclass(frozen=True, slots=True)
 class OpenFrame:
-    """A frame whose bytes are verified; whether it is the expected one is :meth:`compare`'s to find.
+    """A frame whose bytes are verified; :meth:`compare` finds whether it is the expected one.
 
     Args:
         key, parent: digests of the chain.

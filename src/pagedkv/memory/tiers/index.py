@@ -2,7 +2,7 @@
 
 An entry is a block of a pool (:mod:`pagedkv.memory.pool`) with the entry's key as digest and its bytes in place of a
 token. So the pool's names, reference counts, eviction policies and audit serve stores as they serve device memory.
-Bytes an entry with LRU, all told::
+Bytes of an entry with LRU, in all::
 
     record 56 | size 4 | digest 32 | index bucket 3..6                 = 95..98
 

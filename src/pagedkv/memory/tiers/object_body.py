@@ -29,7 +29,7 @@ class ObjectBody:
         options: further settings of the store, as obstore takes them (endpoint, region, credentials).
 
     Raises:
-        ConfigurationError: the URL is none, or the store does not answer; the message says what was tried.
+        ConfigurationError: the URL is none, or the store does not answer; the message states what was tried.
         MissingExtraError: obstore is not installed.
     """
 

@@ -32,7 +32,7 @@ class RedisBody:
         timeout_s: of one call, connecting included.
 
     Raises:
-        ConfigurationError: the URL is none, or the server does not answer; the message says what was tried.
+        ConfigurationError: the URL is none, or the server does not answer; the message states what was tried.
         MissingExtraError: redis is not installed.
     """
 

@@ -2,8 +2,8 @@
 
 Offers and loads return at once. Reads, writes and deletes have threads of their own, as many as the core sends actions,
 so each action begins when it is sent. One more thread sets the time, so that a deadline is kept whatever the body does:
-a call that hangs occupies its thread and no request. Buffers that are offered are read until their answer, also where
-the answer says that the write is late.
+a call that hangs occupies its thread and no request. Buffers that are offered are read until their answer. The
+answer to a late write comes when the write has ended.
 """
 
 import contextlib
