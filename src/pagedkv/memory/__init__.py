@@ -8,7 +8,7 @@ In the order of floors, the lowest first::
     tables                 rows and tables of groups: operations as loops
     space                  BlockSpace: one module an operation
     scheduling | classic   continuous batching | one sequence at a time, in the words of classic block managers
-    attention              attention over blocks
+    attention | tiers      attention over blocks | stores of cached blocks outside the device
     warming                loops compiled ahead
 
 Knows no model, no request of a user, no trace and no clock.

@@ -103,6 +103,7 @@ class MessageBody(TypedDict):
     stop_sequence: str | None
     usage: MessageUsage
     diagnostics: Diagnostics | None
+    cache_leases_refused: NotRequired[int]
 
 
 @with_config(CLOSED)

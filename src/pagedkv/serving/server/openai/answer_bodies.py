@@ -150,6 +150,7 @@ class ChatAnswer(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
+    cache_leases_refused: NotRequired[int]
     cache_explanation: NotRequired[Explained | None]
 
 
@@ -299,6 +300,7 @@ class ResponseAnswer(TypedDict):
     usage: ResponseUsage
     prompt_cache_key: NotRequired[str]
     prompt_cache_options: NotRequired[CacheOptionsAnswer]
+    cache_leases_refused: NotRequired[int]
 
 
 @with_config(CLOSED)

@@ -1,0 +1,63 @@
+"""Admission by second offer: content is stored when it is offered for the second time.
+
+Most blocks of a trace never recur, so a store that writes each of them wears its disk for nothing. The table has 16-bit
+fragments of the keys that were offered once, in sets of eight, the latest first; the oldest of a set is forgotten. A
+fragment may match by accident, once in 8,000 offers, which stores an entry too early. It is never evidence for a hit.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.contract.arrays import Uint32Array
+
+__all__ = ["OfferedOnce"]
+
+WAYS: Final = 8
+FRAGMENT_MASK: Final = 0xFFFF
+SPREAD: Final = 0x9E3779B1
+WORD: Final = 2**32 - 1
+WORD_BITS: Final = 32
+
+
+@compiled
+def _note_offers(table: npt.NDArray[np.uint16], keys: Uint32Array, was_offered: npt.NDArray[np.uint8]) -> None:
+    """Record the keys, and write which were in the table before."""
+    for place in range(len(keys)):
+        mixed = ((int(keys[place, 0]) ^ int(keys[place, 2])) * SPREAD) & WORD
+        row = (mixed * len(table)) >> WORD_BITS
+        fragment = (int(keys[place, 1]) ^ int(keys[place, 3])) & FRAGMENT_MASK
+        if fragment == 0:
+            fragment = 1
+        way = 0
+        while way < WAYS - 1 and table[row, way] != fragment:
+            way += 1
+        was_offered[place] = table[row, way] == fragment
+        while way > 0:
+            table[row, way] = table[row, way - 1]
+            way -= 1
+        table[row, 0] = fragment
+
+
+class OfferedOnce:
+    """The keys that were offered lately.
+
+    Args:
+        num_keys: about how many are remembered, 2 bytes each.
+    """
+
+    def __init__(self, num_keys: int) -> None:
+        self._table = np.zeros((-(-num_keys // WAYS), WAYS), np.uint16)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def note(self, keys: Uint32Array) -> npt.NDArray[np.bool_]:
+        """Record keys, uint32 ``[n, 8]``, and return which were offered before. O(n)."""
+        was_offered = np.zeros(len(keys), np.uint8)
+        _note_offers(self._table, keys, was_offered)
+        return was_offered.astype(bool)

@@ -1,0 +1,86 @@
+"""The circuit breaker of one body, and the clock of a store.
+
+::
+
+    CLOSED --- failures in a row ---> OPEN --- after a pause ---> PROBING --- one success ---> CLOSED
+                                        ^                            |
+                                        +------- one failure --------+     each time a longer pause
+
+While it is open, nothing is sent to the body. While it probes, one action at a time is.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["BreakerState", "CircuitBreaker", "SteadyClock"]
+
+
+class BreakerState(StrEnum):
+    """What a breaker lets through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    PROBING = "probing"
+
+
+@dataclass(slots=True)
+class CircuitBreaker:
+    """Opens after failures in a row; without a clock of its own.
+
+    Args:
+        num_failures: failures in a row that open it.
+        pause_s: how long it stays open at first; twice as long after each failed probe.
+        longest_pause_s: at most.
+    """
+
+    num_failures: int
+    pause_s: float
+    longest_pause_s: float
+    state: BreakerState = BreakerState.CLOSED
+    failures_in_a_row: int = 0
+    next_pause_s: float = 0.0
+    opens_again_s: float = 0.0
+    times_opened: int = 0
+
+    def note_success(self) -> None:
+        """Record that the body answered."""
+        self.failures_in_a_row = 0
+        if self.state is BreakerState.PROBING:
+            self.state = BreakerState.CLOSED
+            self.next_pause_s = 0.0
+
+    def note_failure(self, now_s: float) -> bool:
+        """Record that the body failed or was too slow; return whether the breaker opened by it."""
+        self.failures_in_a_row += 1
+        is_due = self.state is BreakerState.CLOSED and self.failures_in_a_row >= self.num_failures
+        if not is_due and self.state is not BreakerState.PROBING:
+            return False
+        self.next_pause_s = min(self.longest_pause_s, max(self.pause_s, 2 * self.next_pause_s))
+        self.opens_again_s = now_s + self.next_pause_s
+        self.state = BreakerState.OPEN
+        self.times_opened += 1
+        return True
+
+    def advance(self, now_s: float) -> None:
+        """Begin to probe if the pause is over."""
+        if self.state is BreakerState.OPEN and now_s >= self.opens_again_s:
+            self.state = BreakerState.PROBING
+
+
+@dataclass(slots=True)
+class SteadyClock:
+    """Seconds that never decrease, from a caller's clock that may jump.
+
+    A jump back counts as no time. Deadlines stay due, since time goes on from there. A jump forward counts as time:
+    what waits is then late, which is a miss.
+    """
+
+    now_s: float = 0.0
+    last_s: float | None = None
+
+    def advance(self, now_s: float) -> float:
+        """Set the caller's time; return the steady one."""
+        if self.last_s is not None and now_s > self.last_s:
+            self.now_s += now_s - self.last_s
+        self.last_s = now_s
+        return self.now_s

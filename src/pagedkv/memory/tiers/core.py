@@ -1,0 +1,763 @@
+"""The store core: it decides what a tier stores, loads, deletes and refuses. A driver carries its actions out.
+
+No thread, no clock, no I/O: times are the caller's, actions leave by :meth:`StoreCore.take_actions`, results return by
+:meth:`~StoreCore.completed` and :meth:`~StoreCore.failed`, and answers to callers leave by
+:meth:`~StoreCore.take_answers`. So threads drive it, and a simulation drives the same code on a virtual clock::
+
+    ask ----> reads queued --> Read in flight ---> completed | failed | late ----> Loaded: the longest leading run
+    offer --> admission --> stores queued --> room? --> Write in flight ---------> Offered: what became of each key
+                                       evicted --> Delete in flight --> bytes are free
+
+What is true at every moment (:meth:`~StoreCore.check`):
+
+- Every ask has an answer by its deadline, and every key of an offer has one.
+- The bytes of entries, writes, deletes and the root's foreign bytes are within the cap. A write counts before it
+  begins; a delete until it is completed; a write that failed until its delete is.
+- One read a key is in flight, however many ask.
+- An entry with a read in flight, or with an ask or an offer that waits, is not evicted.
+"""
+
+import heapq
+from collections import deque
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.tiers.actions import (
+    Action,
+    Answer,
+    Delete,
+    Fault,
+    Loaded,
+    LoadEnd,
+    Offered,
+    Read,
+    StoreEventKind,
+    StoreEvents,
+    StoreOutcome,
+    Write,
+)
+from pagedkv.memory.tiers.admission import OfferedOnce
+from pagedkv.memory.tiers.breaker import BreakerState, CircuitBreaker, SteadyClock
+from pagedkv.memory.tiers.config import StoreConfig
+from pagedkv.memory.tiers.event_log import StoreEventLog
+from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex, words_of
+from pagedkv.memory.tiers.room import Room
+from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics, TransferRate
+from pagedkv.memory.tiers.under_way import InFlight, Offer, Reading, Ticket, Writing
+
+__all__ = ["StoreCore"]
+
+KEY_NBYTES: Final = 32
+LARGEST_ENTRY: Final = 2**31 - 1
+ZERO_KEY: Final = bytes(KEY_NBYTES)
+END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
+BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
+
+
+class StoreCore:
+    """The decisions of one store.
+
+    Args:
+        config: its settings.
+        now_s: the caller's clock.
+    """
+
+    def __init__(self, config: StoreConfig, now_s: float = 0.0) -> None:
+        """Build an empty store. O(max_entries)."""
+        self.config = config
+        self._clock = SteadyClock()
+        self._now_s = self._clock.advance(now_s)
+        self._index = StoreIndex(config.max_entries, config.eviction)
+        self._offered_once = OfferedOnce(config.max_entries) if config.admission == "second-offer" else None
+        self._breaker = CircuitBreaker(config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s)
+        self._rate = TransferRate()
+        self._counts = StoreCounts()
+        self._tickets: dict[int, Ticket] = {}
+        self._readings: dict[bytes, Reading] = {}
+        self._offers: dict[int, Offer] = {}
+        self._writing: dict[bytes, int] = {}
+        self._room = Room(config.cap_nbytes, config.floor_nbytes)
+        self._tombstones: set[bytes] = set()
+        self._in_flight = InFlight()
+        self._read_queue: deque[bytes] = deque()
+        self._store_queue: deque[tuple[int, int]] = deque()
+        self._queued: set[bytes] = set()
+        self._queued_nbytes = 0
+        self._writes_from_s = 0.0
+        self._deadlines: list[tuple[float, int, int]] = []
+        self._next_id = 1
+        self._actions: list[Action] = []
+        self._answers: list[Answer] = []
+        self._events = StoreEventLog(config.max_events)
+
+    def look_up(self, keys: npt.NDArray[np.uint8]) -> int:
+        """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
+        if self._breaker.state is BreakerState.OPEN:
+            return 0
+        return self._index.look_up(words_of(_as_keys(keys)))[1]
+
+    def predict_s(self, nbytes: int, num_entries: int) -> float | None:
+        """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
+        return self._rate.predict(nbytes, num_entries, self.config.max_reads)
+
+    def ask(self, keys: npt.NDArray[np.uint8], now_s: float, deadline_s: float) -> int:
+        """Ask for the entries of a chain, head first; return a ticket, which :class:`Loaded` answers.
+
+        Args:
+            keys: uint8 ``[n, 32]``.
+            now_s: the caller's clock.
+            deadline_s: seconds from now on after which the answer is what has come by then.
+
+        Raises:
+            ConfigurationError: keys of another shape, or a deadline that is not above 0.
+        """
+        keys = _as_keys(keys)
+        if not deadline_s > 0:
+            raise ConfigurationError(f"the deadline of an ask must be above 0 seconds, got {deadline_s}")
+        self.tick(now_s)
+        entries, limit = self._index.look_up(words_of(keys))
+        cause = LoadEnd.NONE if limit == len(keys) else LoadEnd.ABSENT
+        if limit and self._breaker.state is BreakerState.OPEN:
+            limit, cause = 0, LoadEnd.OUT_OF_SERVICE
+        entries = entries[:limit]
+        names = [keys[place].tobytes() for place in range(len(keys))]
+        self._index.use(entries)
+        sizes = self._index.sizes_of(entries)
+        ticket = self._take_id()
+        self._tickets[ticket] = Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
+        self._counts.num_asked += len(names)
+        asked = self._tickets[ticket]
+        new = []
+        for place, (entry, nbytes) in enumerate(zip(entries.tolist(), sizes.tolist(), strict=True)):
+            if place >= asked.limit:
+                break
+            if self._join(names[place], entry, nbytes, (ticket, place)):
+                new.append(entry)
+        self._index.hold(np.array(new, np.int32))
+        heapq.heappush(self._deadlines, (self._now_s + deadline_s, ticket, 0))
+        self._settle(ticket)
+        self._pump()
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        """End an ask whose request is gone; it is answered with what has come. Reads of other asks go on."""
+        waiting = self._tickets.get(ticket)
+        if waiting is not None:
+            self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
+            self._settle(ticket)
+
+    def offer(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float, parent: bytes = ZERO_KEY) -> int:
+        """Offer the content of a chain, head first; return the offer's number. :class:`Offered` answers each key.
+
+        Args:
+            keys: uint8 ``[n, 32]``, no key twice.
+            sizes: bytes of each frame.
+            now_s: the caller's clock.
+            parent: key of the entry before the first one, if it is known.
+
+        Raises:
+            ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
+        """
+        keys = _as_keys(keys)
+        if len(sizes) != len(keys):
+            raise ConfigurationError(f"{len(keys)} keys need as many sizes, got {len(sizes)}")
+        sizes = [as_count(nbytes, "the size of an entry", least=1, most=LARGEST_ENTRY) for nbytes in sizes]
+        names = [keys[place].tobytes() for place in range(len(keys))]
+        if len(set(names)) != len(names):
+            raise ConfigurationError("a key is offered twice at once")
+        self.tick(now_s)
+        offer = self._take_id()
+        words = words_of(keys)
+        entries, _ = self._index.look_up(words)
+        held = np.where(entries != NO_ENTRY, entries, 0).astype(np.int32)
+        self._index.use(held[held != NO_ENTRY])
+        self._offers[offer] = Offer(names, sizes, bytes(parent), held, len(names))
+        self._counts.num_offered += len(names)
+        is_admitted = np.ones(len(names), bool)
+        if self._offered_once is not None:
+            is_admitted = self._offered_once.note(words)
+        for place, name in enumerate(names):
+            outcome = self._outcome_at_once(
+                name, sizes[place], is_held=bool(held[place]), is_admitted=bool(is_admitted[place])
+            )
+            if outcome is not None:
+                self._answer(offer, place, outcome)
+                continue
+            self._store_queue.append((offer, place))
+            self._queued.add(name)
+            self._queued_nbytes += sizes[place]
+        if names:
+            heapq.heappush(self._deadlines, (self._now_s + self.config.write_timeout_s, offer, 0))
+        else:
+            self._close_offer(offer)
+        self._pump()
+        return offer
+
+    def drop_queue(self, now_s: float) -> None:
+        """Drop all offered content that waits, as where its blocks are needed. Writes in flight go on."""
+        self.tick(now_s)
+        while self._store_queue:
+            self._drop_first(StoreOutcome.LATE)
+
+    def withdraw(self, keys: npt.NDArray[np.uint8], now_s: float) -> int:
+        """Remove entries whose content turned out bad, and all that is known to continue them.
+
+        They are deleted, and for the life of this core neither loaded nor stored again. Asks that wait for one end
+        before it. Returns how many entries were removed. O(entries).
+        """
+        self.tick(now_s)
+        names = {row.tobytes() for row in _as_keys(keys)}
+        entries = [entry for entry in map(self._index.find, names) if entry != NO_ENTRY]
+        names |= {self._index.key_of(entry) for entry in self._index.continuing(entries)}
+        self._tombstones |= names
+        return self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
+
+    def reset(self, now_s: float) -> int:
+        """Remove all entries, as after new weights. Returns how many."""
+        self.tick(now_s)
+        names = {self._index.key_of(int(entry)) for entry in self._index.all_entries()}
+        names |= self._queued | set(self._writing)
+        removed = self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
+        self._events.note(StoreEventKind.CLEARED)
+        return removed
+
+    def restore(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
+        """Enter what a scan found, the least recently used first; what exceeds the limits is deleted, oldest first.
+
+        Keys that are known, being written or being deleted are left as they are. Returns how many were entered.
+        """
+        self.tick(now_s)
+        found = _as_keys(keys)
+        names = [row.tobytes() for row in found]
+        fresh = [
+            (name, nbytes)
+            for name, nbytes in zip(names, sizes, strict=True)
+            if name not in self._writing and name not in self._room.doomed and self._index.find(name) == NO_ENTRY
+        ]
+        room = self._room.left_nbytes
+        kept: list[tuple[bytes, int]] = []
+        for name, nbytes in reversed(fresh):
+            fits = nbytes <= min(room, LARGEST_ENTRY) and len(kept) < self._index.num_vacant
+            if fits and name not in self._tombstones:
+                room -= nbytes
+                kept.append((name, nbytes))
+            else:
+                self._room.enter(nbytes)
+                self._room.doom(name, nbytes)
+        for name, nbytes in reversed(kept):
+            entry = self._index.take(name, nbytes)
+            self._room.enter(nbytes)
+            self._index.publish(entry, NO_ENTRY)
+            self._index.let_go(entry)
+            self._events.note(StoreEventKind.STORED, name)
+        self._pump()
+        return len(kept)
+
+    def measured(self, root_nbytes: int, free_nbytes: int | None, now_s: float) -> None:
+        """Take what a body measured: all bytes of its root, and the free bytes of its medium (None: not known).
+
+        Bytes of the root that are not this store's count as foreign.
+        """
+        self.tick(now_s)
+        unlanded = sum(each.nbytes for each in self._in_flight.writes.values())  # at most: how much landed is not known
+        self._room.measure(root_nbytes, free_nbytes, unlanded)
+        self._evict_excess()
+        self._pump()
+
+    def completed(self, action: int, now_s: float, nbytes: int | None = None) -> None:
+        """Report that an action is done. For a read: its frame is verified, and ``nbytes`` long."""
+        self._require_in_flight(action)
+        self.tick(now_s)
+        self._breaker.note_success()
+        if action in self._in_flight.reads:
+            self._end_read(action, None, nbytes)
+        elif action in self._in_flight.writes:
+            self._end_write(action, None)
+        else:
+            self._end_delete(action, is_done=True)
+        self._pump()
+
+    def failed(self, action: int, fault: Fault, now_s: float) -> None:
+        """Report that an action failed and that none of its bytes can land any more."""
+        self._require_in_flight(action)
+        self.tick(now_s)
+        flight = self._in_flight
+        self._counts.faults[str(fault)] += 1
+        if fault not in BREAKING:
+            self._breaker.note_success()
+        elif not self._was_late(action):
+            self._note_failure()
+        if action in flight.reads:
+            self._end_read(action, fault, None)
+        elif action in flight.writes:
+            self._end_write(action, fault)
+        else:
+            self._end_delete(action, is_done=fault is Fault.GONE)
+        self._pump()
+
+    def _require_in_flight(self, action: int) -> None:
+        flight = self._in_flight
+        if action not in flight.reads and action not in flight.writes and action not in flight.deletes:
+            raise ConfigurationError(f"action {action} is not in flight: it was reported before, or is another store's")
+
+    def tick(self, now_s: float) -> None:
+        """Set the time: what is overdue is late from now on. O(overdue)."""
+        self._now_s = self._clock.advance(now_s)
+        self._index.advance(self._now_s)
+        while self._deadlines and self._deadlines[0][0] <= self._now_s:
+            _, number, is_action = heapq.heappop(self._deadlines)
+            if is_action:
+                self._expire_action(number)
+            elif number in self._tickets:
+                waiting = self._tickets[number]
+                self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
+                self._settle(number)
+            elif number in self._offers:
+                self._drop_queued(number)
+        self._breaker.advance(self._now_s)
+        self._pump()
+
+    def next_deadline_s(self) -> float | None:
+        """Return the seconds from now until :meth:`tick` has something to do; None if it has not. Changes nothing."""
+        times = [deadline for deadline, _, _ in self._deadlines[:1]]
+        if self._breaker.state is BreakerState.OPEN:
+            times.append(self._breaker.opens_again_s)
+        times += [self._writes_from_s] if self._store_queue and self._writes_from_s > self._now_s else []
+        times += [each.not_before_s for each in self._room.doomed.values() if each.not_before_s > self._now_s]
+        return max(0.0, min(times) - self._now_s) if times else None
+
+    def take_actions(self) -> list[Action]:
+        """Take the actions since the last call, to be carried out in any order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def take_answers(self) -> list[Answer]:
+        """Take the answers since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def drain_events(self) -> StoreEvents:
+        """Take the events since the last call."""
+        return self._events.drain()
+
+    @property
+    def now_s(self) -> float:
+        """The steady clock, by which the deadlines of actions are given."""
+        return self._now_s
+
+    def statistics(self) -> StoreStatistics:
+        """Take a snapshot. Changes nothing."""
+        counts = self._counts
+        extra = self._offered_once.nbytes if self._offered_once is not None else 0
+        return StoreStatistics(
+            num_entries=len(self._index),
+            nbytes=self._room.nbytes + self._room.foreign_nbytes,
+            foreign_nbytes=self._room.foreign_nbytes,
+            num_reads=len(self._in_flight.reads),
+            num_writes=len(self._in_flight.writes),
+            num_deletes=len(self._in_flight.deletes),
+            num_waiting=len(self._tickets),
+            num_queued=len(self._store_queue),
+            num_asked=counts.num_asked,
+            num_loaded=counts.num_loaded,
+            num_not_loaded=dict(counts.not_loaded),
+            num_coalesced=counts.num_coalesced,
+            num_offered=counts.num_offered,
+            offers=dict(counts.offers),
+            read_nbytes=counts.read_nbytes,
+            written_nbytes=counts.written_nbytes,
+            num_evicted=counts.num_evicted,
+            faults=dict(counts.faults),
+            breaker=self._breaker.state,
+            times_opened=self._breaker.times_opened,
+            index_nbytes=self._index.nbytes + extra,
+        )
+
+    def check(self) -> None:
+        """Check every invariant. Raises AssertionError. O(entries)."""
+        self._index.check()
+        entries = self._index.all_entries().astype(np.int32)
+        ready = int(self._index.sizes_of(entries).astype(np.int64).sum())
+        writing = sum(each.nbytes for each in self._in_flight.writes.values())
+        doomed = sum(each.nbytes for each in self._room.doomed.values())
+        room = self._room
+        assert doomed == room.doomed_nbytes, f"{doomed} bytes to be deleted, counted {room.doomed_nbytes}"
+        assert ready + writing + doomed == room.nbytes, f"{ready} + {writing} + {doomed} bytes, counted {room.nbytes}"
+        assert self._queued_nbytes == sum(self._offers[offer].sizes[place] for offer, place in self._store_queue)
+        assert {self._offers[offer].keys[place] for offer, place in self._store_queue} == self._queued
+        assert len(self._in_flight.reads) <= self.config.max_reads
+        assert len(self._in_flight.writes) <= self.config.max_writes
+        assert {each.key for each in self._in_flight.writes.values()} == set(self._writing)
+        for number, ticket in self._tickets.items():
+            assert ticket.num_leading < ticket.limit, f"ask {number} has all that can come, and no answer"
+            for place in range(ticket.num_leading, ticket.limit):
+                reading = self._readings.get(ticket.keys[place])
+                is_awaited = reading is not None and (number, place) in reading.waiters
+                assert ticket.is_done[place] or is_awaited, f"ask {number} waits for no read at {place}"
+        for key, reading in self._readings.items():
+            assert bool(reading.action) == (key in self._in_flight.reads.values()), "a read is neither queued nor begun"
+        num_open = dict.fromkeys(self._offers, 0)
+        for offer, _ in self._store_queue:
+            num_open[offer] += 1
+        for writing_ in self._in_flight.writes.values():
+            if writing_.offer in num_open and not writing_.is_late:
+                num_open[writing_.offer] += 1
+        assert num_open == {number: each.num_open for number, each in self._offers.items()}, "open offers miscounted"
+        offers = sum(self._counts.offers.values()) + sum(num_open.values())
+        assert offers == self._counts.num_offered, f"{offers} keys of {self._counts.num_offered} accounted for"
+
+    def _join(self, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> bool:
+        """Let an ask wait for the read of a key; return whether that read is new, and its entry to be held."""
+        reading = self._readings.get(key)
+        if reading is not None and not reading.is_late and reading.entry == entry:
+            reading.waiters.append(waiter)
+            self._counts.num_coalesced += 1
+            return False
+        if reading is not None:  # an overdue read of it is still in flight: no second one beside it
+            ticket = self._tickets[waiter[0]]
+            self._cut(ticket, waiter[1], LoadEnd.LATE)
+            return False
+        self._readings[key] = Reading(entry, nbytes, [waiter])
+        self._read_queue.append(key)
+        return True
+
+    def _cut(self, ticket: Ticket, place: int, cause: LoadEnd) -> None:
+        """End an ask before a place."""
+        if place < ticket.limit:
+            ticket.limit, ticket.cause = place, cause
+
+    def _settle(self, number: int) -> None:
+        """Answer an ask if no more can come."""
+        ticket = self._tickets[number]
+        while ticket.num_leading < ticket.limit and ticket.is_done[ticket.num_leading]:
+            ticket.num_leading += 1
+        if ticket.num_leading < ticket.limit:
+            return
+        del self._tickets[number]
+        num_loaded = ticket.num_leading = ticket.limit
+        self._counts.num_loaded += num_loaded
+        if num_loaded < len(ticket.keys):
+            self._counts.not_loaded[ticket.cause] += len(ticket.keys) - num_loaded
+        for place in range(num_loaded, len(ticket.entries)):
+            self._leave(ticket.keys[place], (number, place))
+        self._index.let_go_chain(ticket.entries)
+        nbytes = int(ticket.sizes[:num_loaded].astype(np.int64).sum())
+        self._answers.append(Loaded(number, num_loaded, ticket.cause, nbytes, self._now_s - ticket.begun_s))
+
+    def _leave(self, key: bytes, waiter: tuple[int, int]) -> None:
+        """Let an ask wait for a read no longer; a read that has not begun and that none waits for is dropped."""
+        reading = self._readings.get(key)
+        if reading is None or waiter not in reading.waiters:
+            return
+        reading.waiters.remove(waiter)
+        if not reading.waiters and not reading.action:
+            self._read_queue.remove(key)
+            del self._readings[key]
+            self._index.let_go(reading.entry)
+
+    def _fail_waiters(self, reading: Reading, cause: LoadEnd) -> None:
+        waiters, reading.waiters = reading.waiters, []
+        for number, place in waiters:
+            if number in self._tickets:
+                self._cut(self._tickets[number], place, cause)
+                self._settle(number)
+
+    def _end_read(self, action: int, fault: Fault | None, nbytes: int | None) -> None:
+        key = self._in_flight.reads.pop(action)
+        reading = self._readings.pop(key)
+        if fault is None and nbytes is not None and nbytes != reading.nbytes:
+            fault = Fault.CORRUPT  # another frame than the index counts
+            self._counts.faults[str(fault)] += 1
+        is_indexed = self._index.find(key) == reading.entry
+        if fault is None:
+            self._counts.read_nbytes += reading.nbytes
+            if not reading.is_late:
+                self._rate.note(reading.nbytes, self._now_s - reading.begun_s)
+            for number, place in reading.waiters:
+                if number in self._tickets:
+                    self._tickets[number].is_done[place] = 1
+                    self._settle(number)
+        else:
+            if is_indexed and fault in END_OF:
+                self._remove(reading.entry, is_gone=fault is Fault.GONE)
+            self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
+        self._index.let_go(reading.entry)
+
+    def _outcome_at_once(self, key: bytes, nbytes: int, *, is_held: bool, is_admitted: bool) -> StoreOutcome | None:
+        """Return what becomes of an offered key without a write; None if it is to be written."""
+        outcome = None
+        if is_held or key in self._writing or key in self._queued:
+            outcome = StoreOutcome.PRESENT
+        elif key in self._tombstones:
+            outcome = StoreOutcome.WITHDRAWN
+        elif self._breaker.state is BreakerState.OPEN:
+            outcome = StoreOutcome.OUT_OF_SERVICE
+        elif not is_admitted:
+            outcome = StoreOutcome.NOT_ADMITTED
+        elif nbytes > self.config.cap_nbytes:
+            outcome = StoreOutcome.NO_ROOM
+        elif key in self._room.doomed or self._queued_nbytes + nbytes > self.config.max_queued_nbytes:
+            outcome = StoreOutcome.BUSY
+        return outcome
+
+    def _answer(self, offer: int, place: int, outcome: StoreOutcome) -> None:
+        self._counts.offers[outcome] += 1
+        self._answers.append(Offered(offer, place, outcome))
+        offered = self._offers[offer]
+        offered.num_open -= 1
+        if not offered.num_open:
+            self._close_offer(offer)
+
+    def _close_offer(self, number: int) -> None:
+        offered = self._offers.pop(number)
+        self._index.let_go_chain(offered.held[offered.held != NO_ENTRY])
+
+    def _drop_queued(self, number: int, outcome: StoreOutcome = StoreOutcome.LATE) -> None:
+        """Drop the keys of an offer that still wait."""
+        waiting = [each for each in self._store_queue if each[0] == number]
+        self._store_queue = deque(each for each in self._store_queue if each[0] != number)
+        for offer, place in waiting:
+            self._unqueue(offer, place)
+            self._answer(offer, place, outcome)
+
+    def _drop_first(self, outcome: StoreOutcome) -> None:
+        """Drop the key that has waited longest."""
+        offer, place = self._store_queue.popleft()
+        self._unqueue(offer, place)
+        self._answer(offer, place, outcome)
+
+    def _outcome_of_scan(self, key: bytes) -> StoreOutcome | None:
+        """Return what becomes of a queued key that a scan has found in the meantime; None if it has not."""
+        if self._index.find(key) != NO_ENTRY:
+            return StoreOutcome.PRESENT
+        return StoreOutcome.BUSY if key in self._room.doomed else None
+
+    def _unqueue(self, offer: int, place: int) -> None:
+        offered = self._offers[offer]
+        self._queued.discard(offered.keys[place])
+        self._queued_nbytes -= offered.sizes[place]
+
+    def _end_write(self, action: int, fault: Fault | None) -> None:
+        writing = self._in_flight.writes.pop(action)
+        del self._writing[writing.key]
+        outcome = StoreOutcome.STORED
+        if fault is None and not writing.is_doomed:
+            offered = self._offers.get(writing.offer)
+            self._counts.written_nbytes += writing.nbytes
+            self._index.publish(writing.entry, self._parent_entry(offered, writing.place))
+            self._events.note(StoreEventKind.STORED, writing.key)
+            if offered is None or writing.is_late:
+                self._index.let_go(writing.entry)
+            else:
+                offered.held[writing.place] = writing.entry
+        else:
+            self._index.abandon(writing.entry)
+            self._room.doom(writing.key, writing.nbytes)
+            if fault is Fault.FULL:
+                self._writes_from_s = self._now_s + self.config.full_pause_s
+                self._evict_nbytes(writing.nbytes)
+            full = StoreOutcome.NO_ROOM if fault is Fault.FULL else StoreOutcome.FAILED
+            outcome = StoreOutcome.WITHDRAWN if fault is None else full
+        if not writing.is_late:
+            self._answer(writing.offer, writing.place, outcome)
+
+    def _parent_entry(self, offered: Offer | None, place: int) -> int:
+        if offered is None:
+            return NO_ENTRY
+        return self._index.find(offered.keys[place - 1] if place else offered.parent)
+
+    def _evict_nbytes(self, nbytes: int) -> int:
+        """Evict until so many bytes are to be deleted; return how many are."""
+        freed = 0
+        while freed < nbytes and self._index.can_evict:
+            entry = self._index.evict()
+            key, size = self._index.key_of(entry), self._index.size_of(entry)
+            freed += size
+            self._counts.num_evicted += 1
+            self._events.note(StoreEventKind.REMOVED, key)
+            self._room.doom(key, size)
+        return freed
+
+    def _evict_excess(self) -> None:
+        """Evict what exceeds the cap or the floor, less what is being deleted already."""
+        self._evict_nbytes(-self._room.coming_nbytes)
+
+    def _remove(self, entry: int, *, is_gone: bool) -> None:
+        """Take an entry out of the index, and delete its content unless it is gone."""
+        key, nbytes = self._index.key_of(entry), self._index.size_of(entry)
+        self._index.drop(entry)
+        self._events.note(StoreEventKind.REMOVED, key)
+        if is_gone:
+            self._room.lose(nbytes)
+        else:
+            self._room.doom(key, nbytes)
+
+    def _end_delete(self, action: int, *, is_done: bool) -> None:
+        key = self._in_flight.deletes.pop(action)
+        if is_done:
+            self._room.end_delete(key)
+            return
+        doomed = self._room.doomed[key]
+        doomed.action, doomed.is_late = 0, False
+        doomed.not_before_s = self._now_s + self.config.breaker_pause_s
+
+    def _forget(self, names: set[bytes], end: LoadEnd, outcome: StoreOutcome) -> int:
+        """Remove entries by key, whatever is under way with them."""
+        num_removed = 0
+        for number in list(self._tickets):
+            ticket = self._tickets[number]
+            for place in range(ticket.limit):
+                if ticket.keys[place] in names:
+                    ticket.num_leading = min(ticket.num_leading, place)
+                    self._cut(ticket, place, end)
+                    self._settle(number)
+                    break
+        for offer, place in [each for each in self._store_queue if self._offers[each[0]].keys[each[1]] in names]:
+            self._store_queue.remove((offer, place))
+            self._unqueue(offer, place)
+            self._answer(offer, place, outcome)
+        for name in sorted(names):
+            if name in self._writing:
+                self._in_flight.writes[self._writing[name]].is_doomed = True
+            entry = self._index.find(name)
+            if entry != NO_ENTRY:
+                self._remove(entry, is_gone=False)
+                num_removed += 1
+        self._pump()
+        return num_removed
+
+    def _was_late(self, action: int) -> bool:
+        """Whether an action in flight counts as failed already."""
+        flight = self._in_flight
+        if action in flight.reads:
+            return self._readings[flight.reads[action]].is_late
+        if action in flight.writes:
+            return flight.writes[action].is_late
+        return self._room.doomed[flight.deletes[action]].is_late
+
+    def _expire_action(self, action: int) -> None:
+        """Count an overdue action as failed. It stays in flight until the driver reports it."""
+        flight = self._in_flight
+        if action in flight.reads:
+            reading = self._readings[flight.reads[action]]
+            reading.is_late = True
+            self._fail_waiters(reading, LoadEnd.LATE)
+        elif action in flight.writes:
+            writing = flight.writes[action]
+            if not writing.is_late:
+                writing.is_late = True
+                self._answer(writing.offer, writing.place, StoreOutcome.LATE)
+        elif action in flight.deletes:
+            self._room.doomed[flight.deletes[action]].is_late = True
+        else:
+            return
+        self._counts.faults["overdue"] += 1
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        """Count a failure of the body; if the breaker opens, what is queued is answered."""
+        if not self._breaker.note_failure(self._now_s):
+            return
+        while self._read_queue:
+            key = self._read_queue.popleft()
+            reading = self._readings.pop(key)
+            self._fail_waiters(reading, LoadEnd.OUT_OF_SERVICE)
+            self._index.let_go(reading.entry)
+        while self._store_queue:
+            self._drop_first(StoreOutcome.OUT_OF_SERVICE)
+
+    def _may_send(self) -> bool:
+        if self._breaker.state is BreakerState.PROBING:
+            return self._num_prompt == 0
+        return self._breaker.state is BreakerState.CLOSED
+
+    @property
+    def _num_prompt(self) -> int:
+        """Actions in flight that are not overdue."""
+        return sum(
+            not self._was_late(action)
+            for action in (*self._in_flight.reads, *self._in_flight.writes, *self._in_flight.deletes)
+        )
+
+    def _pump(self) -> None:
+        """Send what may be sent: deletes, then reads, then writes."""
+        self._send_deletes()
+        self._send_reads()
+        self._send_writes()
+
+    def _send_deletes(self) -> None:
+        for key, doomed in self._room.doomed.items():
+            if len(self._in_flight.deletes) >= self.config.max_deletes or not self._may_send():
+                return
+            if not doomed.action and doomed.not_before_s <= self._now_s:
+                action = self._begin_action(self.config.write_timeout_s)
+                doomed.action = action
+                self._in_flight.deletes[action] = key
+                self._actions.append(Delete(action, key, self._now_s + self.config.write_timeout_s))
+
+    def _send_reads(self) -> None:
+        while self._read_queue and len(self._in_flight.reads) < self.config.max_reads and self._may_send():
+            key = self._read_queue.popleft()
+            reading = self._readings[key]
+            action = self._begin_action(self.config.read_timeout_s)
+            reading.action, reading.begun_s = action, self._now_s
+            self._in_flight.reads[action] = key
+            self._actions.append(Read(action, key, reading.nbytes, self._now_s + self.config.read_timeout_s))
+
+    def _send_writes(self) -> None:
+        while (
+            self._store_queue
+            and len(self._in_flight.writes) < self.config.max_writes
+            and self._now_s >= self._writes_from_s
+            and self._may_send()
+        ):
+            offer, place = self._store_queue[0]
+            key, nbytes = self._offers[offer].keys[place], self._offers[offer].sizes[place]
+            outcome = self._outcome_of_scan(key)
+            if outcome is not None:
+                self._drop_first(outcome)
+                continue
+            room = self._room.left_nbytes
+            if room < nbytes or not self._index.has_vacant:
+                short = nbytes - self._room.coming_nbytes
+                self._evict_nbytes(max(short, 0 if self._index.has_vacant else 1))
+                self._send_deletes()
+                if room < nbytes and self._room.doomed:
+                    return  # room comes when deletes are completed
+                if room < nbytes or not self._index.has_vacant:
+                    self._drop_first(StoreOutcome.NO_ROOM)
+                    continue
+            self._store_queue.popleft()
+            self._unqueue(offer, place)
+            self._send_write(offer, place, nbytes)
+
+    def _send_write(self, offer: int, place: int, nbytes: int) -> None:
+        key = self._offers[offer].keys[place]
+        entry = self._index.take(key, nbytes)
+        action = self._begin_action(self.config.write_timeout_s)
+        self._room.reserve(nbytes)
+        self._writing[key] = action
+        self._in_flight.writes[action] = Writing(key, entry, nbytes, offer, place)
+        self._actions.append(Write(action, key, nbytes, offer, place, self._now_s + self.config.write_timeout_s))
+
+    def _begin_action(self, timeout_s: float) -> int:
+        action = self._take_id()
+        heapq.heappush(self._deadlines, (self._now_s + timeout_s, action, 1))
+        return action
+
+    def _take_id(self) -> int:
+        number = self._next_id
+        self._next_id += 1
+        return number
+
+
+def _as_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Check keys: uint8 ``[n, 32]``. Raises ConfigurationError."""
+    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_NBYTES:  # noqa: PLR2004
+        kind = f"{keys.dtype} {keys.shape}" if isinstance(keys, np.ndarray) else type(keys).__name__
+        raise ConfigurationError(f"keys must be uint8 [n, {KEY_NBYTES}], got {kind}")
+    return np.ascontiguousarray(keys)

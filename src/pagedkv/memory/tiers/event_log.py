@@ -1,0 +1,41 @@
+"""The events of a store that wait to be drained."""
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.tiers.actions import StoreEventKind, StoreEvents
+
+__all__ = ["StoreEventLog"]
+
+KEY_NBYTES: Final = 32
+NO_KEY: Final = bytes(KEY_NBYTES)
+
+
+class StoreEventLog:
+    """The latest events.
+
+    Args:
+        max_events: beyond so many the oldest are lost; 0: none are recorded.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self._events: deque[tuple[StoreEventKind, bytes]] = deque(maxlen=max_events)
+        self._has_gap = False
+
+    def note(self, kind: StoreEventKind, key: bytes = NO_KEY) -> None:
+        """Record an event."""
+        self._has_gap |= len(self._events) == self._events.maxlen
+        self._events.append((kind, key))
+
+    def drain(self) -> StoreEvents:
+        """Take the events since the last call; a GAP comes first if older ones were lost."""
+        events = list(self._events)
+        if self._has_gap and self._events.maxlen:
+            events.insert(0, (StoreEventKind.GAP, NO_KEY))
+        self._events.clear()
+        self._has_gap = False
+        kinds = np.array([int(kind) for kind, _ in events], np.int32)
+        keys = np.frombuffer(b"".join(key for _, key in events), np.uint8).reshape(len(events), KEY_NBYTES)
+        return StoreEvents(kinds, keys)

@@ -1,0 +1,64 @@
+"""A body in this process's memory: one buffer an entry.
+
+Its frames carry identity and tokens, which are compared as everywhere, but no check of the bytes, since they never left
+the process. Nothing survives the process, and nothing is left behind: no shared memory, no file.
+"""
+
+from collections.abc import Iterator, Sequence
+from threading import Lock
+
+from pagedkv.memory.tiers.body import Stored, Usage
+from pagedkv.memory.tiers.checksums import Buffer
+
+__all__ = ["HostBody"]
+
+
+class HostBody:
+    """Entries in host memory, each copied once when it is written. Reads return views, no copies."""
+
+    medium = "host"
+    is_trusted = True
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, bytes] = {}
+        self._nbytes = 0
+        self._lock = Lock()
+
+    def scan(self) -> Iterator[Stored]:
+        """List the entries."""
+        with self._lock:
+            entries = list(self._entries.items())
+        return (Stored(key, len(entry), 0.0) for key, entry in entries)
+
+    def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
+        """Return an entry, or None. O(1)."""
+        del nbytes, timeout_s
+        with self._lock:
+            entry = self._entries.get(key)
+        return None if entry is None else memoryview(entry)
+
+    def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
+        """Copy an entry."""
+        del timeout_s
+        entry = b"".join(pieces)
+        with self._lock:
+            self._nbytes += len(entry) - len(self._entries.get(key, b""))
+            self._entries[key] = entry
+
+    def delete(self, key: bytes, timeout_s: float) -> bool:
+        """Forget an entry; memory that a reader still has lives as long as the reader."""
+        del timeout_s
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            self._nbytes -= len(entry or b"")
+        return entry is not None
+
+    def usage(self) -> Usage:
+        """Count the bytes of entries."""
+        return Usage(self._nbytes, None)
+
+    def close(self) -> None:
+        """Forget all entries."""
+        with self._lock:
+            self._entries.clear()
+            self._nbytes = 0

@@ -1,0 +1,119 @@
+"""Bodies for tests: every real one, and wrappers that are slow, hang, or fail."""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pagedkv.memory.tiers.body import Body, Stored, Usage
+from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.memory.tiers.folder_body import FolderBody
+from pagedkv.memory.tiers.host_body import HostBody
+from pagedkv.memory.tiers.object_body import ObjectBody
+from pagedkv.memory.tiers.redis_body import RedisBody
+
+KINDS: Final = ("host", "folder", "folder past the page cache", "redis", "object in a folder", "object in memory")
+LASTING: Final = tuple(kind for kind in KINDS if kind not in {"host", "object in memory"})
+"""Those whose content another body, or another process, finds again."""
+LARGE_CAP: Final = 2**40
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[str]:
+    """Run a Redis server on a socket of its own; skip the test where there is none."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
+    command = [program, "--port", "0", "--unixsocket", f"{path}/s", "--save", "", "--dir", str(folder), *options]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(500):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(f"{path}/s") == 0:
+                    break
+            threading.Event().wait(0.01)
+        yield f"unix://{path}/s"
+    finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes: int = LARGE_CAP) -> Body:
+    """Make a body of a kind; those that last find what is below ``folder``, or at ``url``."""
+    if kind == "host":
+        return HostBody()
+    if kind.startswith("folder"):
+        return FolderBody(folder / "root", fingerprint, cap_nbytes, direct=kind != "folder")
+    if kind == "redis":
+        return RedisBody(url, fingerprint, prefix=folder.name, timeout_s=5.0)
+    if kind == "object in memory":
+        return ObjectBody("memory:///", fingerprint)
+    (folder / "objects").mkdir(exist_ok=True)
+    return ObjectBody(f"file://{folder}/objects", fingerprint)
+
+
+class TroubledBody:
+    """A body around another one, with trouble to be set by a test.
+
+    Attributes:
+        gate: calls wait while it is clear, as for a server that hangs.
+        error: raised by each call; None: none.
+        delay_s: of each call.
+        num_reads, num_writes: calls so far.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.medium = body.medium
+        self.is_trusted = body.is_trusted
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.delay_s = 0.0
+        self.num_reads = 0
+        self.num_writes = 0
+
+    def _suffer(self) -> None:
+        self.gate.wait()
+        time.sleep(self.delay_s)
+        if self.error is not None:
+            raise self.error
+
+    def scan(self) -> Iterator[Stored]:
+        """List the entries of the inner body."""
+        return self.body.scan()
+
+    def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
+        """Read after the trouble."""
+        self.num_reads += 1
+        self._suffer()
+        return self.body.read(key, nbytes, timeout_s)
+
+    def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
+        """Write after the trouble."""
+        self.num_writes += 1
+        self._suffer()
+        self.body.write(key, pieces, timeout_s)
+
+    def delete(self, key: bytes, timeout_s: float) -> bool:
+        """Delete after the trouble."""
+        self._suffer()
+        return self.body.delete(key, timeout_s)
+
+    def usage(self) -> Usage:
+        """Measure the inner body."""
+        return self.body.usage()
+
+    def close(self) -> None:
+        """Close the inner body."""
+        self.body.close()
