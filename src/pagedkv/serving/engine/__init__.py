@@ -12,6 +12,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     config        EngineConfig: memory, limits, policies
     chat          Chat: a conversation as a prompt
     intent        Intent: what is said about a request beside its answer; intent_rules: what it needs of the engine
+    request_rules RequestRules: what a request may ask, and what its parameters leave open
     prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
     llm           LLM: prompts in, answers out
     async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds

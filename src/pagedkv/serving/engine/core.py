@@ -46,15 +46,15 @@ from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
-from pagedkv.serving.engine.intent_rules import require_possible
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, with_drafts
-from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams, seed_of
+from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 
 __all__ = ["EngineCore"]
 
@@ -134,7 +134,7 @@ class EngineCore:
         )
         self.memory = self._runner.prepare(config.max_sequences)
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
-        self._decode = decode
+        self._rules = RequestRules(config, self.space, self.model_end_ids, self._num_vocabulary, decode)
         self._clock = clock
         self._began = clock()
         self._requests: dict[Request, EngineRequest] = {}
@@ -187,7 +187,7 @@ class EngineCore:
                 tokens = as_token_array(prompt_token_ids)
             except TokenError as problem:
                 raise RequestError(f"a prompt must be token ids: {problem}") from problem
-            wish = self._complete(tokens, params, PLAIN if intent is None else intent)
+            wish = self._rules.complete(tokens, params, PLAIN if intent is None else intent, self._num_requests)
             request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
             if self.scheduler.add(request.scheduled):
                 self._enter(request)
@@ -208,7 +208,9 @@ class EngineCore:
         with self._driving():
             prefix = fork_prefix(request, sample, at)
             wished = request.intent.for_fork(len(prefix)) if intent is None else intent
-            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)), wished)
+            wish = self._rules.complete(
+                prefix, fork_params(request, n, params, len(prefix)), wished, self._num_requests
+            )
             return self._branch_off(request, wish, sample)
 
     def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
@@ -236,26 +238,9 @@ class EngineCore:
     def _refuse(self, request: EngineRequest) -> None:
         """End a request that its tenant's limits leave no room for, even alone; else raise RequestError."""
         if request.intent.tenant is None or not self.scheduler.fits_alone(request.scheduled, within_limits=False):
-            raise self._too_large(request.wish)
+            raise self._rules.too_large(request.wish)
         self._num_requests += 1
-        request.end("rejected", self._clock(), self._beyond_limits(request))
-
-    def _beyond_limits(self, request: EngineRequest) -> str:
-        """Say that a tenant's limits leave too few blocks for a request."""
-        tenant, params = request.intent.tenant, request.params
-        return (
-            f"a prompt of {len(request.prompt_token_ids)} tokens with {max(params.n, params.num_beams)} answers of "
-            f"{request.wish.max_tokens} needs more than tenant {tenant!r} can have, {self.space.most_blocks(tenant)} "
-            "blocks: ask for less (n, max_tokens), or raise its cap"
-        )
-
-    def _too_large(self, wish: Wish) -> RequestError:
-        num_answers = max(wish.params.n, wish.params.num_beams)
-        return RequestError(
-            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
-            f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
-            "alone: ask for less (n, max_tokens), or give the engine more memory"
-        )
+        request.end("rejected", self._clock(), self._rules.beyond_limits(request))
 
     def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
         """End a request now, wherever it is, for that reason; one that has ended stays as it is.
@@ -339,36 +324,6 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether there is a request to serve."""
         return not self.scheduler.is_idle
-
-    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent) -> Wish:
-        """Say what the parameters leave open. Raises RequestError where they, or the intent, cannot be met."""
-        self._require_tokens(prompt_token_ids)
-        require_possible(intent, self.space, len(prompt_token_ids))
-        room = self.space.config.max_tokens - len(prompt_token_ids)
-        max_tokens = room if params.max_tokens is None else params.max_tokens
-        if self.config.beyond_context == "clip":
-            max_tokens = min(max_tokens, room)
-        if max_tokens > room or max_tokens < max(1, params.min_tokens):
-            is_least = params.max_tokens is None or self.config.beyond_context == "clip"
-            wanted = max(1, params.min_tokens) if is_least else params.max_tokens
-            raise RequestError(
-                f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
-                f"{self.space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine if "
-                "the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
-            )
-        seed = seed_of(self.config.seed, self._num_requests)
-        own_ends = frozenset() if params.ignore_eos else self.model_end_ids
-        return Wish(
-            prompt_token_ids,
-            params,
-            max_tokens,
-            own_ends | set(params.stop_token_ids),
-            self.model_end_ids,
-            seed,
-            self._num_vocabulary,
-            self._decode,
-            intent,
-        )
 
     def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
         if self._requests.pop(request.scheduled, None) is not None:
@@ -473,7 +428,7 @@ class EngineCore:
             request = self._requests[rejected]
             reason = "it ran out of blocks, alone: ask for less, or give the engine more memory"
             fits = request.intent.tenant is None or self.scheduler.fits_alone(rejected)
-            self._end(request, "rejected", reason if fits else self._beyond_limits(request))
+            self._end(request, "rejected", reason if fits else self._rules.beyond_limits(request))
 
     def _note_progress(self, progress: Progress, taken: Taken, rows: Sequence[SampledRow]) -> None:
         now = self._clock()
@@ -533,16 +488,6 @@ class EngineCore:
             if self._failure is not None:
                 raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
             yield
-
-    def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
-        if not len(prompt_token_ids):
-            raise RequestError("a prompt needs at least one token, and this one is empty")
-        low, high = int(prompt_token_ids.min()), int(prompt_token_ids.max())
-        if low < 0 or high >= self._num_vocabulary:
-            raise RequestError(
-                f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
-                "model's own tokenizer?"
-            )
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
