@@ -87,7 +87,8 @@ class Batch:
     Args:
         plan: what it needs done in memory.
         decoding: the sequences that decode a token; None without any. The same object as before for the same sequences.
-        decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes.
+        decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes; ``UNKNOWN_TOKEN`` if
+            a batch in flight samples it.
         drafts: the drafts behind these tokens; None without any.
         prefilling: known tokens that it computes.
         admitted, resumed: requests that run from now on: from the queue, and swapped in.
@@ -138,7 +139,7 @@ class BatchDraft:
         return Batch(
             plan,
             self.decoding,
-            NO_TOKENS if self.decoding is None else self.decoding.next_token_ids,
+            NO_TOKENS if self.decoding is None else self.decoding.appended_token_ids,
             self.drafts,
             tuple(self.prefilling),
             tuple(self.admitted),
