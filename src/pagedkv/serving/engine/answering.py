@@ -5,6 +5,9 @@ for a foreign processor is held: all of its rows keep what they got, and none of
 its token. A request of which a row fails has failed. Nobody else notices either.
 
 A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.serving.engine.draft_acceptance`).
+
+Sampling has two halves. :meth:`Answering.begin` draws tokens, which are on the device at once. :meth:`Answering.end`
+lets the answers grow, as soon as the host has these tokens; rows of answers that ended meanwhile are left out.
 """
 
 from collections.abc import Sequence
@@ -19,9 +22,17 @@ from pagedkv.memory.contract.errors import SamplingError
 from pagedkv.serving.engine.draft_acceptance import accept_drafts, only
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, places_of
-from pagedkv.serving.engine.sampling import NO_TOKEN, Place, SampledTokens, TokenLogprobs, WaitingRow
+from pagedkv.serving.engine.sampling import (
+    NO_TOKEN,
+    BatchSampler,
+    PendingTokens,
+    Place,
+    SampledTokens,
+    TokenLogprobs,
+    WaitingRow,
+)
 
-__all__ = ["Answering", "Sampler", "Taken"]
+__all__ = ["Answering", "Sampler", "Sampling", "Taken"]
 
 
 class Sampler(Protocol):
@@ -78,6 +89,29 @@ class _Held:
     waiting: dict[int, WaitingRow]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """Tokens of rows that are drawn, while their answers have not grown yet.
+
+    Args:
+        rows: whose they are.
+        pending: what was drawn; None: a beam search has answered already.
+        taken: what came of it, with a beam search; else None.
+    """
+
+    rows: Sequence[SampledRow]
+    pending: PendingTokens | None
+    taken: Taken | None = None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens of rows without drafts: integers ``[rows]``, on the device where they are there already."""
+        if self.pending is not None:
+            return self.pending.token_ids
+        assert self.taken is not None, "rows that are neither drawn nor answered"
+        return torch.from_numpy(self.taken.token_ids)
+
+
 @final
 class Answering:
     """Samples rows, and keeps what waits.
@@ -90,20 +124,38 @@ class Answering:
         self._sampler = sampler
         self._held: dict[EngineRequest, _Held] = {}
 
-    def take(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
-        """Sample a step's rows, and let their answers grow.
+    def begin(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Sampling:
+        """Sample a step's rows. Searches among beams go on at once; other answers grow by :meth:`end`.
 
         Args:
             logits: float32 ``[rows and drafts, vocabulary]``: those behind a row's drafts follow its own.
             rows: whose they are; those of a request stand together.
         """
         if any(row.request.beams is not None for row in rows):
-            return self._take_with_beams(logits, rows)
-        return self._take(logits, rows)
+            return Sampling(rows, None, self._take_with_beams(logits, rows))
+        return Sampling(rows, self._draw(logits, rows))
 
-    def _take(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
+    def end(self, sampling: Sampling) -> Taken:
+        """Let the answers grow by what was sampled, unless they ended meanwhile. The host waits for the tokens."""
+        if sampling.pending is None:
+            assert sampling.taken is not None, "rows that are neither drawn nor answered"
+            return sampling.taken
+        rows, sampled = sampling.rows, sampling.pending.wait()
+        going = [place for place, row in enumerate(rows) if row.goes_on]
+        if len(going) == len(rows):
+            return self._take(sampled, rows)
+        lines = lines_of(rows)
+        mine = only(sampled, [line for place in going for line in lines[place]])
+        return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingTokens:
         with torch.inference_mode():  # as the pass that made the logits, which are changed meanwhile
+            if isinstance(self._sampler, BatchSampler):
+                return self._sampler.begin(logits, places_of(rows))
             sampled = self._sampler.sample(logits, places_of(rows))
+            return PendingTokens(sampled.token_ids, sampled)
+
+    def _take(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         if any(row.drafts for row in rows):
             return self._take_drafted(sampled, rows)
         return self._take_sampled(sampled, rows)
@@ -147,7 +199,8 @@ class Answering:
         others = [place for place, row in enumerate(rows) if row.request.beams is None]
         lines = lines_of(rows)
         mine = [line for place in others for line in lines[place]]
-        taken = self._take(logits[mine], [rows[place] for place in others]).among(others, len(rows))
+        ours = [rows[place] for place in others]
+        taken = self._take(self._draw(logits[mine], ours).wait(), ours).among(others, len(rows))
         for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
             places = [place for place, row in enumerate(rows) if row.request is request]
             _continue_beams(request, logits[[lines[place].start for place in places]], places, taken)

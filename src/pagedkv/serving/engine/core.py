@@ -6,17 +6,24 @@
     step()                   -> StepRecord
       schedule   scheduler.schedule()              Batch, with the plan
       forward    executor.launch(plan, model)      logits of the sequences that are sampled
-      sample     answering.take(logits, rows)      a token each, but for rows that wait or fail
-      finish     scheduler.finish(batch, tokens)   who has ended
+      sample     answering.begin(logits, rows)     a token each, but for rows that wait or fail
+      finish     answering.end, scheduler.finish   answers grow, and some end
 
 One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
 engine: what it had computed is not known.
+
+If steps overlap (``EngineConfig.overlap``), a call launches a step and then finishes the one before, whose tokens the
+new step takes from device memory. Sampling comes last, since penalties need the tokens of the step before::
+
+    device   | forward 7 | sample 7 | forward 8 | sample 8 | forward 9
+    host       launch 8 ... wait 7 | finish 7 | begin sampling 8 | schedule 9 | launch 9 ... wait 8 | finish 8
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -36,7 +43,7 @@ from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nb
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.answering import Answering, Sampler, Taken
+from pagedkv.serving.engine.answering import Answering, Sampler, Sampling, Taken
 from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
 from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
@@ -53,7 +60,7 @@ from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
-from pagedkv.serving.engine.sampled_rows import SampledRow, with_drafts
+from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 
 __all__ = ["EngineCore"]
@@ -142,6 +149,7 @@ class EngineCore:
         self._decoding: Decoding | None = None
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
+        self._flight: _Flight | None = None
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
         with refusing("what graphs read and write", model.device):
@@ -206,6 +214,7 @@ class EngineCore:
     ) -> EngineRequest:
         """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
         with self._driving():
+            self._land()
             prefix = fork_prefix(request, sample, at)
             wished = request.intent.for_fork(len(prefix)) if intent is None else intent
             wish = self._rules.complete(
@@ -262,6 +271,7 @@ class EngineCore:
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
+            self._land()
             self.space.set_tenant(name, limits)
 
     def remove_tenant(self, name: str) -> None:
@@ -273,6 +283,7 @@ class EngineCore:
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
+            self._land()
             if self.scheduler.has_tenant(name):
                 raise ConfigurationError(f"tenant {name!r} has requests: let them finish, or abort them, first")
             self.space.remove_tenant(name)
@@ -288,6 +299,7 @@ class EngineCore:
         Cost: O(blocks + rows).
         """
         with self._driving():
+            self._land()
             self.space.reset_prefix_cache()
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
@@ -315,6 +327,7 @@ class EngineCore:
                     f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
                     "number, EngineConfig(weights_epoch=0)"
                 )
+            self._land()
             self.space.set_weights_epoch(weights_epoch)
             if change is not None:
                 with self._runner.borrowed.alone():
@@ -322,8 +335,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a request to serve."""
-        return not self.scheduler.is_idle
+        """Whether there is a request to serve, or a step to be finished."""
+        return not self.scheduler.is_idle or self._flight is not None
 
     def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
         if self._requests.pop(request.scheduled, None) is not None:
@@ -340,12 +353,8 @@ class EngineCore:
             EngineError: the model or the device failed in it, and the engine is at its end; or another thread drives
                 it, and nothing happened.
         """
-        with self._driving():
-            try:
-                return self._step()
-            except Exception as problem:
-                self._failure = f"{type(problem).__name__}: {problem}"
-                raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+        with self._driving(), self._at_stake():
+            return self._step()
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
@@ -356,10 +365,55 @@ class EngineCore:
         self._note_admitted(batch)
         times.append(self._clock())
         logits = self._forward(batch)
+        flight = _Flight(batch, self._rows(batch))
         times.append(self._clock())
-        rows = self._rows(batch)
-        taken = self._answering.take(logits, rows) if rows else Taken(np.zeros(0, np.int32))
-        times.append(self._clock())
+        if self.config.overlap:
+            before, self._flight = self._flight, flight
+            finished = self._finish(before)
+            times.append(self._clock())
+            self._sample(flight, logits)
+            times.append(self._clock())
+            if self.scheduler.is_idle:  # nothing follows that could overlap with it
+                self._flight = None
+                finished = finished.plus(self._finish(flight))
+            seconds = np.diff(times)[[0, 1, 3, 2]]
+        else:
+            self._sample(flight, logits)
+            times.append(self._clock())
+            finished = self._finish(flight)
+            times.append(self._clock())
+            seconds = np.diff(times)
+        return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
+
+    def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:
+        """Begin to sample the rows of a step whose answers go on; their tokens stay on the device for the next step."""
+        rows = flight.rows
+        if self.config.overlap and not all(row.goes_on for row in rows):
+            flight.places = [place for place, row in enumerate(rows) if row.goes_on]
+            lines = lines_of(rows)
+            logits = logits[[line for place in flight.places for line in lines[place]]]
+            rows = [rows[place] for place in flight.places]
+        if not rows:
+            return
+        flight.sampling = self._answering.begin(logits, rows)
+        if self.config.overlap:
+            self._keep_last_tokens(flight)
+
+    def _keep_last_tokens(self, flight: "_Flight") -> None:
+        sampling = flight.sampling
+        if sampling is None or any(row.drafts for row in sampling.rows):  # requests with drafts never run ahead
+            return
+        rows = flight.batch.sampled_rows()
+        self._runner.last_tokens.keep(rows if flight.places is None else rows[flight.places], sampling.token_ids)
+
+    def _finish(self, flight: "_Flight | None") -> "_Finished":
+        """Let the answers grow by what a step sampled, and tell the scheduler."""
+        if flight is None:
+            return _Finished()
+        batch, rows, places = flight.batch, flight.rows, flight.places
+        taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
+        if places is not None:
+            taken = taken.among(places, len(rows))
         self.executor.done()
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
@@ -369,9 +423,13 @@ class EngineCore:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._note_progress(progress, taken, rows)
-        times.append(self._clock())
-        num_finished += len(progress.finished)
-        return self._record(batch, num_finished, sum(taken.num_accepted.values()), np.diff(times).tolist())
+        return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
+
+    def _land(self) -> None:
+        """Finish the step in flight, if there is one. Raises EngineError, with the engine at its end."""
+        flight, self._flight = self._flight, None
+        with self._at_stake():
+            self._finish(flight)
 
     def _supply(self) -> int:
         """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
@@ -482,12 +540,48 @@ class EngineCore:
     # Checks
 
     @contextmanager
+    def _at_stake(self) -> Iterator[None]:
+        """End the engine if a step fails. Raises EngineError."""
+        try:
+            yield
+        except Exception as problem:
+            self._failure = f"{type(problem).__name__}: {problem}"
+            raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+
+    @contextmanager
     def _driving(self) -> Iterator[None]:
         """Drive an engine that has not failed. Raises EngineError."""
         with self.driver.at_the_wheel():
             if self._failure is not None:
                 raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
             yield
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A step that was launched and is not finished.
+
+    Args:
+        batch: the step; rows: those that it samples, in the batch's order.
+        places: which of the rows were sampled, since others ended before; None: all of them.
+        sampling: what was drawn; None: nothing was to be sampled.
+    """
+
+    batch: Batch
+    rows: Sequence[SampledRow]
+    places: list[int] | None = None
+    sampling: Sampling | None = None
+
+
+class _Finished(NamedTuple):
+    """What finished steps changed: requests that ended, and drafts that were right."""
+
+    num_requests: int = 0
+    num_accepted: int = 0
+
+    def plus(self, other: "_Finished") -> "_Finished":
+        """Add what another step changed."""
+        return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
