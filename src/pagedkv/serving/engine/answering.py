@@ -72,6 +72,17 @@ class Taken:
         ended = [places[place] for place in self.ended]
         return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
 
+    def with_searched(self, searched: "Taken") -> "Taken":
+        """Add what became of beams, which are other rows of the same ones."""
+        return Taken(
+            np.where(searched.token_ids == NO_TOKEN, self.token_ids, searched.token_ids),
+            self.ended + searched.ended,
+            self.held,
+            self.failures | searched.failures,
+            searched.parents,
+            self.num_accepted,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Held:
@@ -95,21 +106,15 @@ class Sampling:
 
     Args:
         rows: whose they are.
-        pending: what was drawn; None: a beam search has answered already.
-        taken: what came of it, with a beam search; else None.
+        places: which of them were drawn: all but beams.
+        pending: what was drawn for these; None: nothing.
+        searched: what became of beams, which have gone on already.
     """
 
     rows: Sequence[SampledRow]
+    places: Sequence[int]
     pending: PendingTokens | None
-    taken: Taken | None = None
-
-    @property
-    def token_ids(self) -> torch.Tensor:
-        """The tokens of rows without drafts: integers ``[rows]``, on the device where they are there already."""
-        if self.pending is not None:
-            return self.pending.token_ids
-        assert self.taken is not None, "rows that are neither drawn nor answered"
-        return torch.from_numpy(self.taken.token_ids)
+    searched: Taken | None = None
 
 
 @final
@@ -131,20 +136,33 @@ class Answering:
             logits: float32 ``[rows and drafts, vocabulary]``: those behind a row's drafts follow its own.
             rows: whose they are; those of a request stand together.
         """
-        if any(row.request.beams is not None for row in rows):
-            return Sampling(rows, None, self._take_with_beams(logits, rows))
-        return Sampling(rows, self._draw(logits, rows))
+        if all(row.request.beams is None for row in rows):
+            return Sampling(rows, range(len(rows)), self._draw(logits, rows))
+        lines = lines_of(rows)
+        others = [place for place, row in enumerate(rows) if row.request.beams is None]
+        mine = [line for place in others for line in lines[place]]
+        pending = self._draw(logits[mine], [rows[place] for place in others]) if others else None
+        searched = Taken(np.full(len(rows), NO_TOKEN, np.int32))
+        for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
+            places = [place for place, row in enumerate(rows) if row.request is request]
+            _continue_beams(request, logits[[lines[place].start for place in places]], places, searched)
+        return Sampling(rows, others, pending, searched)
 
     def end(self, sampling: Sampling) -> Taken:
         """Let the answers grow by what was sampled, unless they ended meanwhile. The host waits for the tokens."""
-        if sampling.pending is None:
-            assert sampling.taken is not None, "rows that are neither drawn nor answered"
-            return sampling.taken
-        rows, sampled = sampling.rows, sampling.pending.wait()
-        going = [place for place, row in enumerate(rows) if row.goes_on]
+        rows, searched = sampling.rows, sampling.searched
+        taken = Taken(np.full(len(rows), NO_TOKEN, np.int32))
+        if sampling.pending is not None:
+            taken = self._end_drawn(sampling.pending.wait(), rows, sampling.places)
+        return taken if searched is None else taken.with_searched(searched)
+
+    def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
+        """Let the answers of the rows at these places grow, unless they ended meanwhile."""
+        going = [place for place in places if rows[place].goes_on]
         if len(going) == len(rows):
             return self._take(sampled, rows)
-        lines = lines_of(rows)
+        drawn = [rows[place] for place in places]
+        lines = dict(zip(places, lines_of(drawn), strict=True))
         mine = only(sampled, [line for place in going for line in lines[place]])
         return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
 
@@ -193,18 +211,6 @@ class Answering:
     def num_held(self) -> int:
         """Requests of which a row waits."""
         return len(self._held)
-
-    def _take_with_beams(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
-        """Sample rows of which some are beams: these request by request, the others together."""
-        others = [place for place, row in enumerate(rows) if row.request.beams is None]
-        lines = lines_of(rows)
-        mine = [line for place in others for line in lines[place]]
-        ours = [rows[place] for place in others]
-        taken = self._take(self._draw(logits[mine], ours).wait(), ours).among(others, len(rows))
-        for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
-            places = [place for place, row in enumerate(rows) if row.request is request]
-            _continue_beams(request, logits[[lines[place].start for place in places]], places, taken)
-        return taken
 
     def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         """Take tokens of rows of which some have drafts: these row by row, the others together."""

@@ -401,10 +401,12 @@ class EngineCore:
 
     def _keep_last_tokens(self, flight: "_Flight") -> None:
         sampling = flight.sampling
-        if sampling is None or any(row.drafts for row in sampling.rows):  # requests with drafts never run ahead
-            return
+        if sampling is None or sampling.pending is None or any(row.drafts for row in sampling.rows):
+            return  # beams, and requests with drafts, never run ahead
         rows = flight.batch.sampled_rows()
-        self._runner.last_tokens.keep(rows if flight.places is None else rows[flight.places], sampling.token_ids)
+        asked = rows if flight.places is None else rows[flight.places]
+        is_all = len(sampling.places) == len(asked)
+        self._runner.last_tokens.keep(asked if is_all else asked[sampling.places], sampling.pending.token_ids)
 
     def _finish(self, flight: "_Flight | None") -> "_Finished":
         """Let the answers grow by what a step sampled, and tell the scheduler."""
