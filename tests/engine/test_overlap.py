@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, RequestOutput, SamplingParams
-from tests.engine.drawn_plainly import draw_plainly
-from tests.engine.families import make_model
+from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison, serve
 from tests.engine.test_sampled_answers import Letters, Slow
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_NEW = 14
 GREEDY = SamplingParams(max_tokens=NUM_NEW)
 DRAWN = SamplingParams(max_tokens=NUM_NEW, temperature=1.0, seed=5)
@@ -28,7 +28,7 @@ MEMORY: dict[str, EngineConfig] = {
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    return make_model("llama")
+    return moved(make_model("llama"), DEVICE)
 
 
 def overlapped(config: EngineConfig) -> EngineConfig:
@@ -104,7 +104,7 @@ def test_every_kind_of_request_is_answered_as_without_overlap(model: PreTrainedM
 @pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "bamba"])
 def test_windows_latents_and_states_are_served_so_too(name: str) -> None:
     """A state advances in place: what follows an end that was not known is never published."""
-    model = make_model(name)
+    model = moved(make_model(name), DEVICE)
     config = replace(CONFIG, num_blocks=200)
     params = [replace(GREEDY, stop_token_ids=tuple(range(0, 199, 7)))] * 4 + [GREEDY, replace(DRAWN, n=2)]
     found = []
@@ -186,8 +186,9 @@ def test_forks_epochs_and_resets_begin_behind_the_step_in_flight(model: PreTrain
     while llm.core.has_work:
         llm.step()
         llm.core.space.check()
-    assert list(child.output().token_ids) == draw_plainly(model, child.prompt_token_ids.tolist(), DRAWN, 5).token_ids
-    assert request.output().token_ids == LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY)[0].token_ids
+    plain = LLM(model, ROOMY)
+    assert child.output().token_ids == plain.generate([child.prompt_token_ids.tolist()], DRAWN)[0].token_ids
+    assert request.output().token_ids == plain.generate(PROMPTS[:1], GREEDY)[0].token_ids
     assert request.output().epochs == (0, 1)
 
 
