@@ -70,8 +70,8 @@ class Request:
         sequences: returns the tokens of each of its sequences, also after it has ended; needed where another request
             replaces it.
         runs_ahead: whether it may decode a token before its value is known, if the scheduler overlaps steps. False if
-            a token's value decides how the next one is sampled on the host, or if its tokens may be held. Beams and
-            requests with ``propose`` never run ahead.
+            a token's value decides how the next one is sampled on the host, if its tokens may be held, and for beams.
+            Requests with ``propose`` never run ahead.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, the tokens to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
