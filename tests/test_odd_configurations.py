@@ -74,6 +74,7 @@ ENGINE: Final[dict[str, object]] = {
     "warm_up": True,
     "capture_steps": True,
     "compile_model": False,
+    "overlap": False,
     "speculation": None,
     "leases": False,
     "tenants": None,
@@ -86,6 +87,7 @@ SCHEDULING: Final[dict[str, object]] = {
     "first_promise": 4,
     "most_drafts": 0,
     "publishes_answers": True,
+    "overlap": False,
 }
 SERVING: Final[dict[str, object]] = {
     "num_blocks": 20,
@@ -106,6 +108,7 @@ SERVING: Final[dict[str, object]] = {
     "seed": 0,
     "max_length": None,
     "tenants": None,
+    "overlap": False,
 }
 INTENT: Final[dict[str, object]] = {
     "tenant": None,

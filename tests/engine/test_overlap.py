@@ -64,6 +64,7 @@ def wishes(ends: tuple[int, ...]) -> list[SamplingParams]:
         replace(GREEDY, prompt_logprobs=1, logprobs=1),
         replace(DRAWN, logits_processors=[Slow(2)], stop_token_ids=ends),
         SamplingParams(max_tokens=8, num_beams=3, n=2),
+        replace(GREEDY, logit_bias=dict.fromkeys(range(199), -float("inf"))),
     ]
 
 
@@ -218,6 +219,10 @@ def test_a_step_that_fails_ends_the_engine_with_the_tokens_that_are_known(model:
     assert known == expected[: len(known)]
     with pytest.raises(EngineError, match="has failed before"):
         llm.step()
+    llm.core.space.check()
+    assert llm.core.executor.num_in_flight == 0
+    (row,) = request.scheduled.rows
+    assert llm.core.space.num_tokens(row) == len(PROMPTS[0]) + len(known)  # the last known token is to be computed
 
 
 def test_a_token_from_elsewhere_is_noticed(model: PreTrainedModel) -> None:

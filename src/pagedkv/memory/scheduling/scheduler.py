@@ -27,6 +27,7 @@ from typing import Final
 
 import numpy.typing as npt
 
+from pagedkv.memory.contract.answers import AbortedSteps
 from pagedkv.memory.contract.arguments import as_token_array
 from pagedkv.memory.contract.errors import StepError, TokenError
 from pagedkv.memory.contract.spec import TokenIds
@@ -184,6 +185,18 @@ class Scheduler:
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
         return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
+
+    def abort_in_flight(self) -> AbortedSteps | None:
+        """Abort all batches in flight, since a step failed and the engine ends; None if there are none.
+
+        In the space all rows return to their last known token. The requests stay as they are: nothing is scheduled or
+        finished from now on.
+        """
+        if not self._state.in_flight:
+            return None
+        first = self._state.in_flight[0].plan.step_id
+        self._state.in_flight.clear()
+        return self._state.space.abort(first)
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
         """Bring the tokens of a held request.

@@ -20,8 +20,8 @@ new step takes from device memory. Sampling comes last, since penalties need the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple, final
 
@@ -33,6 +33,7 @@ from pagedkv.memory.contract.arguments import as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import (
     ConfigurationError,
+    DeviceLostError,
     EngineError,
     RequestError,
     TokenError,
@@ -150,6 +151,7 @@ class EngineCore:
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
         self._flight: _Flight | None = None
+        self._last_done = 0  # the last step that the device has run
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
         with refusing("what graphs read and write", model.device):
@@ -259,6 +261,8 @@ class EngineCore:
         if not request.is_finished:
             with self.driver.at_the_wheel():
                 self._end(request, reason)
+                if self.scheduler.is_idle and self._failure is None:
+                    self._land()
 
     # Tenants
 
@@ -416,7 +420,10 @@ class EngineCore:
         taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
         if places is not None:
             taken = taken.among(places, len(rows))
-        self.executor.done()
+        self._last_done = max(self.executor.done(), default=self._last_done)
+        for request, failure in taken.failures.items():
+            if request.scheduled.num_ahead > 1:  # a later step decodes it already, so it cannot be held
+                self._fail(request, failure)
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
         accepted = np.zeros(len(batch.decoded_token_ids), np.int32)
@@ -506,7 +513,10 @@ class EngineCore:
 
     def _note_failures(self, taken: Taken) -> None:
         for request, failure in taken.failures.items():
-            self._end(request, "failed", f"{type(failure).__name__}: {failure}")
+            self._fail(request, failure)
+
+    def _fail(self, request: EngineRequest, failure: Exception) -> None:
+        self._end(request, "failed", f"{type(failure).__name__}: {failure}")
 
     def _record(self, batch: Batch, num_finished: int, num_accepted: int, seconds: list[float]) -> StepRecord:
         num_decoded = len(batch.decoded_token_ids)
@@ -548,7 +558,18 @@ class EngineCore:
             yield
         except Exception as problem:
             self._failure = f"{type(problem).__name__}: {problem}"
+            if self.config.overlap:
+                self._abort_flights()
             raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+
+    def _abort_flights(self) -> None:
+        """Abort the steps in flight in the space and on the device; rows return to their last known tokens."""
+        self._flight = None
+        aborted = self.scheduler.abort_in_flight()
+        if aborted is not None:
+            on_device = tuple(step_id for step_id in aborted.step_ids if step_id > self._last_done)
+            with suppress(DeviceLostError):  # what failed is raised already
+                self.executor.abort(replace(aborted, step_ids=on_device))
 
     @contextmanager
     def _driving(self) -> Iterator[None]:
