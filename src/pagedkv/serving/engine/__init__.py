@@ -20,6 +20,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     flat_batch    a batch of the scheduler as one row of tokens
     driving       which thread drives an engine
     runner        ModelRunner: passes of a step through the model
+    last_tokens   LastTokens: what each row sampled last, on the device, for a step launched before the host has it
     captured_passes            its passes as CUDA graphs; model_watch: whether the model is still what was captured
     compiled_model             the model by torch.compile, attention an operator
     borrowing     a model among engines: one pass at a time
