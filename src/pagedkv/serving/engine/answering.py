@@ -153,7 +153,9 @@ class Answering:
         rows, searched = sampling.rows, sampling.searched
         taken = Taken(np.full(len(rows), NO_TOKEN, np.int32))
         if sampling.pending is not None:
-            taken = self._end_drawn(sampling.pending.wait(), rows, sampling.places)
+            with torch.inference_mode():  # as the pass whose tensors these are
+                sampled = sampling.pending.wait()
+            taken = self._end_drawn(sampled, rows, sampling.places)
         return taken if searched is None else taken.with_searched(searched)
 
     def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
