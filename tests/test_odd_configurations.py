@@ -74,6 +74,7 @@ ENGINE: Final[dict[str, object]] = {
     "warm_up": True,
     "capture_steps": True,
     "compile_model": False,
+    "overlap": False,
     "speculation": None,
     "predicted_tokens": 0,
     "leases": False,
@@ -87,6 +88,7 @@ SCHEDULING: Final[dict[str, object]] = {
     "first_promise": 4,
     "most_drafts": 0,
     "publishes_answers": True,
+    "overlap": False,
 }
 SERVING: Final[dict[str, object]] = {
     "num_blocks": 20,
@@ -107,6 +109,7 @@ SERVING: Final[dict[str, object]] = {
     "seed": 0,
     "max_length": None,
     "tenants": None,
+    "overlap": False,
 }
 INTENT: Final[dict[str, object]] = {
     "tenant": None,

@@ -1,20 +1,22 @@
 """Decode steps of the engine on a GPU, by graphs or not, compiled or not: the shape of an 8B Llama, random weights.
 
-    python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways compiled captured plain] [--json out/engine_gpu.json]
+    python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways overlapped compiled captured plain] [--json FILE]
 
 Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
-The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step.
+The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step. Idle is the
+share of a step during which the device waits for the host, between sampling and the next step, or before sampling.
 """
 
 import argparse
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,8 +27,8 @@ from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord
 PROMPT: Final = 1024
 NUM_NEW: Final = 128
 VOCABULARY: Final = 128_256
-WAYS: Final = ("compiled", "captured", "plain")
-"""Compiled and captured; captured; call by call."""
+WAYS: Final = ("overlapped", "compiled", "captured", "plain")
+"""Compiled and captured, steps that overlap; compiled and captured; captured; call by call."""
 PARTS: Final = ("schedule", "forward", "sample", "finish")
 
 
@@ -38,7 +40,7 @@ class Served:
         num_rows: sequences; way: one of :data:`WAYS`.
         tokens_per_s: of decode steps, the median step; step_ms: its time.
         parts_ms: of it, each part.
-        graph_ms: the graph alone; None: there is none.
+        graph_ms: the graph alone; None: there is none. idle_share: of the time of the steps measured for it.
         built_s: seconds until the engine could serve; refusal: why steps were not replayed.
     """
 
@@ -48,6 +50,7 @@ class Served:
     step_ms: float
     parts_ms: dict[str, float]
     graph_ms: float | None
+    idle_share: float
     built_s: float
     refusal: str | None
 
@@ -87,7 +90,8 @@ def serve(model: compat.Model, num_rows: int, way: str) -> Served:
         max_tokens=2048,
         self_test=False,
         capture_steps=way != "plain",
-        compile_model=way == "compiled",
+        compile_model=way in {"overlapped", "compiled"},
+        overlap=way == "overlapped",
     )
     llm = LLM(model, config)
     torch.cuda.synchronize()
@@ -97,9 +101,13 @@ def serve(model: compat.Model, num_rows: int, way: str) -> Served:
     llm.submit(prompts, SamplingParams(max_tokens=NUM_NEW, ignore_eos=True))
     records: list[tuple[float, StepRecord]] = []
     graph_ms = None
+    gaps = Gaps(llm)
     while llm.core.has_work:
         if len(records) == 100:
+            gaps.stop()
             graph_ms = _graph_ms(llm, num_rows) if llm.core.capture_state.num_graphs else None
+        if len(records) == 60:
+            gaps.begin()
         start = perf_counter()
         record = llm.step()
         records.append((perf_counter() - start, record))
@@ -107,7 +115,46 @@ def serve(model: compat.Model, num_rows: int, way: str) -> Served:
     step_s = median(seconds for seconds, _ in timed)
     parts = {part: median(getattr(record, f"{part}_seconds") for _, record in timed) * 1e3 for part in PARTS}
     state = llm.core.capture_state
-    return Served(num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, built_s, state.refusal)
+    return Served(
+        num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, gaps.idle_share(), built_s, state.refusal
+    )
+
+
+class Gaps:
+    """Marks in the device's stream around launches and sampling: between them the device waits for the host.
+
+    Args:
+        llm: the engine, whose calls are wrapped while steps are marked.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._core = llm.core
+        self._calls = llm.core.executor.launch, llm.core._answering.begin  # noqa: SLF001 - there is no other way to it
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def begin(self) -> None:
+        """Mark every launch and every sampling from now on."""
+        launch, begin = self._calls
+        self._core.executor.launch = lambda *given: self._marked(launch, *given)  # type: ignore[method-assign,assignment]
+        self._core._answering.begin = lambda *given: self._marked(begin, *given)  # type: ignore[method-assign,assignment]  # noqa: SLF001
+
+    def stop(self) -> None:
+        """Mark nothing more."""
+        self._core.executor.launch, self._core._answering.begin = self._calls  # type: ignore[method-assign]  # noqa: SLF001
+
+    def idle_share(self) -> float:
+        """Give the time between marked calls as a share of the time from the first to the last."""
+        torch.cuda.synchronize()
+        idle = sum(before[1].elapsed_time(behind[0]) for before, behind in pairwise(self._spans))
+        return idle / self._spans[0][0].elapsed_time(self._spans[-1][0])
+
+    def _marked(self, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - as it is
+        span = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        span[0].record()
+        answer = call(*given)
+        span[1].record()
+        self._spans.append(span)
+        return answer
 
 
 def _graph_ms(llm: LLM, num_tokens: int) -> float:
@@ -151,7 +198,8 @@ def main() -> None:
         graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
         print(
             f"{served.num_rows} rows {served.way}: {served.tokens_per_s:,.0f} tokens/s, a step {served.step_ms:.2f} ms "
-            f"({parts}){graph}; built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
+            f"({parts}){graph}; idle {served.idle_share:.1%}; "
+            f"built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
             flush=True,
         )
     if given.json is not None:

@@ -52,6 +52,14 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
     assert document == library_result(trace, 100, 8)
 
 
+def test_steps_overlap_by_an_option(trace: Path) -> None:
+    arguments = ("replay", trace, "--num-blocks", 100, "--block-size", 8, "--json", "-")
+    plain, ahead = (json.loads(run(*arguments, *more).stdout) for more in ((), ("--overlap",)))
+    assert ahead["config"].pop("overlap") is True
+    assert ahead["config"] == plain["config"]
+    assert ahead["requests"] == plain["requests"]
+
+
 @pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS])
 def test_without_a_clock_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> None:
     trace = tmp_path / "trace"

@@ -130,6 +130,8 @@ def replay_with_engine(
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
+    if config.overlap:
+        raise ConfigurationError("--overlap is for the simulation alone: leave it out, or --engine")
     compat.be_silent()
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]

@@ -164,6 +164,10 @@ PreemptionName: TypeAlias = Annotated[
         "--preemption", metavar="KIND", help="recompute, or swap (--host-blocks).", rich_help_panel=SCHEDULING
     ),
 ]
+Overlap: TypeAlias = Annotated[
+    bool,
+    typer.Option("--overlap", help="Schedule each step while the one before it runs.", rich_help_panel=SCHEDULING),
+]
 Samples: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=SCHEDULING),

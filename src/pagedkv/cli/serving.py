@@ -67,6 +67,7 @@ class ServingOptions:
     watermark: opt.Watermark = 0.01
     eviction: opt.EvictionName = DEFAULT_EVICTION
     preemption: opt.PreemptionName = "recompute"
+    overlap: opt.Overlap = False
     samples: opt.Samples = None
     beams: opt.Beams = None
     max_length: opt.MaxLength = None
@@ -102,6 +103,7 @@ class ServingOptions:
             watermark=self.watermark,
             eviction=self.eviction,
             preemption=cast("PreemptionKind", self.preemption),
+            overlap=self.overlap,
             num_samples=self.samples,
             beam_width=self.beams,
             load=self.load,

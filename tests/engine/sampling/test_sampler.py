@@ -31,6 +31,23 @@ def test_greedy_rows_take_the_first_of_the_greatest_logits() -> None:
     assert answer.token_ids.tolist() == [int((row == row.max()).nonzero()[0]) for row in logits]
 
 
+def test_what_is_begun_ends_as_what_is_sampled_at_once() -> None:
+    """Greedy rows alone, whose copy is awaited; and rows of every kind. The ids on the device are the same."""
+    logits = logits_of(6).round()
+    logits[1] = -torch.inf
+    greedy = Place(sequence_of(GREEDY))
+    drawn = Place(sequence_of(SamplingParams(temperature=1.0, seed=3, logprobs=1)))
+    for places in ([greedy] * 6, [greedy, greedy, *[drawn] * 4]):
+        pending = BatchSampler(VOCAB_SIZE).begin(logits, places)
+        expected = BatchSampler(VOCAB_SIZE).sample(logits, places)
+        found = pending.wait()
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert found.logprobs == expected.logprobs
+        assert list(map(str, found.failures.values())) == list(map(str, expected.failures.values()))
+        assert pending.token_ids.tolist()[2:] == expected.token_ids.tolist()[2:]
+        assert pending.wait() is found
+
+
 @pytest.mark.parametrize("vocab_size", [3, 288, 1024, 1025, 3000])
 def test_batches_where_all_are_greedy_answer_as_in_company(vocab_size: int) -> None:
     """Ties, a row that allows nothing, and one that is no number, by the way of greedy batches and by the other one."""

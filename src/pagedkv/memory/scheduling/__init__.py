@@ -25,13 +25,14 @@ docs/replay.md has the rules.
 
 from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
 from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig, require_preemption
-from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.memory.scheduling.intent import NO_INTENT, Breakpoint, CacheIntent, PublishLimit
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.scheduler import Scheduler
 
 __all__ = [
     "NO_INTENT",
+    "UNKNOWN_TOKEN",
     "Admission",
     "Batch",
     "Breakpoint",

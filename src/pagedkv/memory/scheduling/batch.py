@@ -10,6 +10,8 @@ sampled in their places are right; the token sampled behind these is the sequenc
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.scheduling.config import PreemptionKind
@@ -87,7 +89,8 @@ class Batch:
     Args:
         plan: what it needs done in memory.
         decoding: the sequences that decode a token; None without any. The same object as before for the same sequences.
-        decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes.
+        decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes; ``UNKNOWN_TOKEN`` if
+            a batch in flight samples it.
         drafts: the drafts behind these tokens; None without any.
         prefilling: known tokens that it computes.
         admitted, resumed: requests that run from now on: from the queue, and swapped in.
@@ -109,6 +112,12 @@ class Batch:
     def num_samples(self) -> int:
         """Tokens to be passed to ``finish``: one a sequence, without those sampled only to verify drafts."""
         return len(self.decoded_token_ids) + sum(chunk.num_samples for chunk in self.prefilling)
+
+    def sampled_rows(self) -> Int32Array:
+        """List the row of each token that is sampled: int32 ``[num_samples]``; that of a prompt for all its samples."""
+        rows = [] if self.decoding is None else [self.decoding.rows]
+        rows += [np.full(chunk.num_samples, chunk.row, np.int32) for chunk in self.prefilling if chunk.num_samples]
+        return rows[0] if len(rows) == 1 else np.concatenate([NO_TOKENS, *rows])
 
     @property
     def num_drafted(self) -> int:
@@ -138,7 +147,7 @@ class BatchDraft:
         return Batch(
             plan,
             self.decoding,
-            NO_TOKENS if self.decoding is None else self.decoding.next_token_ids,
+            NO_TOKENS if self.decoding is None else self.decoding.appended_token_ids,
             self.drafts,
             tuple(self.prefilling),
             tuple(self.admitted),

@@ -29,6 +29,8 @@ class SchedulingConfig:
         most_drafts: most drafts of a sequence in a step; 0: no drafts. See :mod:`~pagedkv.memory.scheduling.drafting`.
         publishes_answers: whether other requests can hit what a request generates, as they can hit its prompt. False if
             the model computes a token differently in decoding than in a prompt.
+        overlap: whether a sequence may decode a token that a batch in flight still samples, as an unknown token. False:
+            such a sequence sits out until that batch is finished.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.
@@ -40,6 +42,7 @@ class SchedulingConfig:
     first_promise: int = FIRST_PROMISE
     most_drafts: int = 0
     publishes_answers: bool = True
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -53,6 +56,7 @@ class SchedulingConfig:
         as_count(self.first_promise, "first_promise", least=1)
         as_count(self.most_drafts, "most_drafts")
         as_flag(self.publishes_answers, "publishes_answers")
+        as_flag(self.overlap, "overlap")
         require_preemption(self.preemption)
 
 

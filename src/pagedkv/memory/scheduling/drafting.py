@@ -68,7 +68,7 @@ def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Arr
 
 def _awaits(request: Request, decoding: Decoding) -> bool:
     """Whether a request still waits for the tokens of these common steps."""
-    return request.decoding is decoding or request.awaited is decoding
+    return request.decoding is decoding or decoding in request.awaited[:1]
 
 
 def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, Int32Array]:

@@ -2,11 +2,13 @@
 
 The tokens of some requests may come later than the batch is finished, for example if their sampler waits. Such a *held*
 request keeps its blocks and waits apart from the decoding ones, until its tokens are supplied.
+
+If steps overlap, a later batch may have appended a sequence's token before it was sampled. Such a token is filled in.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from pagedkv.memory.scheduling.state import BY_KEY, SchedulerState
 __all__ = ["Sampled", "finish", "supply"]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,32 @@ class Sampled:
     num_accepted: Int32Array | None
 
 
+class _Fills:
+    """Sampled tokens that a later batch has appended as unknown ones: collected, then filled in by one call."""
+
+    def __init__(self) -> None:
+        self._rows: list[Int32Array] = []
+        self._token_ids: list[Int32Array] = []
+
+    def note(
+        self, request: Request, rows: Sequence[int] | Int32Array, token_ids: Int32Array, goes_on: BoolArray | None
+    ) -> None:
+        """Add a request's tokens, if a later batch decodes them. Belongs before the request takes them."""
+        if request.num_ahead > 1:
+            self.add(np.asarray(rows, np.int32), token_ids, goes_on)
+
+    def add(self, rows: Int32Array, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
+        """Add a token for each row that goes on; the others are freed with an unknown token."""
+        if goes_on is None or goes_on.any():
+            self._rows.append(rows if goes_on is None else rows[goes_on])
+            self._token_ids.append(token_ids if goes_on is None else token_ids[goes_on])
+
+    def carry_out(self, state: SchedulerState) -> None:
+        """Fill them in."""
+        if self._rows:
+            state.space.fill(np.concatenate(self._rows), np.concatenate(self._token_ids))
+
+
 def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     """Take in the tokens that the oldest batch sampled; its step is acknowledged."""
     token_ids, ended, held = sampled.token_ids, sampled.ended, sampled.held
@@ -46,7 +75,8 @@ def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     if len(ended):
         goes_on = np.ones(len(token_ids), np.bool_)
         goes_on[ended] = False
-    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, sampled, goes_on)
+    fills = _Fills()
+    decoded = [] if batch.decoding is None else _take_decoded(state, batch.decoding, sampled, goes_on, fills)
     for request, beams in sampled.parents.items():
         if not request.is_done:
             request.parents = beams
@@ -54,11 +84,14 @@ def finish(state: SchedulerState, batch: Batch, sampled: Sampled) -> Progress:
     start = len(batch.decoded_token_ids)
     for chunk in batch.prefilling:
         state.note_computed(chunk.request, chunk.stop)
-        if chunk.request.awaited is chunk and chunk.request not in held:
+        if chunk in chunk.request.awaited[:1] and chunk.request not in held:
             stop = start + chunk.num_samples
-            _take_first(state, chunk.request, token_ids[start:stop], None if goes_on is None else goes_on[start:stop])
+            stays = None if goes_on is None else goes_on[start:stop]
+            fills.note(chunk.request, chunk.request.rows, token_ids[start:stop], stays)
+            _take_first(state, chunk.request, token_ids[start:stop], stays)
             first_tokens.append(chunk.request)
         start += chunk.num_samples
+    fills.carry_out(state)
     return Progress(tuple(first_tokens), _drop_finished(state, decoded + first_tokens))
 
 
@@ -66,7 +99,7 @@ def supply(state: SchedulerState, request: Request, token_ids: Int32Array, ended
     """Take in the tokens of a held request."""
     goes_on = np.ones(len(token_ids), np.bool_)
     goes_on[np.array(ended, np.int64)] = False
-    is_first = isinstance(request.awaited, Chunk)
+    is_first = isinstance(request.awaited[0], Chunk)
     if is_first:
         _take_first(state, request, token_ids, goes_on)
     else:
@@ -91,43 +124,61 @@ def _take_decoded(
     decoding: Decoding,
     sampled: Sampled,
     goes_on: BoolArray | None,
+    fills: _Fills,
 ) -> list[Request]:
     """Record a token of each sequence that decoded; return the requests that may be finished by it."""
     if state.is_current(decoding):
-        decoding.take(sampled.token_ids[: len(decoding.rows)])
+        num_rows = len(decoding.rows)
+        decoding.take(sampled.token_ids[:num_rows])
+        if decoding.num_ahead:
+            fills.add(decoding.rows, decoding.next_token_ids, None if goes_on is None else goes_on[:num_rows])
         if sampled.num_accepted is not None:
             decoding.accept(sampled.num_accepted)
         if goes_on is None and decoding.num_steps_left > 0:
             return []
         requests = list(decoding.requests)
     else:
-        requests = _take_apart(state, decoding, sampled)
+        requests = _take_apart(state, decoding, sampled, goes_on, fills)
     if goes_on is not None:
-        for request, stays in zip(decoding.requests, decoding.parts(goes_on), strict=True):
-            if not stays.all() and request in requests:
+        parts = zip(decoding.requests, decoding.parts(decoding.rows), decoding.parts(goes_on), strict=True)
+        for request, rows, part in parts:
+            if request in requests and not (stays := _of_live(request, rows, part)).all():
                 _end_sequences(state, request, stays)
     return requests
 
 
-def _take_apart(state: SchedulerState, decoding: Decoding, sampled: Sampled) -> list[Request]:
+def _take_apart(
+    state: SchedulerState, decoding: Decoding, sampled: Sampled, goes_on: BoolArray | None, fills: _Fills
+) -> list[Request]:
     """Record tokens of sequences that no longer decode together, if they still wait for them."""
     requests = []
     accepted = np.zeros(len(decoding.rows), np.int32) if sampled.num_accepted is None else sampled.num_accepted
-    parts = zip(decoding.requests, decoding.parts(sampled.token_ids), decoding.parts(accepted), strict=True)
-    for request, part, num_accepted in parts:
-        if request.awaited is decoding and request not in sampled.held:
+    stays = np.ones(len(decoding.rows), np.bool_) if goes_on is None else goes_on
+    columns = (decoding.rows, sampled.token_ids, accepted, stays)
+    for request, *parts in zip(decoding.requests, *map(decoding.parts, columns), strict=True):
+        if decoding in request.awaited[:1] and request not in sampled.held:
+            rows, token_ids, num_accepted, lasting = (_of_live(request, parts[0], part) for part in parts)
+            fills.note(request, rows, token_ids, lasting)
             request.accept(int(num_accepted[0]))
-            request.take(part)
+            request.take(token_ids)
             state.note_newcomer()
             requests.append(request)
     return requests
 
 
+def _of_live(request: Request, rows: Int32Array, values: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """Leave out the values of sequences that ended after the batch was planned; ``rows`` are those of the batch."""
+    if len(rows) == len(request.rows):
+        return values
+    return values[np.isin(rows, request.rows)]
+
+
 def _take_first(state: SchedulerState, request: Request, token_ids: Int32Array, goes_on: BoolArray | None) -> None:
     """Record the token that follows a prompt, of each sequence, and fork the prompt."""
-    request.awaited = None
     if len(token_ids):
         request.take(token_ids)
+    else:
+        request.awaited = ()
     if goes_on is not None and not goes_on.all():
         _end_sequences(state, request, goes_on)
     if request.num_sequences > 1 and not request.has_all_tokens:

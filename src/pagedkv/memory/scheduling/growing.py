@@ -1,7 +1,9 @@
 """The phases of a step for running requests: each sequence decodes a token, then prompts compute their next chunks."""
 
+from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.scheduling.batch import BatchDraft, Chunk
 from pagedkv.memory.scheduling.branching import replace_beams
+from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.memory.scheduling.preempting import preempt_last
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
@@ -13,11 +15,14 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
     """Append a token to every sequence that can decode; return how many."""
     replace_beams(state)
     while decoding := state.gather_decoding():
-        shortage = state.space.append(decoding.rows, decoding.next_token_ids)
+        shortage = _append(state, decoding)
         if shortage is None:
-            decoding.is_scheduled = True
+            decoding.num_ahead += 1
             draft.decoding = decoding
             return len(decoding.rows)
+        if state.config.overlap and _drains(state):
+            state.close_decoding()  # tokens that it has not appended may be known when it is gathered again
+            return 0
         if state.is_coming(shortage):
             return 0
         preempt_last(state, draft, shortage)
@@ -35,7 +40,7 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
                 schedule_chunk(state, draft, request, request.num_scheduled, stop)
                 budget -= len(chunk)
                 break
-            if state.is_coming(shortage):
+            if state.is_coming(shortage) or (state.config.overlap and _drains(state)):
                 return 0
             preempt_last(state, draft, shortage)
     return budget
@@ -49,6 +54,38 @@ def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, s
     chunk = Chunk(request, request.rows[0], start, stop, request.known_token_ids[start:stop], num_samples)
     draft.prefilling.append(chunk)
     if is_last:
-        request.awaited = chunk
+        request.awaited = (chunk,)
         if request in state.prefilling:
             state.prefilling.remove(request)
+        if state.config.overlap:
+            state.note_newcomer()  # it may decode while this batch is in flight
+
+
+def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
+    """Append a token to each decoding sequence, an unknown one where a batch in flight samples it."""
+    space = state.space
+    if not state.config.overlap:
+        return space.append(decoding.rows, decoding.next_token_ids)
+    is_known = decoding.next_token_ids != UNKNOWN_TOKEN
+    if decoding.num_ahead or not is_known.any():
+        return space.append(decoding.rows, None)
+    if is_known.all():
+        return space.append(decoding.rows, decoding.next_token_ids)
+    if not space.can_append(decoding.rows):
+        return space.append(decoding.rows, None)  # only for the shortage: nothing is appended
+    for rows, token_ids in (
+        (decoding.rows[is_known], decoding.next_token_ids[is_known]),
+        (decoding.rows[~is_known], None),
+    ):
+        shortage = space.append(rows, token_ids)
+        assert shortage is None, f"rows that were to have room find too few blocks: {shortage}"
+    return None
+
+
+def _drains(state: SchedulerState) -> bool:
+    """Let no batch compute anything before those in flight are finished, if there are any; return whether there are.
+
+    Then the same requests are preempted as without overlap, with all their tokens known, so that they can be swapped.
+    """
+    state.is_draining = state.is_computing
+    return state.is_draining

@@ -40,11 +40,11 @@ class CommonSteps:
 
     Args:
         num_steps: tokens that each of their sequences has generated in these steps.
-        is_scheduled: whether a batch that is not finished samples the next ones.
+        num_ahead: batches that are not finished and sample the next ones, one token of each sequence each.
     """
 
     num_steps: int = 0
-    is_scheduled: bool = False
+    num_ahead: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +69,9 @@ class Request:
             been admitted.
         sequences: returns the tokens of each of its sequences, also after it has ended; needed where another request
             replaces it.
+        runs_ahead: whether it may decode a token before its value is known, if the scheduler overlaps steps. False if
+            a token's value decides how the next one is sampled on the host, if its tokens may be held, and for beams.
+            Requests with ``propose`` never run ahead.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, the tokens to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
@@ -79,7 +82,8 @@ class Request:
         receipt: the receipts of its freed rows; complete when it is done, if the space keeps receipts.
         parents: which old beam each new one is to continue, until that is done.
         decoding: the steps that it takes together with other requests, while it decodes.
-        awaited: the scheduled chunk or ``Decoding`` that will sample its next tokens, if it is not ``decoding``.
+        awaited: the scheduled chunks and ``Decoding`` objects that will sample its next tokens, oldest first, one entry
+            for each token; those of ``decoding`` come behind them.
         superseded_by: the request that replaces it, if that was admitted before this one has ended.
         num_leased_tokens: leading tokens that were leased when it ended.
         leased_at: for each breakpoint the leading tokens that were leased there; None until it is computed, or if the
@@ -103,6 +107,7 @@ class Request:
     intent: CacheIntent = NO_INTENT
     replaces: "Request | None" = None
     sequences: Callable[[], Sequence[Int32Array]] | None = None
+    runs_ahead: bool = True
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
@@ -113,7 +118,7 @@ class Request:
     receipt: Receipt = EMPTY_RECEIPT
     parents: Sequence[int] | None = None
     decoding: CommonSteps | None = None
-    awaited: object | None = None
+    awaited: tuple[object, ...] = ()
     superseded_by: "Request | None" = None
     num_leased_tokens: int = 0
     leased_at: list[int | None] = field(init=False)
@@ -148,12 +153,17 @@ class Request:
     @property
     def is_awaiting(self) -> bool:
         """Whether its next tokens are sampled by a batch that is not finished."""
-        return self.awaited is not None or (self.decoding is not None and self.decoding.is_scheduled)
+        return self.num_ahead > 0
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens of each sequence that batches which are not finished will sample."""
+        return len(self.awaited) + (self.decoding.num_ahead if self.decoding is not None else 0)
 
     @property
     def is_ready(self) -> bool:
         """Whether it can join the decoding requests: all known tokens are computed, and its next tokens are known."""
-        return not self.num_unscheduled and self.awaited is None
+        return not self.num_unscheduled and not self.awaited
 
     @property
     def has_all_tokens(self) -> bool:
@@ -173,8 +183,8 @@ class Request:
             self.known_token_ids = self.load(self._num_generated)
 
     def take(self, token_ids: Int32Array) -> None:
-        """Record the next token of each sequence, when the request does not decode together with others."""
-        self.awaited = None
+        """Record the next token of each sequence, if it comes from what it awaits and not from common steps."""
+        self.awaited = self.awaited[1:]
         self._num_generated += 1
         self.next_token_ids = token_ids
 
@@ -187,7 +197,7 @@ class Request:
         decoding = self.decoding
         assert decoding is not None, "a request that decodes with nobody"
         self._num_generated += decoding.num_steps
-        self.awaited = decoding if decoding.is_scheduled else None
+        self.awaited += (decoding,) * decoding.num_ahead
         self.decoding = None
         self.next_token_ids = token_ids
 
@@ -201,7 +211,7 @@ class Request:
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS
         self.num_scheduled = self.promised_tokens = self.checkpoint = 0
-        self.parents = self.awaited = None
+        self.parents, self.awaited = None, ()
 
     def note_epochs(self, oldest: int, newest: int) -> None:
         """Add the range of epochs that computed what a freed row held."""
@@ -218,4 +228,4 @@ class Request:
         self.replaces = self.superseded_by = None
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS
-        self.parents = self.awaited = None
+        self.parents, self.awaited = None, ()

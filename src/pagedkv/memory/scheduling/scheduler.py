@@ -12,9 +12,13 @@ The scheduler has no clock and does not know how long answers are: a request end
 (:mod:`~pagedkv.memory.scheduling.promises`) that prevents thrashing: some sequence always advances, no request starves,
 and under constant load the set of running requests settles.
 
-Several batches may be in flight; the next batch is planned without the tokens that an earlier one still samples. This
-class checks arguments; the modules beside it do the work: ``growing``, ``admitting``, ``preempting``, ``drafting``,
-``finishing``.
+Several batches may be in flight; the next batch is planned without the tokens that an earlier one still samples. The
+sequences that wait for these tokens sit out, or, if steps overlap (``SchedulingConfig.overlap``), they decode them as
+unknown tokens, which ``finish`` fills in. A sequence that has ended by then is freed, and what the later batch samples
+for it is ignored: only ``max_new_tokens`` is known when a batch is planned.
+
+This class checks arguments; the modules beside it do the work: ``growing``, ``admitting``, ``preempting``,
+``drafting``, ``finishing``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +27,7 @@ from typing import Final
 
 import numpy.typing as npt
 
+from pagedkv.memory.contract.answers import AbortedSteps
 from pagedkv.memory.contract.arguments import as_token_array
 from pagedkv.memory.contract.errors import StepError, TokenError
 from pagedkv.memory.contract.spec import TokenIds
@@ -118,14 +123,21 @@ class Scheduler:
         Cost: O(sequences), but little more than one append while the same sequences decode.
         """
         state, draft = self._state, BatchDraft()
-        budget = state.config.max_batched_tokens - decode(state, draft)
-        budget = prefill(state, draft, budget)
-        if not draft.lacks_blocks:
-            budget = let_in(state, draft, budget)
-            append_drafts(state, draft, budget)
+        state.is_draining = state.is_draining and state.is_computing
+        if not state.is_draining:
+            self._go_through(draft)
         batch = draft.close(state.space.plan_step())
         state.in_flight.append(batch)
         return batch
+
+    def _go_through(self, draft: BatchDraft) -> None:
+        state = self._state
+        budget = state.config.max_batched_tokens - decode(state, draft)
+        if not state.is_draining:
+            budget = prefill(state, draft, budget)
+        if not (draft.lacks_blocks or state.is_draining):
+            budget = let_in(state, draft, budget)
+            append_drafts(state, draft, budget)
 
     def finish(  # noqa: PLR0913 - the sampled tokens, and all that goes with them, by keywords
         self,
@@ -153,7 +165,8 @@ class Scheduler:
                 draft was right.
 
         Raises:
-            StepError: another batch is the oldest in flight.
+            StepError: another batch is the oldest in flight, or a held request was scheduled beyond these tokens: it
+                needs ``runs_ahead=False``.
             TokenError: not as many tokens as were to be sampled, or more accepted drafts than there were.
         """
         state = self._state
@@ -166,9 +179,24 @@ class Scheduler:
         if len(tokens) != batch.num_samples:
             raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
         accepted = as_accepted(batch, num_accepted)
+        for request in held:
+            if request.num_ahead > 1:
+                raise StepError(f"request {request.number} cannot be held: a later step decodes its token already")
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
         return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
+
+    def abort_in_flight(self) -> AbortedSteps | None:
+        """Abort all batches in flight, since a step failed and the engine ends; None if there are none.
+
+        In the space all rows return to their last known token. The requests stay as they are: nothing is scheduled or
+        finished from now on.
+        """
+        if not self._state.in_flight:
+            return None
+        first = self._state.in_flight[0].plan.step_id
+        self._state.in_flight.clear()
+        return self._state.space.abort(first)
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
         """Bring the tokens of a held request.
@@ -181,7 +209,7 @@ class Scheduler:
             StepError: the request is not held.
             TokenError: not as many tokens as were to be sampled.
         """
-        if request.awaited is None or self._state.is_in_flight(request.awaited):
+        if not request.awaited or self._state.is_in_flight(request.awaited[0]):
             raise StepError(f"request {request.number} is not held: it waits for no tokens that could be supplied")
         tokens = as_token_array(token_ids)
         if len(tokens) != request.num_sequences:

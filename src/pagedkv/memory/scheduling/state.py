@@ -9,7 +9,7 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.spec import keeps_state, keeps_whole_prefix
 from pagedkv.memory.scheduling.batch import Batch
 from pagedkv.memory.scheduling.config import SchedulingConfig
-from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.decoding import MOST_AHEAD, Decoding, may_decode
 from pagedkv.memory.scheduling.keeping import LeaseBook, lease_breakpoints, release
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.waiting import NONE_PASSED, WaitingQueue
@@ -37,6 +37,7 @@ class SchedulerState:
         leases: the leases at breakpoints; None if the space keeps no leases.
         splits_leases: whether chunks end at breakpoints, since windows or states must be leased where they end.
         num_changes: grows whenever a row begins or ceases to run.
+        is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
     """
 
     def __init__(self, config: SchedulingConfig, space: BlockSpace) -> None:
@@ -48,6 +49,7 @@ class SchedulerState:
         self.prefilling: list[Request] = []
         self.in_flight: deque[Batch] = deque()
         self.num_changes = 0
+        self.is_draining = False
         self.block_size = max(group.block_size for group in space.config.groups)
         config_of_space = space.config
         self.keeps_states = config_of_space.prefix_caching and any(
@@ -128,13 +130,20 @@ class SchedulerState:
         """Whether a batch that is not finished samples the awaited tokens."""
         return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a batch in flight computes anything."""
+        return any(len(batch.plan.compute.rows) for batch in self.in_flight)
+
     # Sequences that decode together
 
     def gather_decoding(self) -> Decoding | None:
         """Return the requests that can decode now; None if there are none."""
-        if self._decoding is not None and not self._decoding.is_scheduled and not self._has_newcomers:
+        if self.config.overlap:
+            return self._gather_ahead()
+        if self._decoding is not None and not self._decoding.num_ahead and not self._has_newcomers:
             return self._decoding
-        if self._decoding is not None and not self._decoding.is_scheduled:
+        if self._decoding is not None and not self._decoding.num_ahead:
             self.close_decoding()
         ready = [request for request in self.running if request.is_ready and request.decoding is None]
         if ready:
@@ -143,9 +152,30 @@ class SchedulerState:
         self._has_newcomers = False
         return self._decoding if ready else None
 
+    def _gather_ahead(self) -> Decoding | None:
+        """Return the requests that can decode now, those among them that append an unknown token included."""
+        current = self._decoding
+        is_simple = not self._has_newcomers and len(self.in_flight) < MOST_AHEAD
+        if current is not None and is_simple and current.may_continue:
+            return current
+        self._has_newcomers = False
+        ready = [request for request in self.running if may_decode(request) and not self._is_held(request)]
+        if not ready:
+            return None
+        if current is None or tuple(ready) != current.requests:
+            self.close_decoding()
+            self._decoding = Decoding(ready)
+        return self._decoding
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether the batch is finished that was to sample a request's next tokens."""
+        return bool(request.awaited) and not self.is_in_flight(request.awaited[0])
+
     def without(self, decoding: Decoding, request: Request) -> Decoding | None:
         """Remove a request that left from those that the open step decodes."""
         others = [other for other in decoding.requests if other is not request]
+        for other in others:
+            other.awaited = ()  # the open step's token, which the new object stands for
         self._decoding = Decoding(others, is_scheduled=True) if others else None
         return self._decoding
 

@@ -45,6 +45,8 @@ class ServingConfig:
         seed: everything random (the parents of beams) follows from it.
         tenants: caps and floors by tenant name. Requests of these tenants are charged to them, all others to the
             unnamed one. None: tenants are not distinguished.
+        overlap: whether each step is scheduled while the one before it runs, with tokens that are not known yet. Beams
+            sit out every second step. Seconds of a step stay those of the cost model.
         max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
 
     Raises:
@@ -69,6 +71,7 @@ class ServingConfig:
     seed: int = 0
     max_length: int | None = None
     tenants: Mapping[str, TenantLimits] | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values that the block space does not check."""
@@ -134,7 +137,7 @@ class ServingConfig:
 
     def scheduling_config(self) -> SchedulingConfig:
         """Configure the scheduler."""
-        return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption)
+        return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption, overlap=self.overlap)
 
     def space_config(self, *, is_watched: bool = True) -> SpaceConfig:
         """Configure the block space: a sequence may fill the largest pool, and as many may be swapped out as may run.
@@ -160,12 +163,13 @@ class ServingConfig:
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
             tenants=self.tenants,
+            in_order=self.overlap,  # as an engine's: else blocks freed in a step would wait for the next one as well
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the configuration out for JSON; tenants only where there are any."""
+        """Lay the configuration out for JSON; tenants and overlap only where there are any."""
         tenants = {name: {"cap": limits.cap, "floor": limits.floor} for name, limits in (self.tenants or {}).items()}
         return {
             "num_blocks": _plain(self.num_blocks),
@@ -183,6 +187,7 @@ class ServingConfig:
             "model": self.model,
             "cost_model_name": self.cost_model_name,
             **({"tenants": tenants} if tenants else {}),
+            **({"overlap": True} if self.overlap else {}),
         }
 
 

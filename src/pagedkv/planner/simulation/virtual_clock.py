@@ -2,6 +2,13 @@
 
 Owns the loop over steps. The meters decide what is measured, and the caller supplies the space. For very many runs, a
 caller can supply meters that measure little.
+
+If steps overlap, a step is scheduled when the one before it begins, and begins when that one ends::
+
+    clock       0              a              b
+    steps       | step 1       | step 2       | step 3
+    scheduled   1, 2           3              4             each but the first without the tokens of the step before it
+    finished                   1              2
 """
 
 from functools import partial
@@ -94,6 +101,7 @@ class VirtualClock:
         self._num_changes = 0
         self._now_s = 0.0
         self._last_arrival_s = 0.0
+        self._flight: tuple[Batch, float] | None = None  # the step that runs, and its seconds
         self._queue_file = QueueFile()
         self._keeps_back = keeps_back and not config.tenants  # a tenant at its cap is passed by others
         self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step admits more
@@ -175,6 +183,7 @@ class VirtualClock:
             num_sequences=config.beam_width or config.num_samples or request.num_samples,
             priority=request.priority,
             keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
+            runs_ahead=config.beam_width is None,
             intent=self._intents.get(request.tenant or "", scheduling.NO_INTENT),
         )
 
@@ -182,17 +191,49 @@ class VirtualClock:
 
     def run_step(self, before_s: float) -> bool:
         """Run the next step, if there is one and it begins before a time, in seconds; return whether it was run."""
-        if self._scheduler.is_idle or self._now_s >= before_s:
+        if self._is_idle or self._now_s >= before_s:
             return False
         self._run_step()
         return True
 
+    @property
+    def _is_idle(self) -> bool:
+        return self._scheduler.is_idle and self._flight is None
+
     def _run_until(self, end_s: float) -> None:
         """Run the steps that begin before ``end_s``."""
-        while self._now_s < end_s and not self._scheduler.is_idle:
+        while self._now_s < end_s and not self._is_idle:
             self._run_step()
 
     def _run_step(self) -> None:
+        if self._config.overlap:
+            self._run_overlapped()
+            return
+        batch, work, step_s = self._schedule()
+        self._meters.planned(batch, self._running_rows(), work)
+        self._hold(step_s)
+        self._meters.stepped(step_s)
+        self._now_s += step_s
+        self._finish_step(batch)
+
+    def _run_overlapped(self) -> None:
+        """Schedule the next step, then let the one that runs end."""
+        before, self._flight = self._flight, None
+        if not self._scheduler.is_idle:
+            batch, work, step_s = self._schedule()
+            self._flight = batch, 0.0
+            if work.num_new_tokens or work.num_swapped_tokens:  # else nothing could be scheduled without tokens
+                self._meters.planned(batch, self._running_rows(), work)
+                self._meters.stepped(step_s)
+                self._flight = batch, step_s
+        if before is not None:
+            batch, step_s = before
+            self._hold(step_s)
+            self._now_s += step_s
+            self._finish_step(batch)
+
+    def _schedule(self) -> tuple[Batch, StepWork, float]:
+        """Schedule a step; return it, its work, and its seconds."""
         self._space.advance(self._now_s)
         batch = self._scheduler.schedule()
         self._meters.scheduled(batch, self._now_s)
@@ -200,12 +241,7 @@ class VirtualClock:
             if preempted.kind == "recompute":
                 self._sampler.forget(preempted.request)
         work = work_of(batch.plan, self._tokens_per_block)
-        step_s = self._step_s(work)
-        self._meters.planned(batch, self._running_rows(), work)
-        self._hold(step_s)
-        self._meters.stepped(step_s)
-        self._now_s += step_s
-        self._finish_step(batch)
+        return batch, work, self._step_s(work)
 
     def _finish_step(self, batch: scheduling.Batch) -> None:
         self._space.advance(self._now_s)

@@ -12,6 +12,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     config        EngineConfig: memory, limits, policies
     chat          Chat: a conversation as a prompt
     intent        Intent: what is said about a request beside its answer; intent_rules: what it needs of the engine
+    request_rules RequestRules: what a request may ask, and what its parameters leave open
     prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
     llm           LLM: prompts in, answers out
     async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
@@ -19,6 +20,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     flat_batch    a batch of the scheduler as one row of tokens
     driving       which thread drives an engine
     runner        ModelRunner: passes of a step through the model
+    last_tokens   LastTokens: what each row sampled last, on the device, for a step launched before the host has it
     captured_passes            its passes as CUDA graphs; model_watch: whether the model is still what was captured
     compiled_model             the model by torch.compile, attention an operator
     borrowing     a model among engines: one pass at a time

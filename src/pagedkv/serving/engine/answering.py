@@ -5,6 +5,9 @@ for a foreign processor is held: all of its rows keep what they got, and none of
 its token. A request of which a row fails has failed. Nobody else notices either.
 
 A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.serving.engine.draft_acceptance`).
+
+Sampling has two halves. :meth:`Answering.begin` draws tokens, which are on the device at once. :meth:`Answering.end`
+lets the answers grow, as soon as the host has these tokens; rows of answers that ended meanwhile are left out.
 """
 
 from collections.abc import Sequence
@@ -19,9 +22,17 @@ from pagedkv.memory.contract.errors import SamplingError
 from pagedkv.serving.engine.draft_acceptance import accept_drafts, only
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, places_of
-from pagedkv.serving.engine.sampling import NO_TOKEN, Place, SampledTokens, TokenLogprobs, WaitingRow
+from pagedkv.serving.engine.sampling import (
+    NO_TOKEN,
+    BatchSampler,
+    PendingTokens,
+    Place,
+    SampledTokens,
+    TokenLogprobs,
+    WaitingRow,
+)
 
-__all__ = ["Answering", "Sampler", "Taken"]
+__all__ = ["Answering", "Sampler", "Sampling", "Taken"]
 
 
 class Sampler(Protocol):
@@ -61,6 +72,17 @@ class Taken:
         ended = [places[place] for place in self.ended]
         return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
 
+    def with_searched(self, searched: "Taken") -> "Taken":
+        """Add what became of beams, which are other rows of the same ones."""
+        return Taken(
+            np.where(searched.token_ids == NO_TOKEN, self.token_ids, searched.token_ids),
+            self.ended + searched.ended,
+            self.held,
+            self.failures | searched.failures,
+            searched.parents,
+            self.num_accepted,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Held:
@@ -78,6 +100,23 @@ class _Held:
     waiting: dict[int, WaitingRow]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """Tokens of rows that are drawn, while their answers have not grown yet.
+
+    Args:
+        rows: whose they are.
+        places: which of them were drawn: all but beams.
+        pending: what was drawn for these; None: nothing.
+        searched: what became of beams, which have gone on already.
+    """
+
+    rows: Sequence[SampledRow]
+    places: Sequence[int]
+    pending: PendingTokens | None
+    searched: Taken | None = None
+
+
 @final
 class Answering:
     """Samples rows, and keeps what waits.
@@ -90,20 +129,53 @@ class Answering:
         self._sampler = sampler
         self._held: dict[EngineRequest, _Held] = {}
 
-    def take(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
-        """Sample a step's rows, and let their answers grow.
+    def begin(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Sampling:
+        """Sample a step's rows. Searches among beams go on at once; other answers grow by :meth:`end`.
 
         Args:
             logits: float32 ``[rows and drafts, vocabulary]``: those behind a row's drafts follow its own.
             rows: whose they are; those of a request stand together.
         """
-        if any(row.request.beams is not None for row in rows):
-            return self._take_with_beams(logits, rows)
-        return self._take(logits, rows)
+        if all(row.request.beams is None for row in rows):
+            return Sampling(rows, range(len(rows)), self._draw(logits, rows))
+        lines = lines_of(rows)
+        others = [place for place, row in enumerate(rows) if row.request.beams is None]
+        mine = [line for place in others for line in lines[place]]
+        pending = self._draw(logits[mine], [rows[place] for place in others]) if others else None
+        searched = Taken(np.full(len(rows), NO_TOKEN, np.int32))
+        for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
+            places = [place for place, row in enumerate(rows) if row.request is request]
+            _continue_beams(request, logits[[lines[place].start for place in places]], places, searched)
+        return Sampling(rows, others, pending, searched)
 
-    def _take(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
+    def end(self, sampling: Sampling) -> Taken:
+        """Let the answers grow by what was sampled, unless they ended meanwhile. The host waits for the tokens."""
+        rows, searched = sampling.rows, sampling.searched
+        taken = Taken(np.full(len(rows), NO_TOKEN, np.int32))
+        if sampling.pending is not None:
+            with torch.inference_mode():  # as the pass whose tensors these are
+                sampled = sampling.pending.wait()
+            taken = self._end_drawn(sampled, rows, sampling.places)
+        return taken if searched is None else taken.with_searched(searched)
+
+    def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
+        """Let the answers of the rows at these places grow, unless they ended meanwhile."""
+        going = [place for place in places if rows[place].goes_on]
+        if len(going) == len(rows):
+            return self._take(sampled, rows)
+        drawn = [rows[place] for place in places]
+        lines = dict(zip(places, lines_of(drawn), strict=True))
+        mine = only(sampled, [line for place in going for line in lines[place]])
+        return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingTokens:
         with torch.inference_mode():  # as the pass that made the logits, which are changed meanwhile
+            if isinstance(self._sampler, BatchSampler):
+                return self._sampler.begin(logits, places_of(rows))
             sampled = self._sampler.sample(logits, places_of(rows))
+            return PendingTokens(sampled.token_ids, sampled)
+
+    def _take(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         if any(row.drafts for row in rows):
             return self._take_drafted(sampled, rows)
         return self._take_sampled(sampled, rows)
@@ -141,17 +213,6 @@ class Answering:
     def num_held(self) -> int:
         """Requests of which a row waits."""
         return len(self._held)
-
-    def _take_with_beams(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Taken:
-        """Sample rows of which some are beams: these request by request, the others together."""
-        others = [place for place, row in enumerate(rows) if row.request.beams is None]
-        lines = lines_of(rows)
-        mine = [line for place in others for line in lines[place]]
-        taken = self._take(logits[mine], [rows[place] for place in others]).among(others, len(rows))
-        for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
-            places = [place for place, row in enumerate(rows) if row.request is request]
-            _continue_beams(request, logits[[lines[place].start for place in places]], places, taken)
-        return taken
 
     def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
         """Take tokens of rows of which some have drafts: these row by row, the others together."""

@@ -132,13 +132,19 @@ class CapturedPasses:
                 self._capture(run, size)
 
     def compute(
-        self, run: Pass, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
+        self,
+        run: Pass,
+        token_ids: Int32Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        fill_in: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
         """Answer the step that the tables hold.
 
         Args:
             run: runs the model; token_ids, positions: of the step, in the flat order.
             wanted: which tokens are to say what comes next.
+            fill_in: replaces token ids on the device, int64 ``[tokens]``, that are not on the host; None: all are.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
@@ -150,6 +156,8 @@ class CapturedPasses:
         if (graph is None or not graph.is_proven) and not self._begin():
             return None
         self._fill(size, token_ids, positions, wanted)
+        if fill_in is not None:
+            fill_in(self._given[0, : len(token_ids)])
         graph = self._graphs.get(size)
         if graph is None:
             self._run(run, size)

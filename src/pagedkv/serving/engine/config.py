@@ -68,6 +68,9 @@ class EngineConfig:
         compile_model: run the model as torch.compile makes it, for models of attention alone: minutes when an engine is
             built, and fewer and larger kernels from then on. Where its graphs are other than its calls by rounding,
             steps are not captured (:attr:`EngineCore.capture_state`).
+        overlap: plan and launch each step before the tokens of the one before it are on the host, so that a GPU does
+            not wait. Answers are the same. A step's tokens are noted by the next call of ``step``, and tokens computed
+            behind an end that was not known count as abandoned in receipts.
         speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
             answers stay the same. None: no guesses.
         predicted_tokens: tokens of a sequence that a step guesses at most from what a request predicts
@@ -103,6 +106,7 @@ class EngineConfig:
     warm_up: bool = True
     capture_steps: bool = True
     compile_model: bool = False
+    overlap: bool = False
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
     leases: bool = False
@@ -120,7 +124,7 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "leases"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap", "leases"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
@@ -143,6 +147,7 @@ class EngineConfig:
             self.preemption,
             most_drafts=self.most_drafts,
             publishes_answers=publishes_answers,
+            overlap=self.overlap,
         )
 
     @property

@@ -6,17 +6,24 @@
     step()                   -> StepRecord
       schedule   scheduler.schedule()              Batch, with the plan
       forward    executor.launch(plan, model)      logits of the sequences that are sampled
-      sample     answering.take(logits, rows)      a token each, but for rows that wait or fail
-      finish     scheduler.finish(batch, tokens)   who has ended
+      sample     answering.begin(logits, rows)     a token each, but for rows that wait or fail
+      finish     answering.end, scheduler.finish   answers grow, and some end
 
 One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
 engine: what it had computed is not known.
+
+If steps overlap (``EngineConfig.overlap``), a call launches a step and then finishes the one before, whose tokens the
+new step takes from device memory. Sampling comes last, since penalties need the tokens of the step before::
+
+    device   | forward 7 | sample 7 | forward 8 | sample 8 | forward 9
+    host       launch 8 ... wait 7 | finish 7 | begin sampling 8 | schedule 9 | launch 9 ... wait 8 | finish 8
 """
 
 from collections.abc import Callable, Iterator, Sequence, ValuesView
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -26,6 +33,7 @@ from pagedkv.memory.contract.arguments import as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import (
     ConfigurationError,
+    DeviceLostError,
     EngineError,
     RequestError,
     TokenError,
@@ -36,7 +44,7 @@ from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nb
 from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.answering import Answering, Sampler, Taken
+from pagedkv.serving.engine.answering import Answering, Sampler, Sampling, Taken
 from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
 from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
@@ -46,15 +54,15 @@ from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
-from pagedkv.serving.engine.intent_rules import require_possible
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
+from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
-from pagedkv.serving.engine.sampled_rows import SampledRow, with_drafts
-from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams, seed_of
+from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
+from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 
 __all__ = ["EngineCore"]
 
@@ -137,7 +145,7 @@ class EngineCore:
         )
         self.memory = self._runner.prepare(config.max_sequences)
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
-        self._decode = decode
+        self._rules = RequestRules(config, self.space, self.model_end_ids, self._num_vocabulary, decode)
         self._clock = clock
         self._began = clock()
         self._requests: dict[Request, EngineRequest] = {}
@@ -146,6 +154,8 @@ class EngineCore:
         self._decoding: Decoding | None = None
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
+        self._flight: _Flight | None = None
+        self._last_done = 0  # the last step that the device has run
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
         with refusing("what graphs read and write", model.device):
@@ -191,7 +201,7 @@ class EngineCore:
                 tokens = as_token_array(prompt_token_ids)
             except TokenError as problem:
                 raise RequestError(f"a prompt must be token ids: {problem}") from problem
-            wish = self._complete(tokens, params, PLAIN if intent is None else intent)
+            wish = self._rules.complete(tokens, params, PLAIN if intent is None else intent, self._num_requests)
             request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
             if self.scheduler.add(request.scheduled):
                 self._enter(request)
@@ -210,9 +220,12 @@ class EngineCore:
     ) -> EngineRequest:
         """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
         with self._driving():
+            self._land()
             prefix = fork_prefix(request, sample, at)
             wished = request.intent.for_fork(len(prefix)) if intent is None else intent
-            wish = self._complete(prefix, fork_params(request, n, params, len(prefix)), wished)
+            wish = self._rules.complete(
+                prefix, fork_params(request, n, params, len(prefix)), wished, self._num_requests
+            )
             return self._branch_off(request, wish, sample)
 
     def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
@@ -244,26 +257,9 @@ class EngineCore:
     def _refuse(self, request: EngineRequest) -> None:
         """End a request that its tenant's limits leave no room for, even alone; else raise RequestError."""
         if request.intent.tenant is None or not self.scheduler.fits_alone(request.scheduled, within_limits=False):
-            raise self._too_large(request.wish)
+            raise self._rules.too_large(request.wish)
         self._num_requests += 1
-        request.end("rejected", self._clock(), self._beyond_limits(request))
-
-    def _beyond_limits(self, request: EngineRequest) -> str:
-        """Say that a tenant's limits leave too few blocks for a request."""
-        tenant, params = request.intent.tenant, request.params
-        return (
-            f"a prompt of {len(request.prompt_token_ids)} tokens with {max(params.n, params.num_beams)} answers of "
-            f"{request.wish.max_tokens} needs more than tenant {tenant!r} can have, {self.space.most_blocks(tenant)} "
-            "blocks: ask for less (n, max_tokens), or raise its cap"
-        )
-
-    def _too_large(self, wish: Wish) -> RequestError:
-        num_answers = max(wish.params.n, wish.params.num_beams)
-        return RequestError(
-            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
-            f"not fit {self.space.config.blocks_by_pool()} blocks and {self.config.max_sequences} sequences, even "
-            "alone: ask for less (n, max_tokens), or give the engine more memory"
-        )
+        request.end("rejected", self._clock(), self._rules.beyond_limits(request))
 
     @property
     def requests(self) -> ValuesView[EngineRequest]:
@@ -278,6 +274,8 @@ class EngineCore:
         if not request.is_finished:
             with self.driver.at_the_wheel():
                 self._end(request, reason)
+                if self.scheduler.is_idle and self._failure is None:
+                    self._land()
 
     # Tenants
 
@@ -290,6 +288,7 @@ class EngineCore:
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
+            self._land()
             self.space.set_tenant(name, limits)
 
     def remove_tenant(self, name: str) -> None:
@@ -301,6 +300,7 @@ class EngineCore:
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
+            self._land()
             if self.scheduler.has_tenant(name):
                 raise ConfigurationError(f"tenant {name!r} has requests: let them finish, or abort them, first")
             self.space.remove_tenant(name)
@@ -316,6 +316,7 @@ class EngineCore:
         Cost: O(blocks + rows).
         """
         with self._driving():
+            self._land()
             self.space.reset_prefix_cache()
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
@@ -343,6 +344,7 @@ class EngineCore:
                     f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
                     "number, EngineConfig(weights_epoch=0)"
                 )
+            self._land()
             self.space.set_weights_epoch(weights_epoch)
             if change is not None:
                 with self._runner.borrowed.alone():
@@ -350,40 +352,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a request to serve."""
-        return not self.scheduler.is_idle
-
-    def _complete(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent) -> Wish:
-        """Say what the parameters leave open. Raises RequestError where they, or the intent, cannot be met."""
-        self._require_tokens(prompt_token_ids)
-        require_possible(intent, self.space, len(prompt_token_ids))
-        if intent.prediction:
-            self._require_tokens(np.array(intent.prediction, np.int32))
-        room = self.space.config.max_tokens - len(prompt_token_ids)
-        max_tokens = room if params.max_tokens is None else params.max_tokens
-        if self.config.beyond_context == "clip":
-            max_tokens = min(max_tokens, room)
-        if max_tokens > room or max_tokens < max(1, params.min_tokens):
-            is_least = params.max_tokens is None or self.config.beyond_context == "clip"
-            wanted = max(1, params.min_tokens) if is_least else params.max_tokens
-            raise RequestError(
-                f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
-                f"{self.space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine if "
-                "the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
-            )
-        seed = seed_of(self.config.seed, self._num_requests)
-        own_ends = frozenset() if params.ignore_eos else self.model_end_ids
-        return Wish(
-            prompt_token_ids,
-            params,
-            max_tokens,
-            own_ends | set(params.stop_token_ids),
-            self.model_end_ids,
-            seed,
-            self._num_vocabulary,
-            self._decode,
-            intent,
-        )
+        """Whether there is a request to serve, or a step to be finished."""
+        return not self.scheduler.is_idle or self._flight is not None
 
     def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
         if self._requests.pop(request.scheduled, None) is not None:
@@ -400,12 +370,8 @@ class EngineCore:
             EngineError: the model or the device failed in it, and the engine is at its end; or another thread drives
                 it, and nothing happened.
         """
-        with self._driving():
-            try:
-                return self._step()
-            except Exception as problem:
-                self._failure = f"{type(problem).__name__}: {problem}"
-                raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+        with self._driving(), self._at_stake():
+            return self._step()
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
@@ -416,11 +382,61 @@ class EngineCore:
         self._note_admitted(batch)
         times.append(self._clock())
         logits = self._forward(batch)
+        flight = _Flight(batch, self._rows(batch))
         times.append(self._clock())
-        rows = self._rows(batch)
-        taken = self._answering.take(logits, rows) if rows else Taken(np.zeros(0, np.int32))
-        times.append(self._clock())
-        self.executor.done()
+        if self.config.overlap:
+            before, self._flight = self._flight, flight
+            finished = self._finish(before)
+            times.append(self._clock())
+            self._sample(flight, logits)
+            times.append(self._clock())
+            if self.scheduler.is_idle:  # nothing follows that could overlap with it
+                self._flight = None
+                finished = finished.plus(self._finish(flight))
+            seconds = np.diff(times)[[0, 1, 3, 2]]
+        else:
+            self._sample(flight, logits)
+            times.append(self._clock())
+            finished = self._finish(flight)
+            times.append(self._clock())
+            seconds = np.diff(times)
+        return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
+
+    def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:
+        """Begin to sample the rows of a step whose answers go on; their tokens stay on the device for the next step."""
+        rows = flight.rows
+        if self.config.overlap and not all(row.goes_on for row in rows):
+            flight.places = [place for place, row in enumerate(rows) if row.goes_on]
+            lines = lines_of(rows)
+            logits = logits[[line for place in flight.places for line in lines[place]]]
+            rows = [rows[place] for place in flight.places]
+        if not rows:
+            return
+        flight.sampling = self._answering.begin(logits, rows)
+        if self.config.overlap:
+            self._keep_last_tokens(flight)
+
+    def _keep_last_tokens(self, flight: "_Flight") -> None:
+        sampling = flight.sampling
+        if sampling is None or sampling.pending is None or any(row.drafts for row in sampling.rows):
+            return  # beams, and requests with drafts, never run ahead
+        rows = flight.batch.sampled_rows()
+        asked = rows if flight.places is None else rows[flight.places]
+        is_all = len(sampling.places) == len(asked)
+        self._runner.last_tokens.keep(asked if is_all else asked[sampling.places], sampling.pending.token_ids)
+
+    def _finish(self, flight: "_Flight | None") -> "_Finished":
+        """Let the answers grow by what a step sampled, and tell the scheduler."""
+        if flight is None:
+            return _Finished()
+        batch, rows, places = flight.batch, flight.rows, flight.places
+        taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
+        if places is not None:
+            taken = taken.among(places, len(rows))
+        self._last_done = max(self.executor.done(), default=self._last_done)
+        for request, failure in taken.failures.items():
+            if request.scheduled.num_ahead > 1:  # a later step decodes it already, so it cannot be held
+                self._fail(request, failure)
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
         accepted = np.zeros(len(batch.decoded_token_ids), np.int32)
@@ -429,9 +445,13 @@ class EngineCore:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._note_progress(progress, taken, rows)
-        times.append(self._clock())
-        num_finished += len(progress.finished)
-        return self._record(batch, num_finished, sum(taken.num_accepted.values()), np.diff(times).tolist())
+        return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
+
+    def _land(self) -> None:
+        """Finish the step in flight, if there is one. Raises EngineError, with the engine at its end."""
+        flight, self._flight = self._flight, None
+        with self._at_stake():
+            self._finish(flight)
 
     def _supply(self) -> int:
         """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
@@ -488,7 +508,7 @@ class EngineCore:
             request = self._requests[rejected]
             reason = "it ran out of blocks, alone: ask for less, or give the engine more memory"
             fits = request.intent.tenant is None or self.scheduler.fits_alone(rejected)
-            self._end(request, "rejected", reason if fits else self._beyond_limits(request))
+            self._end(request, "rejected", reason if fits else self._rules.beyond_limits(request))
 
     def _note_progress(self, progress: Progress, taken: Taken, rows: Sequence[SampledRow]) -> None:
         now = self._clock()
@@ -506,7 +526,10 @@ class EngineCore:
 
     def _note_failures(self, taken: Taken) -> None:
         for request, failure in taken.failures.items():
-            self._end(request, "failed", f"{type(failure).__name__}: {failure}")
+            self._fail(request, failure)
+
+    def _fail(self, request: EngineRequest, failure: Exception) -> None:
+        self._end(request, "failed", f"{type(failure).__name__}: {failure}")
 
     def _record(self, batch: Batch, num_finished: int, num_accepted: int, seconds: list[float]) -> StepRecord:
         num_decoded = len(batch.decoded_token_ids)
@@ -542,6 +565,26 @@ class EngineCore:
     # Checks
 
     @contextmanager
+    def _at_stake(self) -> Iterator[None]:
+        """End the engine if a step fails. Raises EngineError."""
+        try:
+            yield
+        except Exception as problem:
+            self._failure = f"{type(problem).__name__}: {problem}"
+            if self.config.overlap:
+                self._abort_flights()
+            raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
+
+    def _abort_flights(self) -> None:
+        """Abort the steps in flight in the space and on the device; rows return to their last known tokens."""
+        self._flight = None
+        aborted = self.scheduler.abort_in_flight()
+        if aborted is not None:
+            on_device = tuple(step_id for step_id in aborted.step_ids if step_id > self._last_done)
+            with suppress(DeviceLostError):  # what failed is raised already
+                self.executor.abort(replace(aborted, step_ids=on_device))
+
+    @contextmanager
     def _driving(self) -> Iterator[None]:
         """Drive an engine that has not failed. Raises EngineError."""
         with self.driver.at_the_wheel():
@@ -549,15 +592,32 @@ class EngineCore:
                 raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
             yield
 
-    def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
-        if not len(prompt_token_ids):
-            raise RequestError("a prompt needs at least one token, and this one is empty")
-        low, high = int(prompt_token_ids.min()), int(prompt_token_ids.max())
-        if low < 0 or high >= self._num_vocabulary:
-            raise RequestError(
-                f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
-                "model's own tokenizer?"
-            )
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A step that was launched and is not finished.
+
+    Args:
+        batch: the step; rows: those that it samples, in the batch's order.
+        places: which of the rows were sampled, since others ended before; None: all of them.
+        sampling: what was drawn; None: nothing was to be sampled.
+    """
+
+    batch: Batch
+    rows: Sequence[SampledRow]
+    places: list[int] | None = None
+    sampling: Sampling | None = None
+
+
+class _Finished(NamedTuple):
+    """What finished steps changed: requests that ended, and drafts that were right."""
+
+    num_requests: int = 0
+    num_accepted: int = 0
+
+    def plus(self, other: "_Finished") -> "_Finished":
+        """Add what another step changed."""
+        return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:

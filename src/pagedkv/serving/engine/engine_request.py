@@ -147,6 +147,7 @@ class EngineRequest:
             intent=NO_INTENT if self.intent is PLAIN else self.intent,
             replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
             sequences=lambda: [self.tokens_of(sample) for sample in self.samples],
+            runs_ahead=self.beams is None and not self.params.logits_processors,
         )
         if self.intent.replaces is not None:  # else each turn of a conversation would keep all turns before it
             self.wish = replace(wish, intent=replace(self.intent, replaces=None))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
-from pagedkv.memory.scheduling import Batch, Drafts
+from pagedkv.memory.scheduling import UNKNOWN_TOKEN, Batch, Drafts
 
 __all__ = ["FlatBatch", "flatten"]
 
@@ -31,6 +31,8 @@ class FlatBatch:
         wanted: int64 ``[n]``, ascending.
         source: int64 ``[batch.num_samples + batch.num_drafted]``: a sequence's drafts stand behind it.
         chunk_starts: where each chunk begins in the flat row.
+        sources: int64 ``[tokens]``: the row whose last token a token is, which a step in flight samples, or -1; None:
+            all tokens are known.
     """
 
     token_ids: Int32Array
@@ -39,6 +41,7 @@ class FlatBatch:
     wanted: Int64Array
     source: Int64Array
     chunk_starts: tuple[int, ...] = ()
+    sources: Int64Array | None = None
 
 
 def flatten(batch: Batch) -> FlatBatch:
@@ -70,7 +73,15 @@ def flatten(batch: Batch) -> FlatBatch:
         last.append(np.full(chunk.num_samples, stop - 1, np.int64))
     sampled = np.concatenate(last) if last else np.zeros(0, np.int64)
     wanted, source = np.unique(sampled, return_inverse=True)
-    return FlatBatch(token_ids, places, num_prompt_tokens, wanted, source.astype(np.int64), tuple(chunk_starts))
+    return FlatBatch(
+        token_ids,
+        places,
+        num_prompt_tokens,
+        wanted,
+        source.astype(np.int64),
+        tuple(chunk_starts),
+        _sources(token_ids, np.repeat(compute.rows, np.diff(offsets))),
+    )
 
 
 def _decoding_alone(decoding_rows: Int32Array, plan_rows: Int32Array, token_ids: Int32Array) -> FlatBatch:
@@ -79,7 +90,13 @@ def _decoding_alone(decoding_rows: Int32Array, plan_rows: Int32Array, token_ids:
     flat = np.empty(len(places), np.int32)
     flat[places] = token_ids
     everyone = np.arange(len(places))
-    return FlatBatch(flat, places, np.zeros(len(places), np.int64), everyone, places)
+    return FlatBatch(flat, places, np.zeros(len(places), np.int64), everyone, places, sources=_sources(flat, plan_rows))
+
+
+def _sources(token_ids: Int32Array, rows: Int32Array) -> Int64Array | None:
+    """Give the row of every unknown token, and -1 for the others; None if all are known. O(tokens)."""
+    is_unknown = token_ids == UNKNOWN_TOKEN
+    return np.where(is_unknown, rows, -1).astype(np.int64) if is_unknown.any() else None
 
 
 def _with_drafts(first: Int64Array, drafts: Drafts, token_ids: Int32Array) -> Int64Array:

@@ -22,6 +22,8 @@ class StepRecord:
         num_used_blocks, num_blocks: of all pools, null blocks left out; used: those of running sequences.
         schedule_seconds, forward_seconds, sample_seconds, finish_seconds: where the time went.
         num_drafted: guessed tokens that were computed; num_accepted: those of them that were right.
+
+    If steps overlap, num_finished and num_accepted are those of the step before, which the same call finished.
     """
 
     step_id: int

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pagedkv.memory.attention import AttentionBackend, StepMetadata
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.arrays import Int64Array
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
@@ -33,6 +33,7 @@ from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.heads import watched_head
+from pagedkv.serving.engine.last_tokens import LastTokens
 from pagedkv.serving.engine.memory_use import MemoryUse, measured, weights_nbytes
 from pagedkv.serving.engine.paged_cache import PagedCache
 from pagedkv.serving.engine.prompt_scores import PromptScoring
@@ -88,6 +89,7 @@ class ModelRunner:
 
     Attributes:
         borrowed: the model, as it is shared with other engines.
+        last_tokens: the token that each row sampled last.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class ModelRunner:
         self._cache = PagedCache(model)
         self.borrowed = BorrowedModel(model)
         self._device = executor.storage.device
+        self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device)
         self._decodes_together = not groups.latents
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
@@ -177,14 +180,15 @@ class ModelRunner:
             EngineError: the model calls other layers than when it was probed.
         """
         positions = plan.compute.positions().astype(np.int64)
-        token_ids, wanted = batch.token_ids, batch.wanted
+        wanted = batch.wanted
         if not self._groups.states and not scorings:
             with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
-                return self._compute_flat(inputs, token_ids, positions, wanted)
+                return self._compute_flat(inputs, batch, positions)
         step = StepMetadata.of(inputs)
         with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+            token_ids = self._token_ids(batch)
             if not self._groups.states:
-                piece = _Piece(np.arange(len(token_ids)), (), (), is_batch=False, is_prompt=False)
+                piece = _Piece(np.arange(len(batch.token_ids)), (), (), is_batch=False, is_prompt=False)
                 return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
             answers = []
             for piece in self._pieces(plan, batch):
@@ -196,31 +200,37 @@ class ModelRunner:
             order = torch.from_numpy(np.argsort(where)).to(self._device)
             return torch.cat([logits for _, logits in answers])[order]
 
-    def _compute_flat(
-        self, inputs: StepInputs, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array
-    ) -> torch.Tensor:
+    def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
         """Run a model of attention alone, by a graph where one serves."""
         if self._captured is not None:
-            logits = self._captured.compute(self._flat_pass, token_ids, positions, wanted)
+            sources = batch.sources
+            fill_in = None if sources is None else partial(self.last_tokens.fill_in, sources=sources)
+            logits = self._captured.compute(self._flat_pass, batch.token_ids, positions, batch.wanted, fill_in)
             if logits is not None:
                 return logits
-        given = (token_ids.astype(np.int64), positions, wanted)
-        ids, where, behind = (torch.from_numpy(each).to(self._device) for each in given)
-        return self._flat_pass(StepMetadata.of(inputs), ids[None], where[None], behind)
+        where, behind = (torch.from_numpy(each).to(self._device) for each in (positions, batch.wanted))
+        return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind)
+
+    def _token_ids(self, batch: FlatBatch) -> torch.Tensor:
+        """Send a step's token ids to the device, and fill in those that the host does not have: int64 ``[tokens]``."""
+        token_ids = torch.from_numpy(batch.token_ids.astype(np.int64)).to(self._device)
+        if batch.sources is not None:
+            self.last_tokens.fill_in(token_ids, batch.sources)
+        return token_ids
 
     def _run(
         self,
         piece: _Piece,
         step: StepMetadata,
         blocks: Mapping[int, _StateBlocks],
-        token_ids: Int32Array,
+        token_ids: torch.Tensor,
         positions: Int64Array,
         wanted: Int64Array,
         scorings: Sequence[PromptScoring],
     ) -> torch.Tensor:
         """Run the model over one piece; ``wanted`` are places in it, ``blocks`` where its states are, by group."""
         rows, width = piece.shape
-        ids = torch.from_numpy(token_ids[piece.tokens].astype(np.int64)).to(self._device).view(rows, width)
+        ids = token_ids[torch.from_numpy(piece.tokens).to(self._device)].view(rows, width)
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
         forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, where)
         states = self._read_states(piece, blocks)

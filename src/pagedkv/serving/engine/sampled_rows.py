@@ -31,6 +31,11 @@ class SampledRow(NamedTuple):
     sample: Sample
     drafts: tuple[int, ...] = ()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether its answer has not ended."""
+        return self.sample.finish_reason is None and not self.request.is_finished
+
 
 def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
     """Say which drafts rows have that decode."""

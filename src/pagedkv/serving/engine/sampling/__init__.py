@@ -5,6 +5,7 @@
     parameters          what a request asks: SamplingParams
     sequence            what is kept of one sequence: history, bad_words
     sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
+    sampled_tokens, pending   what came of it, and what is still on its way to the host
     stopping, text      when an answer ends, and its text
     beams               beam search, scored
 
@@ -27,7 +28,9 @@ from pagedkv.serving.engine.sampling.foreign import NOT_READY, LogitsProcessor, 
 from pagedkv.serving.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
 from pagedkv.serving.engine.sampling.noise import seed_of
 from pagedkv.serving.engine.sampling.parameters import SamplingParams
-from pagedkv.serving.engine.sampling.sampler import BatchSampler, SampledTokens, WaitingRow
+from pagedkv.serving.engine.sampling.pending import PendingTokens
+from pagedkv.serving.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
+from pagedkv.serving.engine.sampling.sampler import BatchSampler
 from pagedkv.serving.engine.sampling.sequence import SampledSequence
 from pagedkv.serving.engine.sampling.stopping import Ending, FinishReason, StopDetector
 from pagedkv.serving.engine.sampling.text import AnswerText
@@ -43,6 +46,7 @@ __all__ = [
     "FinishReason",
     "FinishedBeam",
     "LogitsProcessor",
+    "PendingTokens",
     "Place",
     "SampledSequence",
     "SampledTokens",

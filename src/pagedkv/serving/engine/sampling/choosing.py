@@ -17,7 +17,7 @@ from pagedkv.serving.engine.sampling.sequence import Feature
 from pagedkv.serving.engine.sampling.thresholds import WINDOW, Filters, thresholds
 from pagedkv.serving.engine.sampling.tiles import TiledScores, tiled
 
-__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "kept_least"]
+__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "chosen_greatest", "greatest_words", "kept_least"]
 
 NO_TOKEN: Final = -1
 """Stands for the token of a row that waits or failed."""
@@ -62,13 +62,25 @@ def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
 
     The answer is int32 on the host, and the host waits for the device once.
     """
+    return chosen_greatest(greatest_words(scores).cpu(), places)
+
+
+def greatest_words(scores: torch.Tensor) -> torch.Tensor:
+    """Find the first of the greatest scores of every row, on the scores' device.
+
+    Returns int32 ``[2, rows]``: token ids, and the bits of their scores. So one copy brings both to the host.
+    """
     if scores.shape[1] <= FEW_SCORES:
         token_ids, greatest = scores.argmax(dim=1), scores.amax(dim=1)
     else:
         tiles = tiled(scores)
         token_ids = tiles.argmax(torch.arange(len(scores), device=scores.device))
         greatest = tiles.maxima.amax(dim=1)
-    words = torch.stack([token_ids.int(), greatest.view(torch.int32)]).cpu()
+    return torch.stack([token_ids.int(), greatest.view(torch.int32)])
+
+
+def chosen_greatest(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Take tokens from the answer of :func:`greatest_words`, on the host."""
     return _but_failures(words[0], words[1].view(torch.float32), places)
 
 

@@ -15,8 +15,7 @@ other rows are answered. The sampler remembers nothing between calls: what must 
 :class:`~pagedkv.serving.engine.sampling.sequence.SampledSequence`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
@@ -27,44 +26,12 @@ from pagedkv.serving.engine.sampling.adjusting import Adjustment, Place, feature
 from pagedkv.serving.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest
 from pagedkv.serving.engine.sampling.foreign import apply_foreign
 from pagedkv.serving.engine.sampling.logprobs import TokenLogprobs, logprobs_of
+from pagedkv.serving.engine.sampling.pending import PendingTokens
+from pagedkv.serving.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
 from pagedkv.serving.engine.sampling.sequence import Feature
 from pagedkv.serving.engine.sampling.tiles import TiledScores, as_scores, tiled
 
-__all__ = ["BatchSampler", "SampledTokens", "WaitingRow"]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingRow:
-    """A row that its foreign processors have not answered yet.
-
-    Args:
-        row: its place in the batch that it came with; place: whose it is.
-        scores: float32 ``[1, vocabulary]``, with bias, penalties and bans: a copy of its own.
-        logits: float32 ``[1, vocabulary]`` as the model gave them, where log-probabilities are wanted.
-    """
-
-    row: int
-    place: Place
-    scores: torch.Tensor
-    logits: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """What a step sampled.
-
-    Args:
-        token_ids: int32 ``[rows]``, on the logits' device, or on the host where all rows take the most likely token;
-            NO_TOKEN where a row waits or failed.
-        waiting: rows to ask again.
-        failures: why rows failed, by row: a SamplingError, or what a foreign processor raised.
-        logprobs: of rows that asked for them and have a token, by row.
-    """
-
-    token_ids: torch.Tensor
-    waiting: tuple[WaitingRow, ...] = ()
-    failures: Mapping[int, Exception] = field(default_factory=dict)
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+__all__ = ["BatchSampler"]
 
 
 @final
@@ -122,6 +89,18 @@ class BatchSampler:
             as_it_came = scores[row : row + 1].clone() if wants_logprobs else None
             answer.ask(row, WaitingRow(row, places[row], copy, as_it_came))
         return answer.told()
+
+    def begin(self, logits: torch.Tensor, places: Sequence[Place]) -> PendingTokens:
+        """Sample as :meth:`sample` does; if all rows take the most likely token, the host does not wait for the device.
+
+        Other rows are sampled to the end at once: which of their tokens noise may choose is looked up on the host.
+        """
+        scores = as_scores(logits, len(places), self.vocab_size)
+        self._check(places)
+        if places and features_of(places) == Feature.NONE:
+            return PendingTokens.greatest(scores, places)
+        sampled = self.sample(logits, places)
+        return PendingTokens(sampled.token_ids, sampled)
 
     def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
         """Ask rows again that waited. Rows of the answer are places in ``waiting``."""

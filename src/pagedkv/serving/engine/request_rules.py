@@ -1,0 +1,110 @@
+"""RequestRules: what a request may ask of one engine, what its parameters leave open, and how a refusal is explained.
+
+It reads limits and changes nothing. The engine calls it before a request enters the scheduler, and when a request ends
+because its tenant's limits leave no room for it.
+"""
+
+from typing import final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import RequestError
+from pagedkv.memory.space import BlockSpace
+from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.engine_request import EngineRequest, Wish
+from pagedkv.serving.engine.intent import Intent
+from pagedkv.serving.engine.intent_rules import require_possible
+from pagedkv.serving.engine.sample import Decode
+from pagedkv.serving.engine.sampling import SamplingParams, seed_of
+
+__all__ = ["RequestRules"]
+
+
+@final
+class RequestRules:
+    """The limits of one engine.
+
+    Args:
+        config: the engine's configuration.
+        space: the block space, which has the longest sequence and the tenants.
+        end_ids: tokens that end a sequence unless it ignores them.
+        num_vocabulary: columns of the logits.
+        decode: gives the text of token ids, for stop texts; None: there are none.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        space: BlockSpace,
+        end_ids: frozenset[int],
+        num_vocabulary: int,
+        decode: Decode | None,
+    ) -> None:
+        self._config = config
+        self._space = space
+        self._end_ids = end_ids
+        self._num_vocabulary = num_vocabulary
+        self._decode = decode
+
+    def complete(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent, number: int) -> Wish:
+        """Fill in what the parameters leave open; the request's ``number`` gives its seed.
+
+        Raises RequestError if the prompt, the parameters or the intent cannot be served.
+        """
+        self._require_tokens(prompt_token_ids)
+        require_possible(intent, self._space, len(prompt_token_ids))
+        if intent.prediction:
+            self._require_tokens(np.array(intent.prediction, np.int32))
+        room = self._space.config.max_tokens - len(prompt_token_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if self._config.beyond_context == "clip":
+            max_tokens = min(max_tokens, room)
+        if max_tokens > room or max_tokens < max(1, params.min_tokens):
+            is_least = params.max_tokens is None or self._config.beyond_context == "clip"
+            wanted = max(1, params.min_tokens) if is_least else params.max_tokens
+            raise RequestError(
+                f"a prompt of {len(prompt_token_ids)} tokens and {wanted} new ones are more than the "
+                f"{self._space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine "
+                "if the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
+            )
+        own_ends = frozenset() if params.ignore_eos else self._end_ids
+        return Wish(
+            prompt_token_ids,
+            params,
+            max_tokens,
+            own_ends | set(params.stop_token_ids),
+            self._end_ids,
+            seed_of(self._config.seed, number),
+            self._num_vocabulary,
+            self._decode,
+            intent,
+        )
+
+    def too_large(self, wish: Wish) -> RequestError:
+        """Make the error for a request that does not fit the pools, even alone."""
+        num_answers = max(wish.params.n, wish.params.num_beams)
+        return RequestError(
+            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
+            f"not fit {self._space.config.blocks_by_pool()} blocks and {self._config.max_sequences} sequences, even "
+            "alone: ask for less (n, max_tokens), or give the engine more memory"
+        )
+
+    def beyond_limits(self, request: EngineRequest) -> str:
+        """Explain that a tenant's limits leave too few blocks for a request."""
+        tenant, params = request.intent.tenant, request.params
+        return (
+            f"a prompt of {len(request.prompt_token_ids)} tokens with {max(params.n, params.num_beams)} answers of "
+            f"{request.wish.max_tokens} needs more than tenant {tenant!r} can have, {self._space.most_blocks(tenant)} "
+            "blocks: ask for less (n, max_tokens), or raise its cap"
+        )
+
+    def _require_tokens(self, prompt_token_ids: Int32Array) -> None:
+        if not len(prompt_token_ids):
+            raise RequestError("a prompt needs at least one token, and this one is empty")
+        low, high = int(prompt_token_ids.min()), int(prompt_token_ids.max())
+        if low < 0 or high >= self._num_vocabulary:
+            raise RequestError(
+                f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
+                "model's own tokenizer?"
+            )
