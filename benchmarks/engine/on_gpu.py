@@ -135,8 +135,8 @@ class Gaps:
     def begin(self) -> None:
         """Mark every launch and every sampling from now on."""
         launch, begin = self._calls
-        self._core.executor.launch = lambda *given: self._marked(launch, *given)  # type: ignore[method-assign,assignment]
-        self._core._answering.begin = lambda *given: self._marked(begin, *given)  # type: ignore[method-assign,assignment]  # noqa: SLF001
+        self._core.executor.launch = lambda *given: self._marked(launch, *given)  # type: ignore[method-assign]
+        self._core._answering.begin = lambda *given: self._marked(begin, *given)  # type: ignore[method-assign]  # noqa: SLF001
 
     def stop(self) -> None:
         """Mark nothing more."""
@@ -145,8 +145,9 @@ class Gaps:
     def idle_share(self) -> float:
         """Give the time between marked calls as a share of the time from the first to the last."""
         torch.cuda.synchronize()
-        idle = sum(before[1].elapsed_time(behind[0]) for before, behind in pairwise(self._spans))
-        return idle / self._spans[0][0].elapsed_time(self._spans[-1][0])
+        idle: float = sum(before[1].elapsed_time(behind[0]) for before, behind in pairwise(self._spans))
+        whole: float = self._spans[0][0].elapsed_time(self._spans[-1][0])
+        return idle / whole
 
     def _marked(self, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - as it is
         span = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -144,7 +144,8 @@ PARTS: Final[dict[str, Callable[[int], dict[str, float]]]] = {
 async def _offered(requests: Sequence[bytes], rate: float, is_good: Callable[[Told], bool]) -> float:
     """Offer requests at a rate for some seconds; return good ones a second."""
     seconds, chance = 8.0, random.Random(0)
-    begun, due, tasks = time.perf_counter(), 0.0, []
+    begun, due = time.perf_counter(), 0.0
+    tasks: list[asyncio.Future[Told]] = []
     while due < seconds:
         await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
         tasks.append(asyncio.ensure_future(stream(PORT, requests[len(tasks) % len(requests)])))

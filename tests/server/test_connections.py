@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -20,7 +20,7 @@ from tests.server.serving import PATIENCE_S, Script, make_service, running
 from tests.server.test_disconnects import wait_until_idle
 from tests.server.test_metrics import numbers
 
-DEADLINES: Final = {"header_deadline_s": 0.2, "body_deadline_s": 0.2, "write_deadline_s": 0.2}
+DEADLINES: Final[dict[str, Any]] = {"header_deadline_s": 0.2, "body_deadline_s": 0.2, "write_deadline_s": 0.2}
 HEAD: Final = b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -134,4 +134,4 @@ def test_a_last_answer_that_is_not_read_ends_its_connection(served: Running) -> 
 @pytest.mark.parametrize("name", ["header_deadline_s", "body_deadline_s", "write_deadline_s"])
 def test_deadlines_are_above_zero(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        ServerConfig("small", **{name: 0})
+        ServerConfig("small", **cast("dict[str, Any]", {name: 0}))

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ from tests.server.serving import PATIENCE_S, TOKENIZER, Script, make_service, ru
 
 LONG: Final = "a long text. " * 1500
 
-CALLS: Final = {
+CALLS: Final[dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
     "/v1/responses": {"input": LONG, "max_output_tokens": 4},
     "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
@@ -30,7 +30,8 @@ def test_others_are_served_while_a_long_text_is_tokenised(monkeypatch: pytest.Mo
             begun.set()
             assert may_go_on.wait(PATIENCE_S)
             text = text[-50:]
-        return TOKENIZER.encode(text, add_special_tokens=False)
+        token_ids: Sequence[int] = TOKENIZER.encode(text, add_special_tokens=False)
+        return token_ids
 
     monkeypatch.setattr(service.chats, "_encode", encode)
     monkeypatch.setattr(service, "encode_plain", encode)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from itertools import permutations
 from typing import Any, Final
 
 import numpy as np
@@ -353,6 +354,54 @@ def test_a_body_that_hangs_holds_no_request() -> None:
         store.completed(action.action, 100.0, 100)
         store.check()
     assert store.look_up(keys(7)) == 1, "what was written late is there"
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_withdrawing_reaches_what_continues_an_entry_in_whatever_order_writes_ended(order: tuple[int, ...]) -> None:
+    store = core()
+    store.offer(keys(1, 2, 3), [100] * 3, 0.0)
+    writes = store.take_actions()
+    for place in order:
+        store.completed(writes[place].action, 0.0)
+        store.check()
+    assert outcomes(store) == [StoreOutcome.STORED] * 3
+    assert store.withdraw(keys(2), 0.0) == 2
+    assert store.look_up(keys(1, 2, 3)) == 1
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_write_under_way_of_what_continues_a_withdrawn_entry_leaves_nothing(place: int) -> None:
+    store = core()
+    store.offer(keys(1, 2, 3), [100] * 3, 0.0)
+    writes = store.take_actions()
+    for each in writes[:place]:
+        store.completed(each.action, 0.0)
+    store.withdraw(keys(1), 0.0)
+    for each in writes[place:]:
+        store.completed(each.action, 0.0)
+    carry_out(store)
+    assert StoreOutcome.WITHDRAWN in outcomes(store)
+    assert store.look_up(keys(1)) == store.statistics().nbytes == 0
+    assert stored(store, 3) == [StoreOutcome.WITHDRAWN], "it continues what was withdrawn"
+
+
+def test_a_failed_write_lets_those_behind_it_end() -> None:
+    store = core()
+    store.offer(keys(1, 2, 3), [100] * 3, 0.0)
+    first, second, third = store.take_actions()
+    for action in (third, second):
+        store.completed(action.action, 0.0)
+    store.failed(first.action, Fault.IO, 0.0)
+    store.check()
+    assert outcomes(store) == [StoreOutcome.FAILED, StoreOutcome.STORED, StoreOutcome.STORED]
+
+
+def test_keys_that_claim_to_continue_each_other_do_not_wait_for_ever() -> None:
+    store = core()
+    store.offer(keys(1), [100], 0.0, name(2))
+    store.offer(keys(2), [100], 0.0, name(1))
+    carry_out(store)
+    assert store.look_up(keys(1)) == store.look_up(keys(2)) == 1
 
 
 def test_withdrawn_content_and_what_continues_it_is_gone_for_good() -> None:

@@ -81,6 +81,7 @@ class StoreCore:
         self._offers: dict[int, Offer] = {}
         self._writing: dict[bytes, int] = {}
         self._room = Room(config.cap_nbytes, config.floor_nbytes)
+        self._behind: dict[bytes, list[int]] = {}
         self._tombstones: set[bytes] = set()
         self._in_flight = InFlight()
         self._read_queue: deque[bytes] = deque()
@@ -210,9 +211,7 @@ class StoreCore:
         before it. Returns how many entries were removed. O(entries).
         """
         self.tick(now_s)
-        names = {row.tobytes() for row in _as_keys(keys)}
-        entries = [entry for entry in map(self._index.find, names) if entry != NO_ENTRY]
-        names |= {self._index.key_of(entry) for entry in self._index.continuing(entries)}
+        names = self._with_continuations({row.tobytes() for row in _as_keys(keys)})
         self._tombstones |= names
         return self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
 
@@ -542,6 +541,30 @@ class StoreCore:
         self._queued_nbytes -= offered.sizes[place]
 
     def _end_write(self, action: int, fault: Fault | None) -> None:
+        """End a write, and then those that succeeded before the write of what they continue had ended."""
+        if fault is None and self._waits_behind(action):
+            return
+        ended = [(action, fault)]
+        for number, outcome in ended:
+            key = self._in_flight.writes[number].key
+            self._settle_write(number, outcome)
+            ended += [(waiting, None) for waiting in self._behind.pop(key, ())]
+
+    def _waits_behind(self, action: int) -> bool:
+        """Let a write wait until that of the entry before it has ended, so that the entry knows what it continues."""
+        writing = self._in_flight.writes[action]
+        parent = self._parent_key(self._offers.get(writing.offer), writing.place)
+        if parent not in self._writing or writing.is_late or writing.is_doomed:
+            return False
+        waiting = [writing.key]
+        for key in waiting:  # whatever waits for this one; keys that are no digests could wait for each other
+            waiting += [self._in_flight.writes[each].key for each in self._behind.get(key, ())]
+        if parent in waiting:
+            return False
+        self._behind.setdefault(parent, []).append(action)
+        return True
+
+    def _settle_write(self, action: int, fault: Fault | None) -> None:
         writing = self._in_flight.writes.pop(action)
         del self._writing[writing.key]
         outcome = StoreOutcome.STORED
@@ -566,9 +589,13 @@ class StoreCore:
             self._answer(writing.offer, writing.place, outcome)
 
     def _parent_entry(self, offered: Offer | None, place: int) -> int:
+        return NO_ENTRY if offered is None else self._index.find(self._parent_key(offered, place))
+
+    @staticmethod
+    def _parent_key(offered: Offer | None, place: int) -> bytes:
         if offered is None:
-            return NO_ENTRY
-        return self._index.find(offered.keys[place - 1] if place else offered.parent)
+            return ZERO_KEY
+        return offered.keys[place - 1] if place else offered.parent
 
     def _evict_nbytes(self, nbytes: int) -> int:
         """Evict until so many bytes are to be deleted; return how many are."""
@@ -604,6 +631,19 @@ class StoreCore:
         doomed = self._room.doomed[key]
         doomed.action, doomed.is_late = 0, False
         doomed.not_before_s = self._now_s + self.config.breaker_pause_s
+
+    def _with_continuations(self, names: set[bytes]) -> set[bytes]:
+        """Add to these keys all that are known to continue them: of entries, and of offers under way."""
+        names, num_before = set(names), -1
+        while len(names) > num_before:
+            num_before = len(names)
+            entries = [entry for entry in map(self._index.find, names) if entry != NO_ENTRY]
+            names.update(self._index.key_of(entry) for entry in self._index.continuing(entries))
+            for offered in self._offers.values():
+                chain = [offered.parent, *offered.keys]
+                first = next((place for place, key in enumerate(chain) if key in names), len(chain))
+                names.update(chain[first:])
+        return names
 
     def _forget(self, names: set[bytes], end: LoadEnd, outcome: StoreOutcome) -> int:
         """Remove entries by key, whatever is under way with them."""
