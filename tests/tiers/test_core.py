@@ -396,6 +396,23 @@ def test_a_failed_write_lets_those_behind_it_end() -> None:
     assert outcomes(store) == [StoreOutcome.FAILED, StoreOutcome.STORED, StoreOutcome.STORED]
 
 
+def test_a_write_that_waits_for_another_is_late_with_it_and_no_failure_of_the_body() -> None:
+    store = core(write_timeout_s=2.0)
+    store.offer(keys(1, 2), [100] * 2, 0.0)
+    first, second = store.take_actions()
+    store.completed(second.action, 1.0)
+    with pytest.raises(ConfigurationError, match="was reported before"):
+        store.completed(second.action, 1.0)
+    store.tick(3.0)
+    store.check()
+    assert outcomes(store) == [StoreOutcome.LATE] * 2
+    assert store.statistics().faults == {"overdue": 1}
+    store.completed(first.action, 4.0)
+    store.check()
+    assert store.look_up(keys(1, 2)) == 2, "what was written late is there"
+    assert store.withdraw(keys(1), 4.0) == 2
+
+
 def test_keys_that_claim_to_continue_each_other_do_not_wait_for_ever() -> None:
     store = core()
     store.offer(keys(1), [100], 0.0, name(2))

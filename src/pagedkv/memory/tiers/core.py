@@ -81,7 +81,6 @@ class StoreCore:
         self._offers: dict[int, Offer] = {}
         self._writing: dict[bytes, int] = {}
         self._room = Room(config.cap_nbytes, config.floor_nbytes)
-        self._behind: dict[bytes, list[int]] = {}
         self._tombstones: set[bytes] = set()
         self._in_flight = InFlight()
         self._read_queue: deque[bytes] = deque()
@@ -300,7 +299,8 @@ class StoreCore:
 
     def _require_in_flight(self, action: int) -> None:
         flight = self._in_flight
-        if action not in flight.reads and action not in flight.writes and action not in flight.deletes:
+        is_write = action in flight.writes and not flight.writes[action].is_written
+        if action not in flight.reads and not is_write and action not in flight.deletes:
             raise ConfigurationError(f"action {action} is not in flight: it was reported before, or is another store's")
 
     def tick(self, now_s: float) -> None:
@@ -541,28 +541,36 @@ class StoreCore:
         self._queued_nbytes -= offered.sizes[place]
 
     def _end_write(self, action: int, fault: Fault | None) -> None:
-        """End a write, and then those that succeeded before the write of what they continue had ended."""
-        if fault is None and self._waits_behind(action):
-            return
-        ended = [(action, fault)]
-        for number, outcome in ended:
-            key = self._in_flight.writes[number].key
-            self._settle_write(number, outcome)
-            ended += [(waiting, None) for waiting in self._behind.pop(key, ())]
-
-    def _waits_behind(self, action: int) -> bool:
-        """Let a write wait until that of the entry before it has ended, so that the entry knows what it continues."""
+        """End a write, and those that succeeded earlier and waited for it. O(writes in flight)."""
         writing = self._in_flight.writes[action]
-        parent = self._parent_key(self._offers.get(writing.offer), writing.place)
-        if parent not in self._writing or writing.is_late or writing.is_doomed:
+        writing.is_written = fault is None
+        if self._waits_for_parent(writing):
+            return
+        self._settle_write(action, fault)
+        while (ready := self._first_to_settle()) is not None:
+            self._settle_write(ready, None)
+
+    def _first_to_settle(self) -> int | None:
+        writes = self._in_flight.writes.items()
+        return next(
+            (each for each, writing in writes if writing.is_written and not self._waits_for_parent(writing)), None
+        )
+
+    def _waits_for_parent(self, writing: Writing) -> bool:
+        """Whether a write that succeeded waits for that of its parent, so that the index links the two entries.
+
+        Keys that claim to continue each other do not wait.
+        """
+        if not writing.is_written or writing.is_late or writing.is_doomed or writing.parent not in self._writing:
             return False
-        waiting = [writing.key]
-        for key in waiting:  # whatever waits for this one; keys that are no digests could wait for each other
-            waiting += [self._in_flight.writes[each].key for each in self._behind.get(key, ())]
-        if parent in waiting:
-            return False
-        self._behind.setdefault(parent, []).append(action)
-        return True
+        above = writing
+        for _ in self._writing:
+            if above.parent not in self._writing:
+                return True
+            above = self._in_flight.writes[self._writing[above.parent]]
+            if not above.is_written:
+                return True
+        return False
 
     def _settle_write(self, action: int, fault: Fault | None) -> None:
         writing = self._in_flight.writes.pop(action)
@@ -571,7 +579,7 @@ class StoreCore:
         if fault is None and not writing.is_doomed:
             offered = self._offers.get(writing.offer)
             self._counts.written_nbytes += writing.nbytes
-            self._index.publish(writing.entry, self._parent_entry(offered, writing.place))
+            self._index.publish(writing.entry, self._index.find(writing.parent))
             self._events.note(StoreEventKind.STORED, writing.key)
             if offered is None or writing.is_late:
                 self._index.let_go(writing.entry)
@@ -587,15 +595,6 @@ class StoreCore:
             outcome = StoreOutcome.WITHDRAWN if fault is None else full
         if not writing.is_late:
             self._answer(writing.offer, writing.place, outcome)
-
-    def _parent_entry(self, offered: Offer | None, place: int) -> int:
-        return NO_ENTRY if offered is None else self._index.find(self._parent_key(offered, place))
-
-    @staticmethod
-    def _parent_key(offered: Offer | None, place: int) -> bytes:
-        if offered is None:
-            return ZERO_KEY
-        return offered.keys[place - 1] if place else offered.parent
 
     def _evict_nbytes(self, nbytes: int) -> int:
         """Evict until so many bytes are to be deleted; return how many are."""
@@ -691,6 +690,8 @@ class StoreCore:
             if not writing.is_late:
                 writing.is_late = True
                 self._answer(writing.offer, writing.place, StoreOutcome.LATE)
+            if writing.is_written:
+                return  # the body was in time
         elif action in flight.deletes:
             self._room.doomed[flight.deletes[action]].is_late = True
         else:
@@ -776,12 +777,13 @@ class StoreCore:
             self._send_write(offer, place, nbytes)
 
     def _send_write(self, offer: int, place: int, nbytes: int) -> None:
-        key = self._offers[offer].keys[place]
+        offered = self._offers[offer]
+        key, parent = offered.keys[place], offered.keys[place - 1] if place else offered.parent
         entry = self._index.take(key, nbytes)
         action = self._begin_action(self.config.write_timeout_s)
         self._room.reserve(nbytes)
         self._writing[key] = action
-        self._in_flight.writes[action] = Writing(key, entry, nbytes, offer, place)
+        self._in_flight.writes[action] = Writing(key, parent, entry, nbytes, offer, place)
         self._actions.append(Write(action, key, nbytes, offer, place, self._now_s + self.config.write_timeout_s))
 
     def _begin_action(self, timeout_s: float) -> int:

@@ -49,15 +49,20 @@ class Offer:
 
 @dataclass(slots=True)
 class Writing:
-    """A write in flight."""
+    """A write in flight, and the key of the entry that it continues.
+
+    One that ``is_written`` succeeded and waits for the write of that entry to end.
+    """
 
     key: bytes
+    parent: bytes
     entry: int
     nbytes: int
     offer: int
     place: int
     is_late: bool = False
     is_doomed: bool = False
+    is_written: bool = False
 
 
 @dataclass(slots=True)
