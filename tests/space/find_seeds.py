@@ -35,7 +35,9 @@ def find(
     chosen: Annotated[str, typer.Option("-k", help="Which tests, as pytest's -k.")] = "noticed",
     first: Annotated[int, typer.Option(help="The first seed to try.")] = 0,
     seeds: Annotated[int, typer.Option(help="How many seeds to try.")] = 10,
-    examples: Annotated[int, typer.Option(help="Examples of each.")] = 60,
+    examples: Annotated[
+        int, typer.Option(help="Examples of each; from 500 on, the first ones are those of a control.")
+    ] = 500,
     folder: Annotated[Path, typer.Option(help="Where the tests are.")] = Path("tests/space"),
 ) -> None:
     """Run the controls with one seed after another."""

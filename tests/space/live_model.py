@@ -7,7 +7,7 @@ model only insists that a block handed out is nobody's, that no step in flight t
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pagedkv import BlockSpace, Load, PoolStatistics, SpaceConfig, SpaceStatistics
@@ -233,7 +233,7 @@ class LiveModel:
         assert pool.num_blocks == self.num_usable[label]
         assert pool.num_in_use == len(self.in_use[label]), f"{label}: blocks in use are not those of the tables"
         assert pool.num_free + pool.num_deferred + pool.num_in_use == pool.num_blocks
-        assert pool.num_cached <= min(pool.num_free, pool.num_named)
+        assert pool.num_leased <= pool.num_cached <= min(pool.num_free, pool.num_named)
         waiting = self.waiting.blocks(label, self.num_settled)
         assert pool.num_deferred == len(waiting), (
             f"{label}: {pool.num_deferred} blocks wait for a step, but these have reason to: {sorted(waiting)}"
@@ -254,9 +254,12 @@ class LiveModel:
                     assert names.pop((group, block)) == digest.tobytes()
             assert len(names) == self.pool_statistics(events.pool).num_named
 
-    def require_unchanged(self) -> None:
-        """Assert that nothing has changed since the last operation."""
-        assert self.space.statistics() == self.statistics, "a question, a shortage or an error changed the counts"
+    def require_unchanged(self, *, but_leases: bool = False) -> None:
+        """Assert that nothing has changed since the last operation; ``but_leases``: or only what leases keep."""
+        now, before = self.space.statistics(), self.statistics
+        if but_leases:
+            now, before = without_leases(now), without_leases(before)
+        assert now == before, "a question, a shortage or an error changed the counts"
         for row, sequence in self.sequences.items():
             assert self.read_tables(row) == sequence.tables, f"a question, a shortage or an error changed row {row}"
             assert self.read_slots(row) == sequence.slots, f"a question, a shortage or an error changed row {row}"
@@ -315,6 +318,11 @@ class LiveModel:
         assert (label, block) not in self.open_touched, f"{label}: block {block} was taken over, the open plan moves it"
         self.in_use[label].add(block)
         self.waiting.handed_out((label, block))
+
+
+def without_leases(statistics: SpaceStatistics) -> SpaceStatistics:
+    """Leave out how many blocks leases keep."""
+    return replace(statistics, pools=tuple(replace(pool, num_leased=0) for pool in statistics.pools))
 
 
 def num_holders(sequences: Iterable[ModelSequence], group: GroupRule, sequence: ModelSequence, index: int) -> int:

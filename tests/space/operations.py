@@ -335,7 +335,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self._note(f"lease {prompt} for {seconds} s")
         hit = self.space.match(list(prompt[0]), keys=prompt[1]).num_tokens
         assert self.space.lease(list(prompt[0]), self.now_s + seconds, keys=prompt[1]) == hit
-        self.model.require_unchanged()
+        self.model.require_unchanged(but_leases=True)
         self.seen["lease"] += hit > 0
 
     def advance_clock(self, seconds: float) -> None:
@@ -343,7 +343,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self._note(f"{seconds} s pass")
         self.now_s += seconds
         self.space.advance(self.now_s)
-        self.model.require_unchanged()
+        self.model.require_unchanged(but_leases=True)
 
     def forget_prompt(self, prompt: Prompt, start: int) -> None:
         """Forget a prompt from a position on: nobody finds it, and what running rows hold does not bring it back."""
