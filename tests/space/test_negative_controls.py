@@ -223,7 +223,7 @@ def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.Monk
 
 def test_a_lower_cap_that_evicts_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_changes, "_keep_within", lambda *_: None)
-    require_noticed("full, tenants", first_seed=19)
+    require_noticed("full, tenants", first_seed=12)
 
 
 TOLD = ("planned", "acknowledging")
