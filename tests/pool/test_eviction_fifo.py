@@ -142,7 +142,7 @@ def test_any_order_of_operations_agrees_with_a_list_of_places() -> None:
 
 @pytest.mark.interpreted
 def test_a_model_in_which_a_hit_renews_is_noticed() -> None:
-    only_looking = settings(deadline=None, phases=[Phase.generate], database=None)
+    only_looking = settings(max_examples=500, deadline=None, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(RecentMachine, settings=only_looking)
 
