@@ -94,7 +94,6 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     lengths.write_text(LENGTHS)
     make_model("llama", max_position_embeddings=16).save_pretrained(tmp_path / "model")
     for arguments, message in (
-        ((GOLDEN, "--engine", "--one-at-a-time"), "--one-at-a-time has no steps"),
         ((GOLDEN, "--engine", "--overlap"), "--overlap is for the simulation alone"),
         ((GOLDEN, "--model-path", tmp_path), "--model-path names the model of --engine"),
         ((GOLDEN, "--engine", "--beams", 2), "--engine runs a model of its own, without beams"),

@@ -32,7 +32,6 @@ COMMANDS: Final = {
     "replay-recompute": ("replay", TRACE, *POOL, "--eviction", "lru"),
     "replay-swap": ("replay", TRACE, *POOL, "--eviction", "lru", "--preemption", "swap", "--host-blocks", "20"),
     "replay-beams": ("replay", TRACE, *POOL, "--eviction", "adaptive", "--beams", "2"),
-    "replay-one-at-a-time": ("replay", TRACE, "--one-at-a-time", "--block-size", "4", "--num-blocks", "14"),
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }
 

@@ -19,6 +19,11 @@ def test_the_speed_of_a_trace_is_a_load() -> None:
     assert run("replay", "trace.jsonl", "--speed", "2").stderr == "pagedkv: --speed is called --load now\n"
 
 
+def test_one_request_at_a_time_is_one_sequence() -> None:
+    ended = run("replay", "trace.jsonl", "--one-at-a-time")
+    assert (ended.exit_code, ended.stderr) == (2, "pagedkv: --one-at-a-time is called --max-sequences 1 now\n")
+
+
 def test_a_command_without_the_option_knows_neither_name() -> None:
     ended = run("convert", "trace.jsonl", "--policy", "lru")
     assert ended.exit_code == 2

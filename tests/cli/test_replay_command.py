@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli import serving
-from pagedkv.cli.commands import curve as curve_command, replay as replay_command
+from pagedkv.cli.commands import curve as curve_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
-from pagedkv.planner.simulation.one_at_a_time import ReplayConfig, Replayer
-from pagedkv.planner.traces import tokenized
 from pagedkv.planner.traces.interleaving import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.serving.engine.config import EngineConfig
@@ -60,22 +58,6 @@ def test_steps_overlap_by_an_option(trace: Path) -> None:
     assert ahead["requests"] == plain["requests"]
 
 
-@pytest.mark.parametrize("text", [HASH_IDS, HASH_RUNS, SESSIONS, LENGTHS])
-def test_without_a_clock_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> None:
-    trace = tmp_path / "trace"
-    trace.write_text(text)
-    result = run("replay", trace, "--one-at-a-time", "--num-blocks", 100, "--block-size", 8, "--json", "-")
-    assert (result.exit_code, result.stderr) == (0, "")
-    document = json.loads(result.stdout)
-    assert (document.pop("trace"), document.pop("limit")) == (str(trace), None)
-    assert document.pop("command").startswith("pagedkv")
-    replayer = Replayer(ReplayConfig(100, 8), lambda: 0)
-    with TraceReader(trace) as requests:
-        for request in tokenized(requests):
-            replayer.serve(request)
-    assert document == replayer.summary().as_dict()
-
-
 def shown_by(*arguments: object) -> dict[str, str]:
     """Run a command and read the rows of its tables: first column, and the rest."""
     result = run(*arguments)
@@ -96,47 +78,35 @@ def test_the_tables_show_the_figures(trace: Path) -> None:
     assert shown["blocks in use"].endswith("%")
 
 
-def test_without_a_clock_the_table_shows_the_figures(trace: Path) -> None:
-    shown = shown_by("replay", trace, "--one-at-a-time")
-    assert shown["hit ratio by block"] == "39.26% (64 of 163)"
-    assert shown["blocks in use, peak"] == "96"
-    assert shown["evictions"] == "0"
-    assert shown["bookkeeping time"].endswith("ns a token")
-
-
-def test_a_replay_evicts_as_an_engine_does_unless_told_and_without_a_clock_there_is_lru_alone(trace: Path) -> None:
+def test_a_replay_evicts_as_an_engine_does_unless_told(trace: Path) -> None:
     document = json.loads(run("replay", trace, "--json", "-").stdout)
     every_field = (*fields(EngineConfig), *fields(SpaceConfig))
     assert [field.default for field in every_field if field.name == "eviction"] == 2 * ["lru"]
     assert document["config"]["policy"] == "lru"
     assert shown_by("replay", trace)["eviction policy (--eviction)"] == "lru"
     assert shown_by("replay", trace, "--eviction", "hazard")["eviction policy (--eviction)"] == "hazard"
-    assert run("replay", trace, "--one-at-a-time", "--eviction", "lru").exit_code == 0
 
 
-@pytest.mark.parametrize("mode", [["--beams", "3"], ["--one-at-a-time"]])
-def test_the_same_run_writes_the_same_bytes(tmp_path: Path, trace: Path, mode: list[str]) -> None:
+def test_the_same_run_writes_the_same_bytes(tmp_path: Path, trace: Path) -> None:
     written = []
     for name in ("first.json", "second.json"):
-        result = run("replay", trace, "--num-blocks", 500, *mode, "--json", tmp_path / name)
+        result = run("replay", trace, "--num-blocks", 500, "--beams", 3, "--json", tmp_path / name)
         assert result.exit_code == 0
         assert "hit ratio by token" in result.stdout
         written.append((tmp_path / name).read_bytes())
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
-def test_requests_larger_than_the_pool_are_counted(trace: Path, mode: list[str]) -> None:
-    result = run("replay", trace, "--num-blocks", 11, *mode, "--json", "-")
+def test_requests_larger_than_the_pool_are_counted(trace: Path) -> None:
+    result = run("replay", trace, "--num-blocks", 11, "--json", "-")
     document = json.loads(result.stdout)
-    counts = document.get("requests", document)
+    counts = document["requests"]
     assert (result.exit_code, counts["num_requests"], counts["num_rejected"]) == (0, 3, 2)
 
 
-@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
-def test_a_limit_cuts_the_trace_short(trace: Path, mode: list[str]) -> None:
-    document = json.loads(run("replay", trace, "--limit", 2, *mode, "--json", "-").stdout)
-    assert document.get("requests", document)["num_requests"] == 2
+def test_a_limit_cuts_the_trace_short(trace: Path) -> None:
+    document = json.loads(run("replay", trace, "--limit", 2, "--json", "-").stdout)
+    assert document["requests"]["num_requests"] == 2
 
 
 def test_a_model_and_a_gpu_give_groups_blocks_and_bytes(trace: Path) -> None:
@@ -211,20 +181,17 @@ def test_whose_seconds_they_are_is_told_by_replay_and_report(
 def test_of_lengths_alone_nothing_is_claimed_to_hit_or_miss(tmp_path: Path) -> None:
     trace = tmp_path / "lengths.csv"
     trace.write_text(LENGTHS)
-    for mode in ([], ["--one-at-a-time"]):
-        stdout = " ".join(run("replay", trace, *mode).stdout.split())
-        assert "hit ratio by token unknown, the trace tells lengths alone" in stdout
-        document = json.loads(run("replay", trace, *mode, "--json", "-").stdout)
-        hits = document.get("hits", document)
-        assert (hits["token_hit_ratio"], hits["block_hit_ratio"]) == (None, None)
+    stdout = " ".join(run("replay", trace).stdout.split())
+    assert "hit ratio by token unknown, the trace tells lengths alone" in stdout
+    hits = json.loads(run("replay", trace, "--json", "-").stdout)["hits"]
+    assert (hits["token_hit_ratio"], hits["block_hit_ratio"]) == (None, None)
     assert "100" not in run("replay", trace).stdout.partition("by cause")[2].partition("Seconds")[0]
     assert "the trace tells lengths and not content" in run("replay", trace).stdout
 
 
-@pytest.mark.parametrize("mode", [[], ["--one-at-a-time"]])
-def test_a_run_that_serves_nobody_is_an_error(tmp_path: Path, trace: Path, mode: list[str]) -> None:
+def test_a_run_that_serves_nobody_is_an_error(tmp_path: Path, trace: Path) -> None:
     trace.write_text(HASH_IDS.splitlines()[0])
-    result = run("replay", trace, "--num-blocks", 11, *mode, "--json", tmp_path / "result.json")
+    result = run("replay", trace, "--num-blocks", 11, "--json", tmp_path / "result.json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "not one of 1 requests fits the pools, the largest of which has 10 blocks" in result.stderr
     assert list(tmp_path.iterdir()) == [trace]
@@ -355,10 +322,6 @@ def test_a_size_out_of_range_gets_one_line(tmp_path: Path, trace: Path, option: 
         ["--num-blocks", 10**9],
         ["--max-sequences", 10**6, "--max-batched-tokens", 10**6],
         ["--host-blocks", 100],
-        ["--one-at-a-time", "--model", "nosuch"],
-        ["--one-at-a-time", "--samples", 4],
-        ["--one-at-a-time", "--eviction", "adaptive"],
-        ["--one-at-a-time", "--num-blocks", "full=100"],
         ["--preemption", "swap"],
         ["--memory", 3],
         ["--gpu", "h100"],
@@ -391,7 +354,7 @@ def test_an_unwritable_result_is_refused_before_the_trace_is_read(tmp_path: Path
         assert message.startswith(f"pagedkv: {target}: cannot be written")
 
 
-@pytest.mark.parametrize("command", [["replay"], ["replay", "--one-at-a-time"], ["curve"]])
+@pytest.mark.parametrize("command", [["replay"], ["curve"]])
 def test_a_result_never_replaces_its_trace(tmp_path: Path, trace: Path, command: list[str]) -> None:
     (tmp_path / "link").symlink_to(trace)
     for target in (trace, tmp_path / "link"):
@@ -432,9 +395,9 @@ def test_names_of_files_may_hold_anything(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused_before_anything_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = tmp_path / "empty"
     trace.write_text("")
-    for module in (serving, replay_command, curve_command):
+    for module in (serving, curve_command):
         monkeypatch.setattr(module, "prepare", lambda _: pytest.fail("loops are compiled for nothing"))
-    for command in (("replay",), ("replay", "--one-at-a-time"), ("replay", "--engine"), ("curve",)):
+    for command in (("replay",), ("replay", "--engine"), ("curve",)):
         result = run(*command, trace)
         assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
         assert "the file is empty. Name a trace with at least one request" in result.stderr

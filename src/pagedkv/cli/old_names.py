@@ -11,8 +11,10 @@ __all__ = ["NEW_COMMANDS", "NEW_OPTIONS", "refuse_old_command", "refuse_old_opti
 NEW_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"demo-replay": "replay examples/conversations.jsonl.gz"})
 """The replacements of commands, by their old names."""
 
-NEW_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({"--policy": "--eviction", "--speed": "--load"})
-"""The new names of options, by the old ones."""
+NEW_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {"--policy": "--eviction", "--speed": "--load", "--one-at-a-time": "--max-sequences 1"}
+)
+"""The new names of options, by the old ones; or what does the same."""
 
 
 def refuse_old_command(typed: Sequence[str]) -> None:
@@ -41,5 +43,5 @@ def refuse_old_options(typed: Sequence[str], options: Collection[str]) -> None:
             return
         old = word.partition("=")[0]
         new = NEW_OPTIONS.get(old)
-        if new in options and old not in options:
+        if new is not None and new.partition(" ")[0] in options and old not in options:
             raise ConfigurationError(f"{old} is called {new} now")

@@ -13,12 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pagedkv.planner.simulation.one_at_a_time.summary import ReplaySummary
-
 __all__ = [
     "UNKNOWN_CONTENT",
     "print_numbers",
-    "print_summary",
     "print_table",
     "print_warnings",
     "share",
@@ -33,32 +30,6 @@ MOST_ROWS: Final = 30
 """Most rows of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and the line between columns
 EDGES: Final = 1  # of a table, without a line between columns
-
-
-def print_summary(title: str, summary: ReplaySummary) -> None:
-    """Print the results of a replay."""
-    counts = summary.counts
-    print_table(
-        title,
-        (
-            ("blocks in the pool", f"{summary.num_blocks:,}, the null block included"),
-            ("tokens a block", f"{summary.block_size:,}"),
-            ("requests", f"{counts.num_requests:,}"),
-            ("rejected, larger than the pool", f"{counts.num_rejected:,}"),
-            ("prompt tokens", f"{counts.num_prompt_tokens:,}"),
-            ("output tokens", f"{counts.num_output_tokens:,}"),
-            ("hit ratio by block", share(summary.block_hit_ratio, counts.num_hit_blocks, counts.num_prompt_blocks)),
-            ("hit ratio by token", share(summary.token_hit_ratio, counts.num_hit_tokens, counts.num_prompt_tokens)),
-            ("blocks in use, peak", f"{counts.peak_blocks_in_use:,}"),
-            ("blocks in use, mean over requests", f"{summary.mean_blocks_in_use:,.1f}"),
-            ("waste, slots without a token", f"{summary.waste:.2%}"),
-            ("evictions", f"{summary.num_evictions:,}"),
-            (
-                "bookkeeping time",
-                f"{summary.timing.bookkeeping_s:.2f} s, {summary.timing.ns_per_token:.1f} ns a token",
-            ),
-        ),
-    )
 
 
 def share(ratio: float | None, part: int, whole: int) -> str:

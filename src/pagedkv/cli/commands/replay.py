@@ -1,9 +1,7 @@
-"""``pagedkv replay``: a trace on the virtual clock, or one request at a time; or by the engine as well."""
+"""``pagedkv replay``: a trace on the virtual clock, or by the engine as well."""
 
-import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -14,25 +12,12 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.progress import prepare, progress_bars, working
-from pagedkv.cli.serving import (
-    DEFAULTS,
-    ServingOptions,
-    default_num_blocks,
-    require_some_served,
-    serve_trace,
-)
+from pagedkv.cli.progress import working
+from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served
-from pagedkv.cli.sizes import parse_blocks
-from pagedkv.cli.tables import print_numbers, print_summary, print_warnings
-from pagedkv.cli.trace_options import TraceOptions
-from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
-from pagedkv.planner.simulation.one_at_a_time.replayer import ReplayConfig, Replayer, compile_loops
-from pagedkv.planner.simulation.one_at_a_time.summary import ReplaySummary
-from pagedkv.planner.traces.request import TokenizedRequest
-from pagedkv.planner.traces.tokens import tokenized
 from pagedkv.serving.model_folder import require_folder
 
 __all__ = ["replay"]
@@ -43,18 +28,10 @@ ENGINE_NUM_TOKENS: Final = 2**16
 
 
 @command
-def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
+def replay(
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     serving: ServingOptions,
-    one_at_a_time: Annotated[
-        bool,
-        typer.Option(
-            "--one-at-a-time",
-            help="No clock: serve each request to its end before the next. Knows --num-blocks and --block-size alone.",
-            rich_help_panel=opt.SCHEDULING,
-        ),
-    ] = False,
     engine: Annotated[
         bool,
         typer.Option(
@@ -93,15 +70,10 @@ def replay(  # noqa: PLR0913 - a parameter an option, as typer has it
     if json_file is not None:
         require_writable(json_file, trace)
     if engine:
-        if one_at_a_time:
-            raise ConfigurationError("--one-at-a-time has no steps: leave it, or --engine")
         _replay_with_engine(trace, serving, model_path, json_file)
         return
     if model_path is not None:
         raise ConfigurationError("--model-path names the model of --engine: give both; --model tells sizes alone")
-    if one_at_a_time:
-        _replay_one_at_a_time(trace, serving, json_file)
-        return
     served = serve_trace(trace, serving)
     if json_file is not None:
         write_json(json_file, {"trace": trace, "command": command_line(), **served.as_dict()})
@@ -138,64 +110,3 @@ def _own_model(options: ServingOptions) -> ServingOptions:
     if options.num_blocks is not None:
         return options
     return replace(options, num_blocks=str(max(2, ENGINE_NUM_TOKENS // max(1, options.block_size))))
-
-
-def _replay_one_at_a_time(trace: str, options: ServingOptions, json_file: Path | None) -> None:
-    reading = replace(DEFAULTS.trace, trace_block_size=options.trace.trace_block_size, limit=options.trace.limit)
-    reading = replace(reading, source=options.trace.source)
-    known = replace(DEFAULTS, num_blocks=options.num_blocks, block_size=options.block_size, trace=reading)
-    if options not in {known, replace(known, eviction="lru")}:
-        raise ConfigurationError(
-            "--one-at-a-time has no clock, no model and no eviction but LRU: it takes --num-blocks, --block-size, "
-            "--trace-block-size, --limit and --json alone"
-        )
-    num_blocks = options.num_blocks
-    blocks = default_num_blocks(options.block_size) if num_blocks is None else parse_blocks(num_blocks)
-    if not isinstance(blocks, int):
-        raise ConfigurationError(f"--one-at-a-time has one pool: give --num-blocks one number, got {num_blocks}")
-    config = ReplayConfig(blocks, options.block_size)
-    summary = replay_trace(
-        trace,
-        config,
-        TraceOptions(
-            trace_block_size=options.trace.trace_block_size, limit=options.trace.limit, source=options.trace.source
-        ),
-    )
-    require_some_served(summary.counts.num_requests, summary.counts.num_rejected, config.num_blocks - 1)
-    if json_file is not None:
-        head = {"trace": trace, "command": command_line(), "limit": options.trace.limit}
-        write_json(json_file, {**head, **summary.as_dict()})
-    if json_file != STANDARD_OUTPUT:
-        print_summary(f"Replay of {Path(trace).name}, one request at a time", summary)
-
-
-def replay_trace(path: str, config: ReplayConfig, options: TraceOptions) -> ReplaySummary:
-    """Replay a trace, selected by ``options``.
-
-    Raises:
-        ConfigurationError: a size is out of range.
-        TraceError: the trace cannot be read.
-        InterruptedRunError: Ctrl-C.
-    """
-    with options.open(path) as trace:
-        requests = options.requests(trace)
-        prepare(compile_loops)
-        with progress_bars() as progress:
-            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
-            return _serve(
-                tokenized(requests),
-                config,
-                lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
-            )
-
-
-def _serve(requests: Iterable[TokenizedRequest], config: ReplayConfig, show: Callable[[str], None]) -> ReplaySummary:
-    replayer = Replayer(config, time.perf_counter_ns)
-    try:
-        for request in requests:
-            replayer.serve(request)
-            show(f"{replayer.num_requests:,} requests")
-    except KeyboardInterrupt as error:
-        message = f"interrupted after {replayer.num_requests:,} requests; nothing was written"
-        raise InterruptedRunError(message) from error
-    return replayer.summary()

@@ -36,7 +36,7 @@ RESULT_KEYS: Final = frozenset({"pools", "timeline"})
 LONGEST_FIRST_LINE: Final = 2**26
 """Bytes. A result in one line has a few hundred thousand, so a longer line belongs to a trace, and is not read here."""
 WRITE_AGAIN: Final = "Write it again with pagedkv replay --json"
-AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote (without --one-at-a-time)"
+AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote"
 FROM_JSON: Final = (
     "This run was read from a JSON result, which holds no capacity curve; name the trace itself to have one."
 )

@@ -17,7 +17,6 @@ In the order in which data flows::
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock with all meters
     planning          many settings on one trace, with few meters, and a decision
-    one_at_a_time     an alternative: one request after another, without a clock
 
 docs/replay.md describes a step exactly.
 """
