@@ -43,11 +43,13 @@ OPERATIONS ?= 10000
 PROFILE ?= quick
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
-POLICIES := lru adaptive fifo hazard
+# Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.
+# All of them compiled: make test POLICIES="lru adaptive fifo hazard".
+POLICIES ?= lru hazard
 
 test: $(STAMP) ## all tests but the long ones, with compiled loops
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
-	$(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
+	PAGEDKV_TEST_POLICIES="$(POLICIES)" $(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
 
 test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain Python
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "interpreted and not long"

@@ -136,7 +136,7 @@ def test_the_command_runs_traces_with_and_without_block_ids(tmp_path: Path, outp
     (tmp_path / "ids.jsonl").write_text(HASH_IDS)
     (tmp_path / "lengths.csv").write_text(LENGTHS)
     for name, has_curve in (("ids.jsonl", True), ("lengths.csv", False)):
-        result = run("report", tmp_path / name, "-o", output, "--num-blocks", 300, "--eviction", "adaptive")
+        result = run("report", tmp_path / name, "-o", output, "--num-blocks", 300, "--eviction", "hazard")
         assert (result.exit_code, result.stdout) == (0, "")
         assert " ".join(result.stderr.split()).startswith(f"{output} written; {name} read as ")
         page = read_page(output.read_text(encoding="utf-8"))

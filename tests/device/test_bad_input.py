@@ -176,7 +176,9 @@ def test_a_plan_of_a_space_with_another_configuration_is_refused(setting: Settin
 
 
 def test_a_plan_of_a_space_that_differs_in_what_no_device_sees_is_carried_out(setting: Setting) -> None:
-    other = BlockSpace(replace(CONFIG, watermark=0.2, events=True, eviction="fifo", weights_epoch="v2", receipts=True))
+    other = BlockSpace(
+        replace(CONFIG, watermark=0.2, events=True, eviction="hazard", weights_epoch="v2", receipts=True)
+    )
     other.allocate([1, 2, 3])
     plan = other.plan_step()
     setting.executor.launch(plan, nothing)

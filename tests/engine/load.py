@@ -23,7 +23,7 @@ __all__ = ["Load", "same_answers"]
 SETTINGS: Final[tuple[EngineConfig, ...]] = (
     replace(CONFIG, num_blocks=24, max_sequences=8),
     replace(CONFIG, num_blocks=24, max_sequences=8, num_host_blocks=16, preemption="swap"),
-    replace(CONFIG, num_blocks=40, min_partial_hit=2, eviction="adaptive"),
+    replace(CONFIG, num_blocks=40, min_partial_hit=2, eviction="hazard"),
     replace(CONFIG, num_blocks=28, prefix_caching=False),
     replace(CONFIG, num_blocks=24, max_sequences=8, speculation=PromptLookup()),
     replace(

@@ -21,6 +21,7 @@ from pagedkv.memory.pool.life_cycle import acquire, drop_name, release, reuse_al
 from pagedkv.memory.pool.prefix_index import name_block
 from pagedkv.memory.pool.spare_blocks import make_spare
 from pagedkv.memory.pool.tenant_charges import BEFORE, CLOCK, CLOCK_MASK, IN_CACHED, charge_hits, list_of
+from tests.compiling import TESTED_POLICIES
 from tests.pool.lease_model import Leased, end_largest
 
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
@@ -336,7 +337,7 @@ class TenantsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", TESTED_POLICIES)
 def test_what_may_go_goes_in_its_order_and_nothing_else(policy: str) -> None:
     machine = type("Machine", (TenantsMachine,), {"policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40))
@@ -349,7 +350,7 @@ class LeasesMachine(TenantsMachine):
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "hazard"])  # that empties blocks ahead
+@pytest.mark.parametrize("policy", [name for name in TESTED_POLICIES if name != "hazard"])  # that empties blocks ahead
 def test_leases_are_given_up_in_their_order(policy: str) -> None:
     machine = type("Machine", (LeasesMachine,), {"policy": policy})
     run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=60))

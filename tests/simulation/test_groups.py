@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
+from tests.compiling import TESTED_POLICIES
 from tests.simulation.traffic import request_of, traces
 
 MIXES: dict[str, tuple[GroupSpec, ...]] = {
@@ -47,7 +47,7 @@ def served(mix: str, requests: list[TokenizedRequest], options: dict[str, Any]) 
             "num_host_blocks": st.just(0) | st.integers(2, 30),
             "max_sequences": st.integers(3, 8),
             "max_batched_tokens": st.integers(8, 40),
-            "eviction": st.sampled_from(list(POLICIES)),
+            "eviction": st.sampled_from(TESTED_POLICIES),
             "beam_width": st.none() | st.none() | st.integers(1, 3),
         }
     ),

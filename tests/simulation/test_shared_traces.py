@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import read_cost_model
 from pagedkv.planner.traces.reader import TraceReader
+from tests.compiling import TESTED_POLICIES
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -36,7 +36,7 @@ def test_blocks_of_16_waste_less_than_a_hundredth_on_conversation_lengths() -> N
     assert waste["by_block_size"]["256"] < waste["contiguous"]["exact"] < waste["contiguous"]["power_of_two"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", TESTED_POLICIES)
 def test_blocks_are_hit_evicted_and_accounted_for(policy: str) -> None:
     result = served("mooncake_conversation.jsonl.gz", 300, num_blocks=65_536, eviction=policy)
     (pool,) = result["pools"].values()

@@ -7,7 +7,7 @@ import pytest
 
 from pagedkv import FullAttention, GroupSpec, Load, TenantLimits
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import hit, new_space, only_pool, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, cache_for, has, run_for, share, shared_by
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.interpreted
 PROMPT, OTHER, THIRD = tokens(17), tokens(17, first=100), tokens(17, first=200)  # 4 blocks are cached of each, of 5
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 def test_promise_27_a_tenant_that_comes_is_like_one_from_the_beginning(
     groups: tuple[GroupSpec, ...], eviction: str

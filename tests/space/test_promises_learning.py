@@ -12,6 +12,7 @@ from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.pool.blocks import CLOCK_US, HAS_CLOCK
 from pagedkv.memory.pool.eviction.hazard.classes import output_of
 from pagedkv.memory.pool.eviction.hazard.layout import CLASSES, NEXT_RUN, TICKS, TICKS_PER_SECOND
+from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import new_space, prefill, tokens
 
 GROUPS = FullAttention(4), SlidingWindow(6, 4)
@@ -92,7 +93,7 @@ def test_an_answer_is_good_after_the_clock_went_on() -> None:
     assert isinstance(space.allocate(tokens(9), match=answer), Allocation)
 
 
-@pytest.mark.parametrize("eviction", ["lru", "adaptive", "fifo"])
+@pytest.mark.parametrize("eviction", [name for name in TESTED_POLICIES if name != "hazard"])
 def test_other_policies_are_told_the_same_and_do_the_same(eviction: str) -> None:
     told, untold = (new_space(*GROUPS, num_blocks=12, eviction=eviction) for _ in range(2))
     for number in range(8):

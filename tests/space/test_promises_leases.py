@@ -21,7 +21,7 @@ from pagedkv import (
 )
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.pool.auditing import check_pool
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
@@ -70,7 +70,7 @@ def press(space: BlockSpace, num_left: int) -> None:
     space.check()
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 def test_promise_27_what_is_leased_survives_all_that_is_not(groups: tuple[GroupSpec, ...], eviction: str) -> None:
     space = leasing(*groups, eviction=eviction)
@@ -141,7 +141,7 @@ def test_promise_27_a_lease_that_others_share_whole_gives_way_to_theirs() -> Non
     space.check()
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 def test_promise_27_a_lease_that_is_over_is_like_none(eviction: str) -> None:
     space = leasing(eviction=eviction)
     space.free([prefill(space, PROMPT)], keep_until_s=20)
@@ -202,7 +202,7 @@ def test_promise_27_content_that_is_given_up_ends_its_lease(end: Callable[[Block
     assert not (only_pool(space).arrays.leases[1:] > 0).any()
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 def test_promise_27_priority_orders_what_is_cached(eviction: str) -> None:
     space = leasing(eviction=eviction)
     for first, priority in ((0, 1), (100, 0), (200, -1)):
@@ -378,7 +378,7 @@ def test_promise_27_leases_are_to_be_asked_for_and_cost_nothing_otherwise() -> N
     assert only_pool(leasing()).nbytes - only_pool(space).nbytes == 16 * 101
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 def test_promise_27_a_lease_is_over_at_its_end_also_of_what_was_in_use_then(eviction: str) -> None:
     """The clock stands at its very end when nobody uses it any more: it goes before what is still leased."""
     space = leasing(eviction=eviction)

@@ -15,7 +15,7 @@ from pagedkv import (
     TenantLimits,
 )
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import allocate, hit, new_space, only_pool, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, cache_for, has, run_for, share, shared_by, short
 
@@ -27,7 +27,7 @@ PROMPT, OTHER, THIRD = tokens(17), tokens(17, first=100), tokens(17, first=200) 
 # Caps
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 def test_promise_27_a_tenant_at_its_cap_evicts_its_own(groups: tuple[GroupSpec, ...], eviction: str) -> None:
     space = shared_by(*groups, a=TenantLimits(cap=24), eviction=eviction)
@@ -148,7 +148,7 @@ def test_promise_27_forks_and_copies_are_their_parents_tenants() -> None:
 # Floors
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 @pytest.mark.parametrize("groups", MIXES, ids=str)
 def test_promise_27_what_a_floor_promises_is_evicted_for_nobody_else(
     groups: tuple[GroupSpec, ...], eviction: str
