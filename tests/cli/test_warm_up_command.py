@@ -18,6 +18,7 @@ def test_an_unknown_target_is_refused_with_those_that_are_known() -> None:
     assert "'x86-64-v9'" in result.stderr
 
 
+@pytest.mark.long
 @needs_compiled_loops
 def test_what_is_compiled_is_told_and_lies_where_it_is_said() -> None:
     result = run("warm-up", "--json", "-")

@@ -5,7 +5,7 @@ from collections import Counter
 from types import ModuleType
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pagedkv.memory.contract.errors import PagedKVError
@@ -14,6 +14,7 @@ from pagedkv.memory.space.receipts import ReceiptBook
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import InFlightStep, StepLedger
 from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS
+from tests.space.controls import EXAMPLES, SEED
 from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of
 
@@ -56,10 +57,18 @@ def test_rows_read_their_own_tokens_for_long(mix: Mix) -> None:
     assert overlap(mix, 50 * RUNS, settings(derandomize=False))["filled"]
 
 
-def require_noticed(name: str) -> None:
+def require_noticed(name: str, *, first_seed: int = 0) -> None:
     mix = next(mix for mix in MIXES if mix.name == name)
+    chosen, most = os.environ.get(SEED, str(first_seed)), os.environ.get(EXAMPLES, str(RUNS_TO_NOTICE))
+    bounded = settings(
+        max_examples=int(most),
+        stateful_step_count=RULES_A_RUN,
+        phases=[Phase.generate],
+        database=None,
+        print_blob=False,
+    )
     with pytest.raises((AssertionError, PagedKVError)):
-        overlap(mix, RUNS_TO_NOTICE, settings(phases=[Phase.generate], database=None, print_blob=False))
+        run_state_machine_as_test(seed(int(chosen))(overlap_machine_of(mix, Counter())), settings=bounded)
 
 
 def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

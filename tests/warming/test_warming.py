@@ -7,17 +7,19 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from pagedkv.memory.compilation.requests import Request
 from pagedkv.memory.compilation.targets import TARGETS, own_processor
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.eviction.registry import POLICIES
-from pagedkv.memory.warming import ATTENTION, of_curves, of_model_curves, of_spaces, warm_up
+from pagedkv.memory.warming import ATTENTION, make_ready, of_curves, of_model_curves, of_spaces, warm_up
 from pagedkv.memory.warming.recording import recorded
 from pagedkv.memory.warming.rehearsal import rehearse
-from pagedkv.memory.warming.rehearsals import NO_FEATURES, all_of
+from pagedkv.memory.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
+from pagedkv.memory.warming.warm_up import compile_all
 from tests.compiling import TESTED_POLICIES, needs_compiled_loops
 
 OF_FEATURES = {
@@ -33,8 +35,14 @@ OF_FEATURES = {
 """Modules whose loops spaces without features do not reach."""
 
 
+@cache
+def recorded_once(rehearsal: Rehearsal) -> list[Request]:
+    """Record a rehearsal, for all tests that look at what it reached."""
+    return recorded([rehearsal])
+
+
 @pytest.mark.interpreted
-@pytest.mark.parametrize("eviction", POLICIES)
+@pytest.mark.parametrize("eviction", TESTED_POLICIES)
 def test_a_rehearsal_leaves_its_spaces_in_order(eviction: str) -> None:
     rehearse(eviction)  # it checks them itself
 
@@ -45,7 +53,7 @@ def test_a_rehearsal_without_features_leaves_its_spaces_in_order() -> None:
 
 
 def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
-    plain, all_of_them = recorded([of_spaces("lru", has_features=False)]), recorded([of_spaces("lru")])
+    plain, all_of_them = recorded_once(of_spaces("lru", has_features=False)), recorded_once(of_spaces("lru"))
     assert any("PoolArrays" in str(each.kinds) for each in plain)
     assert not any("FeaturedArrays" in str(each.kinds) for each in plain)
     assert any("FeaturedArrays" in str(each.kinds) for each in all_of_them)
@@ -55,7 +63,7 @@ def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
 
 
 def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> None:
-    lru, hazard = recorded([of_spaces("lru")]), recorded([of_spaces("hazard")])
+    lru, hazard = recorded_once(of_spaces("lru")), recorded_once(of_spaces("hazard"))
     assert len(lru) == len(set(lru)) > 100
     own = {(each.module, each.name) for each in hazard} - {(each.module, each.name) for each in lru}
     assert all(module.startswith("pagedkv.memory.pool.eviction.hazard.") for module, _ in own)
@@ -90,7 +98,7 @@ def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
 
 def test_curves_and_attention_have_loops_of_their_own() -> None:
     of_blocks, in_a_model, attention = (
-        {each.name for each in recorded([rehearsal])}
+        {each.name for each in recorded_once(rehearsal)}
         for rehearsal in (of_curves("lru"), of_model_curves("lru"), ATTENTION)
     )
     assert {
@@ -180,10 +188,16 @@ def compiled_by(program: str, **environment: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def _warm() -> None:
-    """Warm up for the policies of these tests."""
+    """Warm up for the policies of these tests; `make test` has done so, and then it takes no time."""
+    for policy in TESTED_POLICIES:
+        make_ready(*all_of(policy))
+
+
+def test_each_loop_that_is_done_is_reported() -> None:
     told: list[tuple[int, int]] = []
-    done = warm_up(TESTED_POLICIES, told=lambda *numbers: told.append(numbers))
-    assert told[-1] == (done.num_loops, done.num_loops)
+    done = compile_all([of_curves("lru")], told=lambda *numbers: told.append(numbers))
+    assert (told[0], told[-1]) == ((0, done.num_loops), (done.num_loops, done.num_loops))
+    assert len(told) == done.num_loops + 1 > 2
 
 
 @pytest.mark.usefixtures("_warm")
@@ -232,6 +246,7 @@ def test_what_is_warmed_up_for_a_target_serves_every_processor_of_that_kind_and_
     assert len(elsewhere) == 3
 
 
+@pytest.mark.long
 @pytest.mark.skipif(TARGET is None, reason="no target of this processor")
 def test_a_warm_up_without_a_target_is_for_the_processor_at_hand_whatever_else_is_there(tmp_path: Path) -> None:
     assert TARGET is not None
