@@ -21,7 +21,7 @@ __all__ = ["MOST_BREAKPOINTS", "breakpoints_at", "num_common"]
 
 MOST_BREAKPOINTS: Final = 4
 SOME_QUESTION: Final = {"role": "user", "content": "?"}
-"""Stands behind a beginning that a template refuses by itself."""
+"""Stands behind a beginning that a template refuses by itself, so that nothing behind it is common by chance."""
 
 
 def breakpoints_at(
@@ -55,10 +55,10 @@ def num_common(first: Sequence[int], second: Sequence[int]) -> int:
 def _num_tokens(beginning: Chat, whole: Chat, prepared: Prepared, chats: ChatPrompts, caller: Caller) -> int:
     if beginning.messages == whole.messages and beginning.tools == whole.tools:
         return len(prepared.token_ids)
-    for behind in ([], [SOME_QUESTION]):
+    for behind in ([], [SOME_QUESTION], [SOME_QUESTION, *whole.messages[-1:]]):
         chat = replace(beginning, messages=[*beginning.messages, *behind], is_continued=False)
         try:
             return num_common(chats.prepare(chat, caller).token_ids, prepared.token_ids)
-        except RequestError:  # no message yet, or a template that wants a question
+        except RequestError:  # no message yet, or a template that refuses a conversation without its question
             continue
     return 0
