@@ -1,17 +1,21 @@
 """History: bounded rings that keep the last of what happened, and sums over time that lose nothing."""
 
+from dataclasses import dataclass
+from math import inf
 from random import Random
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.space import BlockSpace, CachedPrefixes, SpaceInspection
 from pagedkv.serving.engine import StepRecord
 from pagedkv.serving.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
 from pagedkv.serving.server.inspector.history import ADMISSION_FIELDS, STEP_FIELDS, History, RingSizes
+from pagedkv.serving.server.inspector.messages import as_ended
 from pagedkv.serving.server.inspector.prefix_tree import as_tree
 from pagedkv.serving.server.inspector.ring import Ring
 
@@ -22,6 +26,15 @@ class IdleCore:
     """An engine without requests."""
 
     requests: ClassVar[dict[int, object]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """What a history notes of a request that has come."""
+
+    number: int
+    intent: SimpleNamespace
+    prompt_token_ids: tuple[int, ...] = (1, 2, 3)
 
 
 class Clock:
@@ -80,6 +93,27 @@ def test_a_history_takes_at_most_64_mib_and_never_grows() -> None:
     samples = small.samples(0, 1e9)
     assert len(samples) == 4
     assert samples[-1, 1] == 9, "free blocks"
+
+
+def test_a_request_keeps_its_tenant_when_the_space_gives_the_number_to_another() -> None:
+    space = BlockSpace(SpaceConfig((FullAttention(),), 10, tenants={"early": TenantLimits()}))
+    inspection, core = SpaceInspection(), cast("Any", IdleCore())
+    space.observe(inspection)
+    history = History(core, inspection, Clock())
+
+    def arrive(number: int, tenant: str | None) -> None:
+        intent = SimpleNamespace(tenant=tenant, priority=0)
+        history.note_arrived(cast("Any", Arrived(number, intent)))
+
+    arrive(1, "early")
+    space.remove_tenant("early")
+    space.set_tenant("late", TenantLimits())
+    assert inspection.tenant_names == (None, "late")
+    arrive(2, "late")
+    arrive(3, "early")
+    arrive(4, None)
+    shown = as_ended(history.requests(0, inf, 10), history.tenant_names)
+    assert [(each["number"], each["tenant"]) for each in shown] == [(4, None), (3, None), (2, "late"), (1, "early")]
 
 
 def test_every_number_of_a_step_is_noted() -> None:

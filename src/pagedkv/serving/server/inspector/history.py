@@ -99,6 +99,7 @@ class History:
         num_columns = 1 + self._num_pools * self._num_numbers
         self._samples = Ring(min(sizes.samples, MOST_SAMPLES_NBYTES // (8 * num_columns)), num_columns)
         self._next_sample_s = 0.0
+        self._tenants: dict[str | None, int] = {None: 0}
         self._waiting: dict[EngineRequest, int] = {}
         self._running: dict[EngineRequest, int] = {}
 
@@ -116,8 +117,9 @@ class History:
 
     def note_arrived(self, request: EngineRequest) -> None:
         """Note a request that has come. O(tenants)."""
-        names = self._inspection.tenant_names
-        tenant = names.index(request.intent.tenant) if request.intent.tenant in names else 0
+        name = request.intent.tenant
+        known = name if name in self._inspection.tenant_names else None
+        tenant = self._tenants.setdefault(known, len(self._tenants))
         self._waiting[request] = self._requests.append(
             (
                 *(request.number, tenant, STATES.index("waiting"), len(request.prompt_token_ids)),
@@ -207,6 +209,14 @@ class History:
         self._next_sample_s = now_s + SAMPLE_PERIOD_S
 
     # Reading
+
+    @property
+    def tenant_names(self) -> tuple[str | None, ...]:
+        """Names of all tenants that had requests, by the numbers in rows of requests; None: requests without one.
+
+        A space gives the number of a removed tenant to the next one; these numbers stay.
+        """
+        return tuple(self._tenants)
 
     def last_step(self) -> Float64Array | None:
         """Copy the last step; None before the first one. O(1)."""

@@ -70,7 +70,7 @@ def _common(snapshot: Snapshot) -> dict[str, Any]:
         "buckets": as_buckets(snapshot.steps, snapshot.admissions, BUCKET_S),
         "requests": [_under_way(each, snapshot.tenants) for each in snapshot.requests],
         "num_requests": snapshot.num_requests,
-        "ended": as_ended(snapshot.ended, snapshot.tenants),
+        "ended": as_ended(snapshot.ended, snapshot.ended_tenants),
     }
 
 
@@ -118,7 +118,7 @@ def _ended(row: dict[str, float], tenants: Sequence[str | None]) -> dict[str, An
     tenant, cause = int(row["tenant"]), int(row["cause"])
     return {
         "number": int(row["number"]),
-        "tenant": tenants[tenant] if tenant < len(tenants) else None,
+        "tenant": tenants[tenant],
         "state": STATES[int(row["state"])],
         "prompt": int(row["prompt"]),
         "hit": int(row["hit"]) if was_admitted else None,

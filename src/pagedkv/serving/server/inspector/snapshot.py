@@ -58,7 +58,7 @@ class Snapshot:
         maps, counts, shares: of each device pool.
         steps, admissions: of the last seconds, as the history has them.
         requests: the first ones of those under way; num_requests: all of them.
-        ended: of the last requests, those that have ended.
+        ended: of the last requests, those that have ended; ended_tenants: names of their tenants, by number.
     """
 
     version: int
@@ -73,6 +73,7 @@ class Snapshot:
     requests: Sequence[UnderWay]
     num_requests: int
     ended: Float64Array
+    ended_tenants: tuple[str | None, ...]
 
 
 def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, history: History) -> Snapshot:
@@ -95,6 +96,7 @@ def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, h
         requests=[_under_way(request, history, now_s) for request in islice(core.requests, MOST_REQUESTS)],
         num_requests=len(core.requests),
         ended=history.ended(MOST_ENDED),
+        ended_tenants=history.tenant_names,
     )
 
 

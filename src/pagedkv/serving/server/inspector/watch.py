@@ -165,6 +165,7 @@ class Watch:
                 "admissions": history.admissions(from_s, to_s),
                 "samples": history.samples(from_s, to_s),
                 "requests": history.requests(from_s, to_s, most_requests),
+                "tenants": history.tenant_names,
             }
 
         return await self._service.engine.between_steps(work)
