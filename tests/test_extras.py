@@ -176,10 +176,12 @@ def test_the_library_needs_no_extra() -> None:
             },
         ),
         ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.compat", "pagedkv.engine.sampling"}),
-        ("tokenizers", {"pagedkv.serving.engine"}),
-        ("zmq", {"pagedkv.planner.recording.subscription"}),
-        ("jinja2", {"pagedkv.planner.report.page", "pagedkv.report.page"}),
-        ("matplotlib", {"pagedkv.planner.report.page", "pagedkv.planner.report.drawing"}),
+        pytest.param("tokenizers", {"pagedkv.serving.engine"}, marks=pytest.mark.long),
+        pytest.param("zmq", {"pagedkv.planner.recording.subscription"}, marks=pytest.mark.long),
+        pytest.param("jinja2", {"pagedkv.planner.report.page", "pagedkv.report.page"}, marks=pytest.mark.long),
+        pytest.param(
+            "matplotlib", {"pagedkv.planner.report.page", "pagedkv.planner.report.drawing"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_every_module_imports_or_says_what_to_install(missing: str, packages: set[str]) -> None:

@@ -17,7 +17,7 @@ BACK_ENDS = Path(__file__).parents[1] / "attention" / "test_schedules.py"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels' own tests run on the GPU")
-@pytest.mark.parametrize("one_in", [4, pytest.param(1, marks=pytest.mark.long)])  # all cases take minutes
+@pytest.mark.parametrize("one_in", [16, pytest.param(1, marks=pytest.mark.long)])  # all cases take minutes
 @pytest.mark.parametrize("tests", [*sorted(KERNELS.glob("test_*.py")), BACK_ENDS], ids=lambda path: path.stem)
 def test_kernels_do_in_the_interpreter_what_plain_torch_does(tests: Path, one_in: int) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1"}

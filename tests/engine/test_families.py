@@ -24,9 +24,13 @@ SPECULATED = {
     "qwen3_next",
 }
 """Families whose guesses are judged in every run of the tests; those of others in the long ones."""
+EACH_TIME = SPECULATED | {"gpt_oss", "phi3", "gpt2", "gemma3n_text", "zamba2"}
+"""Families whose answers are judged in every run."""
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.long) for name in CONFIGS]
+)
 def test_a_family_answers_as_it_does_dense(name: str) -> None:
     model = make_model(name)
     references = reference(model, PROMPTS)

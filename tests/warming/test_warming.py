@@ -82,6 +82,7 @@ def test_an_unknown_target_is_refused_before_anything_is_compiled() -> None:
         warm_up(target="x86-64-v9")
 
 
+@pytest.mark.long
 @needs_compiled_loops
 def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
     told: list[tuple[int, int]] = []

@@ -25,6 +25,7 @@ from pagedkv.planner.report.number_text import compact
 with needing("report", "a report"):
     from matplotlib import style as styles
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
@@ -197,7 +198,7 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
     with styles.context(dict(STYLE), after_reset=True):
         figure = Figure(figsize=(size.width / POINTS_OF_INCH, size.height / POINTS_OF_INCH))
         paint(figure)
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
+        FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(METADATA))  # savefig would draw it twice
         told = {} if figure.readout is None else _told(figure.readout)
     root = ET.fromstring(text.getvalue())  # noqa: S314 - matplotlib's own, made a line above
     return _as_part_of_page(root, f"{key}-", label, told)
