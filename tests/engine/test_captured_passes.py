@@ -20,7 +20,7 @@ from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, se
 from tests.engine.test_families import NUM_BLOCKS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FAMILIES = ("llama", "mistral", "gemma2", "gpt_oss", "llama4_text", "qwen2_moe")
+FAMILIES = ("llama", "gemma2", "gpt_oss", "mistral", "llama4_text", "qwen2_moe")
 HOST_EXPERTS = {"gpt_oss", "qwen2_moe"}
 """Whose experts are looked up on the host, with which nothing can be captured."""
 ROOMY = replace(CONFIG, num_blocks=80)
@@ -77,7 +77,9 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
     return captured
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [*FAMILIES[:3], *(pytest.param(name, marks=pytest.mark.long) for name in FAMILIES[3:])]
+)
 def test_a_family_answers_as_it_does_dense(name: str) -> None:
     llm = captured_llm(name, replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28)))
     poison(llm)

@@ -257,7 +257,7 @@ def test_the_same_requests_evict_the_same_blocks() -> None:
     assert (first.eviction_rates == second.eviction_rates).all()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(st.lists(SERVED, min_size=30, max_size=60), st.sampled_from([1, 1000, 10**6]))
 def test_no_request_pays_for_what_others_left(trace: list[Served], pause: int) -> None:
     """However long nothing happened: counted is work on runs and classes, of which each piece takes nanoseconds."""

@@ -45,13 +45,17 @@ PAGES: Final[Mapping[str, Callable[[], tuple[ReportRun, ...]]]] = {
 }
 
 
+EACH_TIME: Final = frozenset({"one run", "two pools", "nothing finished", "hostile runs"})
+"""Pages that are drawn in every run of the tests, some seconds each."""
+
+
 @cache
 def page_named(name: str) -> Page:
     """Render one of the pages above, once."""
     return rendered(*PAGES[name]())
 
 
-@pytest.fixture(params=PAGES)
+@pytest.fixture(params=[name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.long) for name in PAGES])
 def page(request: pytest.FixtureRequest) -> Page:
     return page_named(request.param)
 

@@ -42,7 +42,7 @@ def engine(
     return Engine(scheduling, config)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_every_request_is_served_whatever_is_said_of_it(data: st.DataObject) -> None:
     """Requests of tenants come, end and are aborted, limits change, time passes, with up to three batches in flight."""

@@ -73,7 +73,7 @@ def observer(num_blocks: int, first_promise: int, num_host_blocks: int = 0, **li
     return Observer(Engine(scheduling, config), first_promise)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
     watched = observer(

@@ -35,7 +35,7 @@ def engine(num_blocks: int = 40, num_host_blocks: int = 0, watermark: float = 0.
     return Engine(scheduling, config)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_everybody_is_served_whatever_happens(data: st.DataObject) -> None:
     """Requests come, end early and are aborted while up to three batches are in flight; nobody is left over."""

@@ -38,7 +38,7 @@ def served(mix: str, requests: list[TokenizedRequest], options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=8)
 @given(
     requests=traces(most_samples=3),
     num_blocks=st.integers(6, 60),

@@ -47,11 +47,11 @@ def test_blocks_are_hit_evicted_and_accounted_for(policy: str) -> None:
 
 
 def test_a_host_pool_saves_computing_again() -> None:
-    options = {"num_blocks": 4000, "max_sequences": 64}
-    recompute = served("servegen_reason_5rps_30min.csv.gz", 120, **options)
-    swap = served("servegen_reason_5rps_30min.csv.gz", 120, **options, preemption="swap", num_host_blocks=20_000)
+    options = {"num_blocks": 2000, "max_sequences": 64}
+    recompute = served("servegen_reason_5rps_30min.csv.gz", 60, **options)
+    swap = served("servegen_reason_5rps_30min.csv.gz", 60, **options, preemption="swap", num_host_blocks=20_000)
     assert recompute["preemptions"]["num_recomputed_tokens"] > swap["preemptions"]["num_recomputed_tokens"]
     assert swap["preemptions"]["num_swap"] > 0
     moved = swap["preemptions"]
     assert moved["num_swapped_in_blocks"] <= moved["num_swapped_out_blocks"]
-    assert recompute["requests"]["num_finished"] == swap["requests"]["num_finished"] == 120
+    assert recompute["requests"]["num_finished"] == swap["requests"]["num_finished"] == 60
