@@ -14,7 +14,7 @@ with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRA
 
 
 @with_traces
-@pytest.mark.parametrize("name", ["agent benchmarks", "mooncake synthetic"])
+@pytest.mark.parametrize("name", ["agent benchmarks", pytest.param("mooncake synthetic", marks=pytest.mark.long)])
 def test_a_curve_on_the_page_is_what_the_command_finds(name: str) -> None:
     assert findings.TABLES[name](TRACES) == findings.table_of(PAGE, name)
 

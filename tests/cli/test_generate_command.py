@@ -213,7 +213,9 @@ def test_the_help_has_examples() -> None:
     assert "--verify" in shown
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_with_the_results_so_far(number: signal.Signals, code: int, folder: Path, tmp_path: Path) -> None:
     """The first answer, which is short, says that the others, which take hours, are under way."""
     path = tmp_path / "prompts.jsonl"

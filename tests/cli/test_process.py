@@ -66,7 +66,9 @@ def test_a_conversion_ends_in_a_sentence_and_leaves_no_file(number: signal.Signa
     assert list(tmp_path.iterdir()) == []
 
 
-@SIGNALS
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 143)]
+)
 def test_a_demonstration_ends_in_a_sentence(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """It is under way once it says how many are answered; the sentence follows what it said by then."""
     pytest.importorskip("transformers")

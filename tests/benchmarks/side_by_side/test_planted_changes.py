@@ -66,8 +66,15 @@ def played(folder: Path, addition: str, monkeypatch: pytest.MonkeyPatch) -> Comp
 
 @pytest.mark.parametrize(
     "change",
-    [ANOTHER_VICTIM, ANOTHER_WORD_IN_A_PLAN, ANOTHER_NUMBER, ANOTHER_CLASS, ANOTHER_STATE],
-    ids=["another victim", "another word in a plan", "another number", "another class", "another state"],
+    [
+        ANOTHER_VICTIM,
+        ANOTHER_STATE,
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in (ANOTHER_WORD_IN_A_PLAN, ANOTHER_NUMBER, ANOTHER_CLASS)
+        ),
+    ],
+    ids=["another victim", "another state", "another word in a plan", "another number", "another class"],
 )
 def test_a_change_of_behaviour_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     comparison = played(tmp_path, change, monkeypatch)

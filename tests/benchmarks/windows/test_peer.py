@@ -55,7 +55,7 @@ def test_what_is_named_is_taken_last_and_the_least_recently_used_first() -> None
     ("name", "figures"),
     [
         ("conversations", ((0.465, 0.322), (0.701, 0.604), (0.817, 0.810))),
-        ("questions", ((0.248, 0.355), (0.732, 0.750), (0.780, 0.780))),
+        pytest.param("questions", ((0.248, 0.355), (0.732, 0.750), (0.780, 0.780)), marks=pytest.mark.long),
     ],
 )
 def test_the_model_comes_close_to_what_the_peer_hits(name: str, figures: tuple[tuple[float, float], ...]) -> None:

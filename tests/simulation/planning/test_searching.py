@@ -46,7 +46,7 @@ def test_what_holds_above_a_load_that_fails_is_not_counted() -> None:
     assert limit_of([(4, HOLDS), (2, FAILS)]) == LoadLimit(None, 2, is_told=True)
 
 
-@pytest.mark.parametrize("ttft_s", [None, 3.0])
+@pytest.mark.parametrize("ttft_s", [pytest.param(None, marks=pytest.mark.long), 3.0])
 def test_a_search_on_a_trace_finds_what_all_loads_of_the_grid_tell(ttft_s: float | None) -> None:
     random = [0.7, 1.9, 0.2, 1.1, 2.3, 0.4, 1.6, 0.9]
     arrivals, now_s = [], 0.0
