@@ -59,7 +59,7 @@ BODIES: Final[list[type[BaseModel]]] = [
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 CLIENT_GONE: Final = 499
-"""Status of a request whose client has gone; no response is sent."""
+"""Status of a request after its client disconnected; no response is sent."""
 
 
 def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
