@@ -1,9 +1,8 @@
 """Output files that are written whole or not at all.
 
 The content goes to a temporary file in the same folder, which then replaces the target in one step. At any time a
-reader
-sees the old file or the new one. ``-`` is the standard output. It receives the content at once, as do devices and
-pipes.
+reader sees the old file or the new one. ``-`` is the standard output. It receives the content at once, as do devices
+and pipes.
 """
 
 import os

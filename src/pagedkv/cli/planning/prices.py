@@ -1,8 +1,7 @@
 """The cost of tokens, by prices that the user types, in any currency; no prices are downloaded.
 
 The cost is the number of a setting's GPUs times the price of one for an hour, divided by the tokens of good answers
-that
-it sustains in an hour. Without a sustained load there is no cost.
+that it sustains in an hour. Without a sustained load there is no cost.
 """
 
 from collections.abc import Mapping

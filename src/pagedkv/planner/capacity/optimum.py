@@ -5,24 +5,20 @@ with bypass. After each request the cache keeps at most C of its blocks and the 
 first, and among equal next uses those nearer to the head. Blocks that are never used again are dropped.
 
 *What it bounds.* The optimum may keep any C of the cached blocks and the request's blocks; it may drop the request's
-own
-(bypass). A policy that must hold the blocks of each request, at most the first C, is one of its choices, so that policy
-has no more hits. Possibly no policy has as many: at capacity 1 the prompts ``a``, ``b``, ``a`` hit once with bypass,
-and never without.
+own (bypass). A policy that must hold the blocks of each request, at most the first C, is one of its choices, so that
+policy has no more hits. Possibly no policy has as many: at capacity 1 the prompts ``a``, ``b``, ``a`` hit once with
+bypass, and never without.
 
 *Why it is optimal.* Keeping a block from one use to the next is an interval of requests, and at most C intervals may
 overlap. The number of kept intervals is greatest if, whenever there are too many, those that end last are dropped
 (Faigle and Nawijn, "Note on scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has
-more
-blocks resident at their next use, let alone in leading runs. Here the kept blocks *are* leading runs: the block before
-a
-kept one is used next no later than that one, and is nearer to the head.
+more blocks resident at their next use, let alone in leading runs. Here the kept blocks *are* leading runs: the block
+before a kept one is used next no later than that one, and is nearer to the head.
 
 *How it is computed.* The blocks kept for one next request are a leading run of it, so their count suffices. A row of
 :class:`~pagedkv.planner.capacity.reuses.Reuses` adds to the count of its later request. Eviction lowers the count of
-the
-furthest request that has one. The count that remains when a request arrives is its number of hits. No single block is
-visited.
+the furthest request that has one. The count that remains when a request arrives is its number of hits. No single block
+is visited.
 """
 
 import numpy as np

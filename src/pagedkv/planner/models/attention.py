@@ -70,7 +70,6 @@ def heads_of_falcon(config: ModelConfig) -> KeptByAttention:
 
     transformers repeats the keys of the new architecture for all query heads before it caches them; engines with a
     paged cache do not.
-    a paged cache do not.
     """
     if config.flag("new_decoder_architecture", default=False):
         return _size_of_heads(config, config.count("num_kv_heads", most=MAX_HEADS))

@@ -1,8 +1,7 @@
 """Checked access to the keys of one config.json.
 
 The messages for all faults of a key are made here: each names the file, the key, its value and the expected value. A
-key
-whose value is null counts as absent, as it does in the library that writes these files.
+key whose value is null counts as absent, as it does in the library that writes these files.
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,8 @@
 
 Weights are counted matrix by matrix for families whose published counts equal these formulas to the last weight (OPT,
 Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests compare them with the counts in the published checkpoints).
-For
-all others the result is None, since a guess would look like a count. Of a multimodal model only the language model is
-counted.
+For all others the result is None, since a guess would look like a count. Of a multimodal model only the language model
+is counted.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,12 @@
 """The requests of a log that arrived while events were recorded, as a trace.
 
 The log has the requests, their arrivals, lengths, sessions and tokens. The events have the block size, and show which
-of
-the prompts' blocks were stored during the recording. A prompt of unknown tokens stays unknown: events name no request,
-and blocks are not attributed to requests by their times.
+of the prompts' blocks were stored during the recording. A prompt of unknown tokens stays unknown: events name no
+request, and blocks are not attributed to requests by their times.
 
 Log and events need a common clock. Times of events count from 1970. If a log's times have another origin, they cannot
-be
-placed, and all of its requests are taken. Times without a year (vLLM's) get the year that is nearest to the recording.
+be placed, and all of its requests are taken. Times without a year (vLLM's) get the year that is nearest to the
+recording.
 """
 
 from calendar import isleap

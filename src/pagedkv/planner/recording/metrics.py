@@ -16,8 +16,7 @@ values of several label sets are summed, those of a share averaged, so that all 
 that serve the same requests in parts (``tp_rank``, ``pp_rank``, ``moe_ep_rank`` of SGLang) count once, and a total that
 is also split by ``priority`` does not count again. The gains of counters are summed over the pages, separately for each
 label set. A counter that decreased has restarted from 0, as in Prometheus' own ``increase``; one that first appears on
-a
-later page began at 0. SGLang shows no counter of hits before the first hit. All other missing figures stay unknown.
+a later page began at 0. SGLang shows no counter of hits before the first hit. All other missing figures stay unknown.
 """
 
 from collections.abc import Callable, Mapping

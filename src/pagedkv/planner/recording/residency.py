@@ -3,8 +3,7 @@
 The figures are exact only in stretches that begin with an empty cache: after the first message of a process, or after a
 clear. A clear empties the device's cache, and with it SGLang's host cache, but no other medium. After a gap, or if the
 recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then counting restarts with
-the
-blocks stored from there on, and is not exact.
+the blocks stored from there on, and is not exact.
 
 Two blocks may have the same content: for equal prompts that end with a block, vLLM computes the last block each time.
 Both are stored and both are removed, so the content is available until the last of them is removed.

@@ -2,8 +2,8 @@
 
 Colours, line styles and SVG are here. matplotlib draws in sentinel colours, which become CSS variables (``--ink``,
 ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``); the page defines them, light and dark. Text stays text,
-in
-the page's font. Ids get the drawing's own prefix, since all drawings of a page share one namespace. No global state is
+in the page's font. Ids get the drawing's own prefix, since all drawings of a page share one namespace. No global state
+is
 used: no pyplot, and settings apply to the drawing only. Equal calls give equal bytes. No other module imports
 matplotlib; the names that they need are exported here.
 

@@ -1,8 +1,7 @@
 """The page of a plan: the decision as its headline, the reasons, figures over GiB of memory, and every point.
 
 It is made from the document of ``pagedkv plan --json`` alone, so a page can be made again from the file. Equal
-documents
-give equal bytes. It shows results and draws no conclusions.
+documents give equal bytes. It shows results and draws no conclusions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

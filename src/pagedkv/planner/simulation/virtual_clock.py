@@ -1,8 +1,7 @@
 """The virtual clock: requests arrive, steps take the time of the cost model, and meters are notified.
 
 The loop over steps is here. The meters decide what is measured, and the caller supplies the space. For very many runs,
-a
-caller can supply meters that measure little.
+a caller can supply meters that measure little.
 
 If steps overlap, a step is scheduled when the previous one begins, and begins when the previous one ends::
 

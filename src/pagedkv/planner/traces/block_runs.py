@@ -3,9 +3,8 @@
 Ids come as runs ``[first, count]``, which mean ``first, first + 1, ... first + count - 1``. A trace of full blocks that
 does not state the block size b still determines it: a row of ``length`` tokens has ``length // b`` ids, and b is a
 power of two. For k >= 1 ids, ``length // b == k`` holds for b in ``(length / (k + 1), length / k]``. This interval
-spans
-at most a factor of two, so it contains at most one power of two: the first row with ids determines b, and all other
-rows must agree.
+spans at most a factor of two, so it contains at most one power of two: the first row with ids determines b, and all
+other rows must agree.
 """
 
 from collections.abc import Sequence

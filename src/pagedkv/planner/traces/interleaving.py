@@ -1,10 +1,8 @@
 """Sessions with clocks of their own, merged into one order of arrival.
 
 A trace of sessions has the time of each request within its session, but not the beginnings of the sessions. Here
-session
-k (from 0, in file order, including those without requests) begins at ``k * interval_s``. A gap between two requests of
-a
-session may be cut, because long pauses of users would dominate a cache under study.
+session k (from 0, in file order, including those without requests) begins at ``k * interval_s``. A gap between two
+requests of a session may be cut, because long pauses of users would dominate a cache under study.
 
 A heap holds the next request of each session under way. Sessions are read only until the next one begins after the
 earliest request in the heap, so memory is that of the sessions that overlap.
@@ -39,7 +37,6 @@ def interleave_sessions(
 
     Returns:
         the requests, with arrivals on the common clock that never decrease. O(log of sessions under way) each.
-        the requests, their arrivals on the common clock and never falling. O(log of sessions under way) each.
 
     Raises:
         ConfigurationError: a time is negative or not finite.

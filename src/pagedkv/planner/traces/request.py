@@ -27,8 +27,7 @@ class Request:
         input_length: tokens of the prompt, at least 1.
         output_length: generated tokens, possibly 0.
         block_ids: int64 ``[n]``, ids of the prompt's leading blocks; None: the trace has no ids. Equal ids mean an
-            equal
-            *whole prefix* up to the end of that block.
+            equal *whole prefix* up to the end of that block.
         block_size: tokens per id, whether this request has ids or not; 0: unknown.
         session: name of the request's conversation, if the trace has it.
         num_samples: sequences generated from the one prompt, at least 1.

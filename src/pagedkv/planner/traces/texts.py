@@ -1,12 +1,10 @@
 """Turns texts of logs into tokens: by a tokenizer's file, or by a fixed number of characters a token.
 
 Only the number of tokens matters here, and that equal texts have equal tokens. So without a tokenizer a text is cut
-into
-pieces of a stated number of characters. A piece's token is a hash of it, the same on every machine (splitmix64 of its
-characters and their places, 31 bits). Texts that end differently differ in their last piece alone. A piece never
-crosses
-the end of a text, so a conversation whose messages are passed one by one begins with the tokens of the conversation
-before.
+into pieces of a stated number of characters. A piece's token is a hash of it, the same on every machine (splitmix64 of
+its characters and their places, 31 bits). Texts that end differently differ in their last piece alone. A piece never
+crosses the end of a text, so a conversation whose messages are passed one by one begins with the tokens of the
+conversation before.
 """
 
 from importlib import import_module

@@ -115,9 +115,8 @@ class ContentBlocks:
         """Yield the requests with ids of their prompts and answers, and the number of ids at the end for the answer.
 
         An engine keeps the blocks of an answer after those of its prompt, and the next turn hits them. They contain
-        only
-        computed tokens, and the last token is never computed. If the first block of an answer is not new, the answer
-        gets no ids, so that ids of answers are always new; of two answers that begin alike the first gets ids.
+        only computed tokens, and the last token is never computed. If the first block of an answer is not new, the
+        answer gets no ids, so that ids of answers are always new; of two answers that begin alike the first gets ids.
         O(tokens).
         """
         return self._named(requests, keeps_answers=True)

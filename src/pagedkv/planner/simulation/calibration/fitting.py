@@ -33,8 +33,7 @@ COUNTED_BY: Final[Mapping[str, str]] = {
     "sequence_s": "num_sequences",
 }
 """The fitted parameters, with the count of each. The two constants are distinguished by steps that are limited by
-memory
-and steps that are limited by compute. If all steps are of one kind, ``weights_s`` gets the whole constant."""
+memory and steps that are limited by compute. If all steps are of one kind, ``weights_s`` gets the whole constant."""
 
 IN_COMPUTE: Final = ("token_compute_s", "pair_compute_s")
 IN_MEMORY: Final = ("weights_s", "context_token_s")

@@ -14,8 +14,7 @@ A step does arithmetic and reads memory, and the two overlap; the longer of them
 Every term grows with every count, so more work never shortens a step. The limit of a window or a chunk applies to the
 sums. That is exact if all sequences are shorter than the window, or all longer, and too high in between. The experts'
 term is the expected share of experts that at least one of the step's tokens uses, if tokens choose independently and
-all
-experts are equally likely.
+all experts are equally likely.
 
 Ignored: writing the new keys and values (small against all weights), the bandwidth between GPUs (``fixed_s`` has only
 the delay of each exchange), the imbalance of experts and of GPUs, and the lower efficiency of small batches.

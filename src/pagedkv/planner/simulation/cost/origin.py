@@ -1,9 +1,8 @@
 """CostOrigin: the source of a cost model's seconds, which readers of figures need to judge them.
 
 There are three kinds: computed from a GPU's data sheet; fitted to measured steps (``pagedkv calibrate`` writes the
-error
-of the fit into its file); or stated by a file or a name without a measurement. The origin is separate from the model,
-since models with equal parameters may have different origins.
+error of the fit into its file); or stated by a file or a name without a measurement. The origin is separate from the
+model, since models with equal parameters may have different origins.
 """
 
 from collections.abc import Mapping

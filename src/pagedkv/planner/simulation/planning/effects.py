@@ -5,10 +5,9 @@ The traffic of a setting is that under the highest load that it holds. If no set
 of answers a second within the bounds, over all loads. Each value of an axis is compared with the first one: by the
 geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in
 which neither setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956;
-Tukey
-1958): the movement of the estimate when one eighth of the trace is left out. Neighbouring parts are similar, so the
-interval is somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load that
-held and the lowest that did not, and the interval is widened by that.
+Tukey 1958): the movement of the estimate when one eighth of the trace is left out. Neighbouring parts are similar, so
+the interval is somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load
+that held and the lowest that did not, and the interval is widened by that.
 """
 
 import math
@@ -117,8 +116,7 @@ def settings_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], PointRe
     """Return the run by which each setting is compared, by its choices in the order of the axes.
 
     That is the run under the highest load that holds. For a setting that holds no load, it is the lowest load if
-    another
-    setting holds any, else the load with the most traffic.
+    another setting holds any, else the load with the most traffic.
     """
     limits = limits_of(results)
     any_holds = any(limit.held is not None for limit in limits.values())

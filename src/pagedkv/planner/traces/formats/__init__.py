@@ -21,9 +21,8 @@ Layouts of logs of objects: ``chat_logs`` (services), ``litellm``, ``langfuse``,
 ``wildchat``, ``bench_results``, and ``fields`` that the user names.
 
 In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (the interface
-of
-all formats), ``messages`` (a conversation in parts), ``lengths`` (tokens for parts, as many as are stated), ``calls``
-(turns calls of a log into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
+of all formats), ``messages`` (a conversation in parts), ``lengths`` (tokens for parts, as many as are stated),
+``calls`` (turns calls of a log into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
 module a format, ``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
 raises :class:`~pagedkv.memory.contract.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """

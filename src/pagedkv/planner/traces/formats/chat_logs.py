@@ -1,11 +1,9 @@
 """Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
 
 The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
-at
-the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or in
-``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status or
-an
-error. OpenAI's batch files are read too; their input has no times.
+at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
+in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
+or an error. OpenAI's batch files are read too; their input has no times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

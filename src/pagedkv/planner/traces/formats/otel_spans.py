@@ -2,8 +2,7 @@
 
 A line of a collector's file has the spans of many requests; those that call a model are read. Lengths are
 ``gen_ai.usage.*``, as in vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages``
-and
-``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
+and ``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
 """
 
 import re

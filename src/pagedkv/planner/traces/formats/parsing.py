@@ -1,8 +1,7 @@
 """Parses the text of a line into typed values, within limits that hold for every format.
 
 JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON. Values that types
-allow
-(negative, absurd, infinite) are checked here, before anything is sized by them.
+allow (negative, absurd, infinite) are checked here, before anything is sized by them.
 """
 
 import re

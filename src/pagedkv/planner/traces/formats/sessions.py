@@ -1,8 +1,7 @@
 """One session in each line: its requests, on its own clock, with block ids of its own.
 
 The file does not record when a session began, nor whether two sessions share a prompt. So arrivals stay on the
-session's
-clock, and each session's ids are moved above those of all earlier sessions.
+session's clock, and each session's ids are moved above those of all earlier sessions.
 :mod:`~pagedkv.planner.traces.interleaving` gives sessions a common clock.
 """
 

@@ -1,8 +1,7 @@
 """Calls of an engine's log that have arrived and are not answered yet.
 
 Requests are yielded in order of arrival, so a call is held until all earlier ones are answered. The number of held
-calls
-is bounded; beyond the bound, the oldest call is yielded without an answer.
+calls is bounded; beyond the bound, the oldest call is yielded without an answer.
 """
 
 from collections.abc import Callable, Iterator
