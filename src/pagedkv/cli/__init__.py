@@ -4,17 +4,17 @@ In the order in which data flows::
 
     app            the application
     commands       the commands, one file each: options, help, and the call
-    options        the options that several commands have; option_groups: groups of options as one parameter
-    sizes          numbers and names as typed
-    source_options  how to read a file that does not state everything
+    options        the options of several commands; option_groups: groups of options as one parameter
+    sizes          numbers and names in the user's notation
+    source_options  options for files that do not state everything
     trace_options  selection and order of a trace's requests
-    result_warnings  what a reader must know before trusting figures
-    prompts        typed prompts, and files of prompts
+    result_warnings  warnings about figures
+    prompts        prompts of the command line, and files of prompts
     engine_options  options of an engine; generating: serves prompts with one
     interrupting   Ctrl-C and SIGTERM: raised, handled between steps, or ending at once
     serving        runs a trace on the virtual clock, for several commands
     engine_script  a trace as an engine serves it: requests that fit its model, and the trace's answers
-    engine_replay  runs a trace on the virtual clock and by the engine, step by step the same
+    engine_replay  runs a trace on the virtual clock and by the engine, in the same steps
     planning       the settings, results and conclusions of a plan
     progress       bars and status during long work; live_view: the state of an engine
     tables         results for humans; serving_tables, curve_tables and recording_tables of each kind
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         signal.signal(signal.SIGTERM, terminate)
         with needing("cli", "the command line"):
-            import rich  # noqa: F401, PLC0415 - typer looks for it when it is too late for a sentence
+            import rich  # noqa: F401, PLC0415 - typer looks for it later, when its absence could not be reported
 
             from pagedkv.cli.app import app  # noqa: PLC0415 - so that a missing extra can be named
         app()

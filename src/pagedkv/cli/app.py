@@ -1,6 +1,6 @@
 """The application: its commands, by name. The module of a command is imported when it runs.
 
-So help and completion of names are fast, although the imports of some commands take seconds with torch.
+So help and completion of names are fast, although some commands import torch, which takes seconds.
 """
 
 from collections.abc import Mapping
@@ -43,12 +43,12 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
     }
 )
-"""The commands with one line of help each. It repeats the first line of the docstring, so that help need not import the
-command."""
+"""The commands with one line of help each. The line repeats the first line of the docstring, so that help need not
+import the command."""
 
 
 class LateCommands(TyperGroup):
-    """Commands listed by stand-ins, until one of them runs, or shows its own help or completion."""
+    """Lists commands without importing them, until one of them runs, or shows its own help or completion."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
         """Find the command that was typed, and import it. Exits as :func:`~pagedkv.cli.user_errors.reported` does."""
@@ -67,7 +67,7 @@ class LateCommands(TyperGroup):
 
 
 def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as above
-    """Import a command: the function of that name, in the module of that name."""
+    """Import the command of a name: the function of that name, in the module of that name."""
     python_name = str(name).replace("-", "_")
     with reported(), needing("cli", "the command line"):
         module = import_module(f"pagedkv.cli.commands.{python_name}")

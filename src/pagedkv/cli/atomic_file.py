@@ -1,8 +1,8 @@
 """Output files that are written whole or not at all.
 
-The content goes to a temporary file in the same folder, which then takes the target's name in one step; a reader sees
-the old file or the new one at any time. ``-`` is the standard output, which gets the content at once, as do devices and
-pipes.
+The content goes to a temporary file in the same folder, which then replaces the target in one step. At any time a
+reader sees the old file or the new one. ``-`` is the standard output. It receives the content at once, as do devices
+and pipes.
 """
 
 import os
@@ -39,13 +39,13 @@ def require_writable(path: Path, *sources: str) -> None:
 
 
 def is_replaced_whole(path: Path) -> bool:
-    """Return whether a target is an ordinary file, existing or not: no standard output, device or pipe."""
+    """Return whether a target is an ordinary file, existing or not, rather than standard output, a device or a pipe."""
     return path != STANDARD_OUTPUT and (path.is_file() or not path.exists())
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a target to write; it changes only when the block ends without an error.
+    """Open a target for writing; it changes only when the block ends without an error.
 
     Raises:
         OutputError: writing failed; the target is unchanged, unless it is a device, a pipe or the standard output.
@@ -62,7 +62,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as file:
                 yield file
     except BrokenPipeError:
-        raise  # the reader of the output closed it
+        raise  # the reader of the output has closed it
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
 

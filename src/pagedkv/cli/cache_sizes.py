@@ -1,4 +1,4 @@
-"""The sizes of cache that a curve is measured at, as options: blocks of one pool, or GiB of a model."""
+"""Options for the cache sizes of a curve: blocks of one pool, or GiB of a model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -17,15 +17,16 @@ from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
 __all__ = ["CacheSizes", "SizedModel", "parse_capacities", "parse_gib"]
 
 TYPICAL_TOKENS: Final = 2048
-"""Tokens of a request, to check before the trace is read whether memory can be split at all."""
+"""Tokens of a request, for checking before the trace is read whether memory can be split at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedModel:
-    """A model and sizes of its cache, not yet split among pools.
+    """A model and sizes of its cache, not yet split among its pools.
 
     Args:
-        model: its memory; block_size: tokens of a block.
+        model: memory of the model.
+        block_size: tokens of a block.
         sizes_gib: the sizes, ascending.
     """
 
@@ -72,15 +73,15 @@ class CacheSizes:
     kv_dtype: opt.KvDtype = None
 
     def of_one_pool(self) -> list[int] | None:
-        """Read the capacities; None if none are given. Raises ConfigurationError as :func:`parse_capacities`."""
+        """Parse the capacities; None if none are given. Raises ConfigurationError as :func:`parse_capacities`."""
         return None if self.capacities is None else parse_capacities(self.capacities)
 
     def of_model(self) -> SizedModel | None:
-        """Read the model and the sizes, which are split among its pools as a replay does; None if no model is named.
+        """Read the model and the sizes, which are split among its pools as in a replay; None if no model is named.
 
         Raises:
-            ConfigurationError: options that contradict one another; sizes that are not numbers, not positive or too
-                small; an unknown model.
+            ConfigurationError: options contradict one another; a size is no number, not positive or too small; the
+                model is unknown.
         """
         if self.model is None:
             if self.memory is not None or self.kv_dtype is not None:
@@ -96,7 +97,7 @@ class CacheSizes:
 
 
 def parse_capacities(text: str) -> list[int]:
-    """Read capacities separated by commas.
+    """Parse capacities separated by commas.
 
     Raises:
         ConfigurationError: one is not a whole number, or not positive.
@@ -114,7 +115,7 @@ def parse_capacities(text: str) -> list[int]:
 
 
 def parse_gib(text: str) -> list[float]:
-    """Read sizes in GiB separated by commas; each once.
+    """Parse sizes in GiB separated by commas, without repetitions.
 
     Raises:
         ConfigurationError: one is not a number, not positive, or beyond a million.

@@ -1,4 +1,4 @@
-"""The command as typed, for results that record how they were made."""
+"""The command as typed, recorded in results."""
 
 import shlex
 import sys
@@ -7,5 +7,5 @@ __all__ = ["command_line"]
 
 
 def command_line() -> str:
-    """Write the command of this process with the quoting of a shell."""
+    """Return the command of this process, quoted for a shell."""
     return shlex.join(["pagedkv", *sys.argv[1:]])

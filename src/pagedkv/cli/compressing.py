@@ -18,10 +18,10 @@ GZIP_LEVEL: Final = 6
 
 @contextmanager
 def maybe_compressed(file: BinaryIO, output: Path) -> Iterator[ByteSink]:
-    """Compress what is written to a file whose name ends in .gz; always to the same bytes."""
+    """Compress a file whose name ends in .gz; equal content gives equal bytes."""
     if output.suffix != GZIP_SUFFIX:
         yield file
         return
-    # Neither a name nor a time in the header: the same trace gives the same bytes.
+    # The header has neither a name nor a time, so the same trace gives the same bytes.
     with GzipFile("", "wb", GZIP_LEVEL, file, 0) as compressed, BufferedWriter(compressed) as buffered:
         yield buffered

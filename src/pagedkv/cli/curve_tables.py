@@ -13,7 +13,7 @@ __all__ = ["print_curve", "print_model_curve"]
 
 
 HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
-"""Headings of columns: the optimum is not a policy that could run, for it knows the future requests."""
+"""Headings of columns. The optimum could not run as a policy, since it depends on future requests."""
 
 
 def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
@@ -42,7 +42,7 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
 
 
 def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
-    """Say which policies were not measured because they take long."""
+    """Return the policies that were not measured because they take long."""
     left_out = [name for name in POLICIES if name not in curve.hits]
     if left_out and curve.num_requests > MOST_FOR_ALL:
         yield "policies left out", f"{', '.join(left_out)}, as requests are many: --eviction names others"

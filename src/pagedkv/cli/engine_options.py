@@ -61,7 +61,7 @@ class EngineOptions:
             ConfigurationError: an option is out of range.
             MissingExtraError: torch or transformers are not installed.
         """
-        from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands do without torch
+        from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
 
         if not 0 < self.memory_gib <= opt.MOST_GIB:
             raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")

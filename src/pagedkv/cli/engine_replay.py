@@ -1,12 +1,12 @@
 """``pagedkv replay --engine``: a trace on the virtual clock, and by a model in the same steps.
 
-The simulation runs first and notes before which step each request arrived. The engine then gets the same requests
+The simulation runs first and records the step before which each request arrived. The engine then gets the same requests
 before the same steps, with the same pools, limits and rules. Its answers are the trace's: the model computes every
 token, but its own choice is dropped. So hits, preemptions and recomputed tokens must agree exactly, and the measurement
 is the time of the steps.
 
 Tokens of a trace are taken modulo the model's vocabulary, for both. Seconds are predicted by ``--cost-model``, or else
-by a cost model that is measured here beforehand, on separate steps::
+by a cost model that is measured beforehand, on separate steps::
 
     one sequence decodes  ->  many do  ->  a prompt is computed      fixed_s, sequence_s, token_compute_s
 """
@@ -48,9 +48,10 @@ class Comparison:
     """Predicted and measured figures.
 
     Args:
-        model: the model's name; cost_model: the source of predicted seconds, and its kind.
+        model: name of the model.
+        cost_model: source of the predicted seconds, and its kind.
         seconds: the cost model in short.
-        predicted, measured: the same counts and seconds of both.
+        predicted, measured: equal sets of counts and seconds.
         simulation: the result of the simulation.
     """
 
@@ -68,12 +69,12 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know before trusting the figures."""
+        """List warnings about the figures."""
         told = f"the engine went another way than the simulation: {', '.join(self.differing)} differ"
         return [told] if self.differing else []
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the comparison for JSON."""
         return {
             "model": self.model,
             "cost_model": dict(self.cost_model),
@@ -86,7 +87,7 @@ class Comparison:
         }
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Lay out for humans."""
+        """Return the rows of a table."""
         one, other = self.predicted, self.measured
         return [(words, form.format(one[name]), form.format(other[name])) for name, (words, form) in ROWS.items()]
 
@@ -120,8 +121,9 @@ def replay_with_engine(
     """Serve requests twice: on the virtual clock, and by the engine in the same steps.
 
     Args:
-        name: of the trace, for the bar; told: its requests.
-        options: those of the simulation, with the pools' blocks, and none about other models.
+        name: name of the trace, for the bar.
+        told: requests of the trace.
+        options: options of the simulation, with the pools' blocks, and without other models.
         model_path: folder of the model; None: the demonstration's.
 
     Raises:
@@ -163,7 +165,7 @@ def replay_with_engine(
 
 
 def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:
-    """Make requests that the model can serve. Raises ConfigurationError."""
+    """Return requests that the model can serve. Raises ConfigurationError."""
     vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
     requests = [within_vocabulary(tokenize(each, place), vocabulary, num_samples) for place, each in enumerate(told)]
     most = max((each.input_length + each.output_length for each in requests), default=0)
@@ -193,7 +195,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
 
 
 def _simulate(server: VirtualServer, requests: Iterable[TokenizedRequest]) -> list[int]:
-    """Serve on the virtual clock; return before which step each request arrived."""
+    """Serve on the virtual clock; return the step before which each request arrived."""
     steps = []
     try:
         for request in requests:
@@ -229,7 +231,7 @@ def _predicted(result: ServingResult) -> dict[str, float]:
 def _run(
     llm: LLM, script: Script, requests: Sequence[TokenizedRequest], steps: Sequence[int], name: str
 ) -> dict[str, float]:
-    """Serve by the engine, each request admitted before the same step as in the simulation."""
+    """Serve by the engine; each request is admitted before the same step as in the simulation."""
     served: list[EngineRequest] = []
     found = dict.fromkeys((*COUNTS, "busy_s", "num_prompt_tokens"), 0.0)
 

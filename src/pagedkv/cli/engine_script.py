@@ -1,7 +1,7 @@
-"""A trace as an engine serves it: requests that fit its model, and a sampler that gives the trace's answers.
+"""A trace as an engine serves it: requests that fit its model, and a sampler that returns the trace's answers.
 
 The model computes every token, but its own choice is dropped. So the engine's work is that of the trace, step by step,
-for any weights. Knows nothing of clocks: the caller decides when a request arrives.
+for any weights. The caller decides when a request arrives.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ __all__ = ["Script", "let_in", "within_vocabulary"]
 
 @final
 class Script:
-    """A sampler of the engine that gives the trace's answers for any logits.
+    """A sampler of the engine that returns the trace's answers for any logits.
 
     Args:
         vocabulary: size of the model's vocabulary.
 
     Attributes:
-        answers: the tokens of each request's samples, int32 ``[samples, tokens]``, by the seed of the request.
+        answers: tokens of each request's samples, int32 ``[samples, tokens]``, by the seed of the request.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -37,14 +37,14 @@ class Script:
         self.answers: dict[int, Int32Array] = {}
 
     def write(self, number: int, request: TokenizedRequest) -> None:
-        """Lay out the tokens of a request's samples, as the simulation does, within the model's vocabulary."""
+        """Store the tokens of a request's samples, equal to the simulation's, within the model's vocabulary."""
         tokens = request.output_token_ids
         if request.num_samples > 1:
             tokens = sequence_tokens(tokens, request.num_samples, number)
         self.answers[number] = tokens.reshape(request.num_samples, -1) % np.int32(self._vocabulary)
 
     def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
-        """Give each row its next token."""
+        """Return the next token of each row."""
         tokens = [
             self.answers[sequence.params.seed or 0][sequence.sample, len(sequence.generated_ids)]
             for sequence in (place.sequence for place in places)
@@ -58,7 +58,7 @@ class Script:
 
 
 def within_vocabulary(request: TokenizedRequest, vocabulary: int, num_samples: int | None = None) -> TokenizedRequest:
-    """Give a request tokens of the vocabulary, at least one to generate, and the default priority."""
+    """Return a request with tokens of the vocabulary, at least one to generate, and the default priority."""
     outputs = request.output_token_ids if request.output_length else np.zeros(1, np.int32)
     return replace(
         request,
@@ -70,7 +70,7 @@ def within_vocabulary(request: TokenizedRequest, vocabulary: int, num_samples: i
 
 
 def let_in(core: EngineCore, script: Script, request: TokenizedRequest, number: int) -> EngineRequest:
-    """Queue a request, and give its answers to the script by its number. Raises RequestError if it never fits."""
+    """Queue a request, and store its answers in the script by its number. Raises RequestError if it never fits."""
     params = SamplingParams(
         max_tokens=request.output_length, n=request.num_samples, temperature=1.0, ignore_eos=True, seed=number
     )

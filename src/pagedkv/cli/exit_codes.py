@@ -1,4 +1,4 @@
-"""Exit codes of commands, and the message of a command that ends before it begins. Needs no extra."""
+"""Exit codes of commands, and the message of a command that is interrupted before it begins. Needs no extra."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Serves the prompts of ``pagedkv generate``: loads, queues all, runs steps, reports each output when it ends, sums up.
+"""Serves the prompts of ``pagedkv generate``: loads the model, queues all prompts, runs steps, reports each output.
 
 Prompts that cannot be served are refused before any computation. Interruption is checked between steps, and answers
 generated before it are reported like all others.
@@ -25,7 +25,7 @@ __all__ = ["Difference", "Figures", "Verification", "build", "serve", "verify"]
 
 MIB: Final = 2**20
 SEEN_AHEAD: Final = 4
-"""Requests that are checked for their end, as a multiple of the running sequences."""
+"""Number of requests whose end is checked, as a multiple of the running sequences."""
 Tell: TypeAlias = Callable[[int, RequestOutput], None]
 
 
@@ -34,14 +34,19 @@ class Figures:
     """The cost of serving.
 
     Args:
-        num_prompts: prompts; num_finished: those that were not interrupted.
-        num_prompt_tokens: of all started prompts; num_cached_tokens: those of them that hit the cache.
-        num_generated_tokens: of all answers.
-        num_drafted_tokens: tokens that were guessed and computed; num_accepted_tokens: those that were right.
-        num_steps: forward passes with their overhead; seconds: of all steps.
+        num_prompts: all prompts.
+        num_finished: prompts that were not interrupted.
+        num_prompt_tokens: tokens of all started prompts.
+        num_cached_tokens: prompt tokens that hit the cache.
+        num_generated_tokens: tokens of all answers.
+        num_drafted_tokens: tokens that were guessed and computed.
+        num_accepted_tokens: guessed tokens that were right.
+        num_steps: forward passes with their overhead.
+        seconds: seconds of all steps.
         num_preemptions, num_recomputed_tokens: the cost of too little memory.
-        kv_nbytes: memory for keys and values; peak_used_blocks: peak blocks of running sequences; num_blocks: all
-            blocks.
+        kv_nbytes: memory for keys and values.
+        peak_used_blocks: peak blocks of running sequences.
+        num_blocks: all blocks.
     """
 
     num_prompts: int
@@ -76,7 +81,7 @@ class Figures:
         return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the figures for JSON."""
         ratios = {"tokens_per_s": self.tokens_per_s, "hit_ratio": self.hit_ratio, "acceptance": self.acceptance}
         return {**asdict(self), **ratios}
 
@@ -86,8 +91,11 @@ class Difference:
     """The place where an answer differs from the model's own.
 
     Args:
-        index: place of the prompt; answer: of the answer; position: of the first token that differs.
-        token_id: the generated token; dense_token_id: the model's own token.
+        index: place of the prompt.
+        answer: place of the answer.
+        position: place of the first token that differs.
+        token_id: the generated token.
+        dense_token_id: the model's own token.
     """
 
     index: int
@@ -102,8 +110,9 @@ class Verification:
     """The result of comparing answers with the model's own.
 
     Args:
-        num_answers: answers that were compared; num_tokens: their tokens.
-        num_certain_tokens: of them, those where rounding could not change the model's choice, which must be equal.
+        num_answers: compared answers.
+        num_tokens: their tokens.
+        num_certain_tokens: tokens where rounding could not change the model's choice, which must be equal.
         differences: certain tokens that differ.
     """
 
@@ -117,7 +126,7 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
     """Build an engine.
 
     Raises:
-        ConfigurationError: more memory is requested than there is, or limits are contradictory.
+        ConfigurationError: more memory is requested than exists, or limits contradict each other.
         UnsupportedModelError: the engine would compute the model wrongly.
         MemoryError: there is not enough memory.
     """
@@ -130,7 +139,7 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
     try:
         return LLM(model, config, tokenizer=tokenizer)
     except RuntimeError as problem:
-        if "allocate memory" not in str(problem):  # torch has no error of its own for it on a CPU
+        if "allocate memory" not in str(problem):  # on a CPU, torch has no error class of its own for this
             raise
         raise MemoryError(str(problem)) from problem
 
@@ -138,7 +147,7 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
 def serve(
     llm: LLM, wishes: Sequence[Wish], progress: Progress, tell: Tell, *, is_interrupted: Callable[[], bool]
 ) -> Figures:
-    """Serve prompts, and report each output when it ends, with its place; after an interruption, partial ones too.
+    """Serve prompts, and report each output with its place when it ends; after an interruption, partial ones too.
 
     Raises:
         RequestError: a prompt, which the message names, cannot be served; nothing was computed.
@@ -157,7 +166,7 @@ def serve(
         figures.peak_used_blocks = max(figures.peak_used_blocks, record.num_used_blocks)
         figures.is_interrupted = is_interrupted()
         if record.num_finished or record.num_rejected:
-            first = islice(left.items(), SEEN_AHEAD * llm.core.config.max_sequences)  # served in this order
+            first = islice(left.items(), SEEN_AHEAD * llm.core.config.max_sequences)  # the order of service
             for place in [place for place, request in first if request.is_finished]:
                 _end(llm, place, left.pop(place), figures, tell)
         figures.seconds = time.perf_counter() - started

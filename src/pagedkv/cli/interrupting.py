@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: either ends a command in one sentence, and differs from the other in the exit code alone.
+"""Ctrl-C and SIGTERM: both end a command with one sentence; only the exit code differs.
 
 By default, both raise: Ctrl-C as always, SIGTERM a :class:`Terminated`, which every handler of Ctrl-C handles too. Some
-work handles them between steps instead, so that its results so far are whole, and some ends at once.
+work handles them between steps instead, so that its results so far are whole. Some work ends at once.
 """
 
 import os
@@ -26,19 +26,19 @@ def terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def exit_code_of(interruption: BaseException | None) -> int:
-    """Give the exit code of a command that was ended by this interruption."""
+    """Return the exit code of a command that this interruption ended."""
     return EXIT_TERMINATED if isinstance(interruption, Terminated) else EXIT_INTERRUPTED
 
 
 RAISING: Final[Mapping[int, Callable[..., Any]]] = MappingProxyType(
     {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
 )
-"""The default handler of each signal. A signal that is ignored, or handled by other code, stays so."""
+"""The default handler of each signal. A signal that is ignored, or handled by other code, is left alone."""
 
 
 @contextmanager
 def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
-    """Give a function that returns the exception of a received signal; a second signal raises at once."""
+    """Yield a function that returns the exception of a received signal; a second signal raises at once."""
     noticed: list[KeyboardInterrupt] = []
 
     def note(number: int) -> None:

@@ -25,7 +25,7 @@ BAR_WIDTH: Final = 30
 
 @contextmanager
 def live_view(num_requests: int) -> Iterator[Watch]:
-    """Give a function that is called after each step, with its record and the number of finished requests."""
+    """Yield a function to call after each step, with its record and the number of finished requests."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(num_requests).watch
@@ -43,7 +43,7 @@ class _Lines:
         self._num_said = 0
 
     def watch(self, record: "StepRecord", num_done: int) -> None:
-        """Take the record of a step."""
+        """Process the record of a step."""
         num_tenths = NUM_LINES * num_done // self._num_requests
         if num_tenths > self._num_said:
             self._num_said = num_tenths
@@ -63,7 +63,7 @@ class _Picture:
         self._num_tokens = 0
 
     def watch(self, record: "StepRecord", num_done: int) -> None:
-        """Take the record of a step."""
+        """Process the record of a step."""
         self._num_tokens += record.num_tokens + record.num_hit_tokens
         now = monotonic()
         if now - self._shown > SECONDS_BETWEEN:

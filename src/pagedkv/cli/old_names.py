@@ -1,4 +1,4 @@
-"""Renamed commands and options: an old name is refused with the new one."""
+"""Renamed commands and options: an old name is refused, and the message has the new one."""
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ NEW_COMMANDS: Final[Mapping[str, str]] = MappingProxyType({"demo-replay": "repla
 NEW_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {"--policy": "--eviction", "--speed": "--load", "--one-at-a-time": "--max-sequences 1"}
 )
-"""The new names of options, by the old ones; or what does the same."""
+"""The replacements of options, by their old names."""
 
 
 def refuse_old_command(typed: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def refuse_old_options(typed: Sequence[str], options: Collection[str]) -> None:
 
     Args:
         typed: the arguments of the command.
-        options: all that it takes.
+        options: all options of the command.
 
     Raises:
         ConfigurationError: one of the arguments is an old name.

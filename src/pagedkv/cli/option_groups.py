@@ -1,4 +1,4 @@
-"""Options that belong together, as one parameter: a dataclass whose fields are the options.
+"""Options that belong together as one parameter: a dataclass whose fields are the options.
 
 A command takes shared options as a value of the class that declares them::
 
@@ -51,7 +51,7 @@ def _is_option(parameter: Parameter) -> bool:
 
 
 def _typed(parameter: Parameter) -> str:
-    """Give the typed form of an option: from its declaration, else from its name."""
+    """Return the typed form of an option: from its declaration, else from its name."""
     declared = [
         name
         for told in getattr(parameter.annotation, "__metadata__", ())
@@ -62,7 +62,7 @@ def _typed(parameter: Parameter) -> str:
 
 
 def _options(group: Any) -> Iterator[Parameter]:  # noqa: ANN401 - a class; typeshed has no type of dataclasses
-    """Give the options of a group, and of the groups in it, in the order of its fields."""
+    """Yield the options of a group, and of the groups in it, in the order of its fields."""
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         hint = hints[field.name]

@@ -1,4 +1,4 @@
-"""Options that several commands have, with their help."""
+"""Options of several commands, with their help."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -52,10 +52,10 @@ __all__ = [
 ]
 
 DEFAULT_NUM_TOKENS: Final = 2**22
-"""4.2 million tokens, in the range that eight H200 hold for the model below."""
+"""4.2 million tokens, about what eight H200 have room for with the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
 MOST_GIB: Final = 2**20
-"""A million GiB: more than any machine has, and few enough to count."""
+"""A million GiB: more than any machine has, and small enough for counters."""
 MOST_JOBS: Final = 1024
 
 MEMORY: Final = "Memory"
@@ -64,7 +64,7 @@ TRACE: Final = "Trace"
 
 
 def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Make the completion of a shell: the names that begin with a typed word."""
+    """Make a shell completion: it returns the names that begin with a typed word."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -73,7 +73,7 @@ def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str
 
 
 def _gpu_names() -> Iterable[str]:
-    from pagedkv.planner.simulation.cost import gpu_names  # noqa: PLC0415 - what needs no GPU waits for no simulation
+    from pagedkv.planner.simulation.cost import gpu_names  # noqa: PLC0415 - commands without a GPU need no simulation
 
     return gpu_names()
 
@@ -241,7 +241,7 @@ Jobs: TypeAlias = Annotated[
 
 
 def num_jobs(wanted: int | None) -> int:
-    """Choose how many points run at once: the wanted number, or one for each core. Raises ConfigurationError."""
+    """Return how many points run at once: the wanted number, or one for each core. Raises ConfigurationError."""
     if wanted is not None and not 1 <= wanted <= MOST_JOBS:
         raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {wanted}")
     return wanted or os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""How the requests of a trace are divided, by its options and its content: by tenant, by window of time."""
+"""Divisions of a trace's requests, by its options and its content: by tenant, by window of time."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ __all__ = ["partitions_of", "windows_of"]
 
 
 def partitions_of(references: BlockReferences, options: TraceOptions, origin_s: float) -> Iterator[Partition]:
-    """Divide the requests of a trace. Raises ConfigurationError: there are no such windows."""
+    """Yield the divisions of a trace's requests. Raises ConfigurationError: there are no such windows."""
     if references.tenants:
         yield Partition("tenant", references.tenants, references.tenant_numbers)
     if options.windows is not None:
@@ -21,5 +21,5 @@ def partitions_of(references: BlockReferences, options: TraceOptions, origin_s: 
 
 
 def windows_of(arrivals_s: Float64Array, options: TraceOptions, origin_s: float) -> list[Window]:
-    """Give the windows of arrivals; none if none are requested. Raises ConfigurationError."""
+    """Return the windows of arrivals; none if none are requested. Raises ConfigurationError."""
     return [] if options.windows is None else options.windows.divide(arrivals_s, origin_s)[0]

@@ -1,4 +1,4 @@
-"""Figures by tenant and by window of recorded time, for humans and for JSON; equal for a replay and a plan."""
+"""Figures by tenant and by window of recorded time, for humans and for JSON; the same for a replay and a plan."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["extremes_in_words", "parts_as_dict", "print_parts"]
 
 
 def parts_as_dict(parts: Sequence[PartFigures]) -> dict[str, Any]:
-    """Lay parts out for JSON, by kind, and name the busiest and the quietest window; missing ones are left out."""
+    """Return parts for JSON, by kind, with the busiest and the quietest window; missing ones are left out."""
     by_kind = {
         f"by_{kind}": [part.as_dict() for part in parts if part.kind == kind]
         for kind in (TENANT, WINDOW)
@@ -25,7 +25,7 @@ def parts_as_dict(parts: Sequence[PartFigures]) -> dict[str, Any]:
 
 
 def extremes_in_words(parts: Sequence[PartFigures]) -> str | None:
-    """Say which windows are the busiest and the quietest; None unless there are several."""
+    """Describe the busiest and the quietest window; None unless there are several."""
     extremes = busiest_and_quietest(parts)
     if extremes is None:
         return None

@@ -12,19 +12,19 @@ __all__ = ["prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
-    """Compile or load the loops of a run before it, so that its bar shows the run alone."""
+    """Compile or load the loops of a run before it begins, so that its bar shows only the run."""
     with working("Preparing the compiled loops, slow on the first run only"), leaving_at_once():
         compile_loops()
 
 
 def working(what: str) -> AbstractContextManager[object]:
-    """Show the name of work whose end cannot be predicted."""
+    """Show a status for work of unknown duration."""
     return Console(stderr=True).status(what)
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Show bars whose tasks describe their progress in the field ``come_to``; nothing off a terminal."""
+    """Yield bars whose tasks describe their progress in the field ``come_to``; nothing is shown off a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -33,7 +33,7 @@ class Wish:
     """One prompt, and its sampling parameters.
 
     Args:
-        where: its place, for errors.
+        where: place of the prompt, for errors.
         prompt: a text, token ids or messages.
         params: its sampling parameters.
     """
@@ -44,7 +44,7 @@ class Wish:
 
 
 def typed_wishes(prompts: Sequence[str], params: "SamplingParams", *, is_chat: bool) -> Iterator[Wish]:
-    """Take prompts from the command line; with ``is_chat`` each is a user's message."""
+    """Yield the prompts of the command line; with ``is_chat`` each is a user's message."""
     for number, prompt in enumerate(prompts, 1):
         yield Wish(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
 
@@ -53,7 +53,7 @@ class PromptFile:
     """A file of prompts, read whole; its lines are interpreted later, when the default parameters are known.
 
     Raises:
-        TraceError: the file cannot be read, or has no prompt: file, line, reason, remedy.
+        TraceError: the file cannot be read, or has no prompt. The message has file, line, reason and remedy.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class PromptFile:
             raise TraceError(self._path, None, "has no prompt", REMEDY)
 
     def wishes(self, params: "SamplingParams") -> list[Wish]:
-        """Make a prompt of each line, with ``params`` as far as the line does not override them. Raises TraceError."""
+        """Make a prompt from each line, with ``params`` where the line does not override them. Raises TraceError."""
         return [_wish(self._path, number, line, params) for number, line in self._lines]
 
 

@@ -26,14 +26,14 @@ UNKNOWN: Final = "unknown"
 def recording_warnings(
     recorder: Recorder, ending: Ending | None, counts: JoinCounts | None, metrics: EngineMetrics | None
 ) -> list[str]:
-    """List what a reader must know before trusting the figures; ``ending`` is None after a failure."""
+    """List warnings about the figures; ``ending`` is None after a failure."""
     return [*_of_events(recorder, ending), *_of_log(counts), *_of_metrics(metrics)]
 
 
 def recording_document(
     recorder: Recorder, ending: Ending | None, counts: JoinCounts | None, metrics: EngineMetrics | None
 ) -> dict[str, object]:
-    """Lay out all figures as a JSON document; unknown ones are null."""
+    """Return all figures as a JSON document; unknown ones are null."""
     residency, contents = recorder.residency, recorder.contents
     return {
         "began_s": recorder.began_s,
@@ -167,7 +167,7 @@ def _cells(medium: MediumRecord) -> tuple[str, ...]:
 
 
 def _until_gone(medium: MediumRecord, share: float) -> str:
-    """Name the edge below which a share of the ended lifetimes lies."""
+    """Return the edge below which a share of the ended lifetimes lies."""
     if not medium.num_removed:
         return UNKNOWN
     below = 0

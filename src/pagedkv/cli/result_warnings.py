@@ -1,4 +1,4 @@
-"""What a reader must know before trusting the figures of a replay, one sentence each: in tables, page and JSON."""
+"""Warnings about the figures of a replay, one sentence each: in tables, page and JSON."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Builds what ``pagedkv serve`` runs: a model, its engine, the service over it."""
+"""Builds the parts of ``pagedkv serve``: a model, its engine, and the service."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, Serv
 __all__ = ["access", "build", "log_requests"]
 
 PREDICTED_TOKENS: Final = 8
-"""Tokens that a step guesses at most from a request's prediction."""
+"""Most tokens that a step drafts from a request's prediction."""
 
 
 def access(api_keys: Path | None) -> Access:
-    """Return what tells callers apart. Raises ConfigurationError for a file that holds no keys."""
+    """Return the object that identifies callers. Raises ConfigurationError for a file without keys."""
     return OpenAccess() if api_keys is None else ApiKeys.read(api_keys)
 
 
@@ -28,12 +28,13 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
 
     Args:
         model: a folder or a name; None: the model of the demonstration.
-        dtype: of its weights.
+        dtype: type of its weights.
         engine: memory and limits; answers end at the longest sequence, as clients expect.
-        config: of the server; callers: tells callers apart.
+        config: configuration of the server.
+        callers: identifies callers.
 
     Raises:
-        ConfigurationError, UnsupportedModelError: it cannot be loaded or served.
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
     """
     loaded, tokenizer = load_demo() if model is None else load(model, dtype)
     if tokenizer is None:
@@ -46,7 +47,7 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
 
 @contextmanager
 def log_requests(service: Service, path: Path | None, *, tells_tokens: bool) -> Iterator[None]:
-    """Write a trace of what a service serves, while this is open. Raises ConfigurationError for a path that is none."""
+    """Write a trace of the served requests, while this is open. Raises ConfigurationError for an invalid path."""
     if path is None:
         yield
         return

@@ -1,6 +1,6 @@
 """Serves a trace on the virtual clock, for several commands: options, configuration, the loop over the requests.
 
-The bar goes to stderr, and only when that is a terminal. It shows the share of the trace that has been read, in stored
+The bar goes to stderr, and only if that is a terminal. It shows the share of the trace that has been read, in stored
 bytes, and the virtual time.
 """
 
@@ -47,7 +47,7 @@ TYPICAL_TOKENS: Final = 2048
 """Tokens of a request, if memory is split among pools before any request is known."""
 NUM_SAMPLED: Final = 1000
 MOST_SAMPLED_TOKENS: Final = 2**24
-"""Tokens of the first requests, by which memory is split among pools; limited, for they wait in memory."""
+"""Tokens of the first requests, by which memory is split among pools; limited, since they wait in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class ServingOptions:
         return self.cost_model is None and (self.model is None or self.gpu is None)
 
     def seconds_of(self, config: ServingConfig) -> WhoseSeconds:
-        """Name the source of the seconds of a run with these options. Raises ConfigurationError."""
+        """Return the source of the seconds of a run with these options. Raises ConfigurationError."""
         name = str(config.cost_model_name)
         return WhoseSeconds(name, origin_of(self.cost_model), self.is_cost_model_assumed)
 
@@ -165,20 +165,20 @@ DEFAULTS: Final = ServingOptions()
 
 
 def default_num_blocks(block_size: int) -> int:
-    """Give the number of blocks that hold the default number of tokens."""
+    """Return the number of blocks for the default number of tokens."""
     return opt.DEFAULT_NUM_TOKENS // max(1, block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
-    """The result, and the seconds of this machine.
+    """The result of a run, and the seconds that it took on this machine.
 
     Args:
         result: the figures.
         seconds: the source of their seconds.
-        warnings: what a reader must know before trusting them, one sentence each.
+        warnings: warnings about the figures, one sentence each.
         read_as: the recognised format; empty for generated requests.
-        wall_s: seconds of this machine, reading the trace included.
+        wall_s: seconds of this machine, including reading the trace.
         parts: the same by tenant and by window of recorded time, if there are any.
     """
 
@@ -190,7 +190,7 @@ class ServedTrace:
     parts: tuple[PartFigures, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON all that is equal on every run."""
+        """Return for JSON all values that are equal on every run."""
         told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
         return {**told, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
@@ -207,7 +207,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
     config, cost_model = options.configuration()
     with TraceSources([path], options.trace) as trace:
         requests = trace.requests()
-        first = next(requests)  # which was read already
+        first = next(requests)  # already in memory
         requests = chain([first], requests)
         is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
         prepare(lambda: compile_loops(config.eviction))
@@ -232,7 +232,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
 
 
 def sample_of(requests: Iterator[Request]) -> list[Request]:
-    """Take the first requests, as many as may wait in memory."""
+    """Take the first requests, up to the number that may wait in memory."""
     sample: list[Request] = []
     num_tokens = 0
     for request in islice(requests, NUM_SAMPLED):
@@ -244,7 +244,7 @@ def sample_of(requests: Iterator[Request]) -> list[Request]:
 
 
 def mean_tokens(sample: Sequence[Request]) -> float:
-    """Give the mean tokens of a request, prompt and output."""
+    """Return the mean tokens of a request, prompt and output."""
     return sum(request.input_length + request.output_length for request in sample) / max(1, len(sample))
 
 
@@ -271,10 +271,10 @@ def _serve(
 
 
 def require_some_served(num_requests: int, num_rejected: int, num_blocks: int) -> None:
-    """Refuse a run that served no request, whose figures would all be 0.
+    """Refuse a run that served no request, since all its figures would be 0.
 
     Raises:
-        ConfigurationError: with the numbers.
+        ConfigurationError: no request was served; the message has the numbers.
     """
     if num_requests and num_requests == num_rejected:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Numbers and names as users type them: blocks by pool, GPUs; and whether their bookkeeping fits this machine."""
+"""Numbers and names in the user's notation (blocks by pool, GPUs), and whether their bookkeeping fits this machine."""
 
 import os
 from typing import Final
@@ -9,13 +9,13 @@ from pagedkv.planner.models.memory import GIB
 
 __all__ = ["parse_blocks", "parse_gpu", "require_memory"]
 
-RECORD_NBYTES: Final = 100  # a block's bookkeeping beside its tokens, rounded up
+RECORD_NBYTES: Final = 100  # bookkeeping of a block without its tokens, rounded up
 TOKEN_NBYTES: Final = 4
 ENTRY_NBYTES: Final = 4
 
 
 def parse_blocks(text: str) -> int | dict[str, int]:
-    """Read a number of blocks, or one for each pool.
+    """Parse a number of blocks, or one for each pool.
 
     Raises:
         ConfigurationError: the text is neither, or a pool is named twice.
@@ -37,7 +37,7 @@ def parse_blocks(text: str) -> int | dict[str, int]:
 
 
 def parse_gpu(text: str) -> tuple[int, str]:
-    """Read a number and a kind of GPU.
+    """Parse a number and a kind of GPU.
 
     >>> parse_gpu("8xh100"), parse_gpu("l4")
     ((8, 'h100'), (1, 'l4'))
@@ -50,7 +50,7 @@ def require_memory(config: SpaceConfig) -> None:
     """Refuse a block space whose bookkeeping exceeds the memory of this machine.
 
     Raises:
-        ConfigurationError: with the numbers.
+        ConfigurationError: it exceeds the memory; the message has the numbers.
     """
     blocks = config.blocks_by_pool()
     block_size = max(group.block_size for group in config.groups)

@@ -1,4 +1,4 @@
-"""How to read a file that does not state everything: the options of all commands that read one."""
+"""Options for reading a file that does not state everything, shared by all commands that read one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class SourceOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse options that are invalid for any file."""
+        """Refuse options that are invalid for every file."""
         require_time_unit(self.time_unit)
         if self.columns is not None and self.fields is not None:
             raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
@@ -121,7 +121,7 @@ class SourceOptions:
         )
 
     def in_time(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """Spread requests of one stamp, which are in order, if requested. Raises ConfigurationError."""
+        """Spread sorted requests of one stamp, if requested. Raises ConfigurationError."""
         return requests if self.spread_s is None else spread_stamps(requests, self.spread_s)
 
     def _columns(self) -> Mapping[str, str] | None:

@@ -29,19 +29,20 @@ NUMBER: Final = re.compile(r"[\d.,]+")
 MOST_ROWS: Final = 30
 """Most rows of a table by tenant or by window."""
 CELL_PADDING: Final = 3  # two blanks and the line between columns
-EDGES: Final = 1  # of a table, without a line between columns
+EDGES: Final = 1  # edges of a table, without a line between columns
 
 
 def share(ratio: float | None, part: int, whole: int) -> str:
-    """Write a hit ratio with its numerator and denominator."""
+    """Format a hit ratio with its numerator and denominator."""
     return UNKNOWN_CONTENT if ratio is None else f"{ratio:.2%} ({part:,} of {whole:,})"
 
 
 def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], str]:
-    """Choose the rows that a terminal shows: the largest, in their order; with a sentence about it.
+    """Choose the rows that a terminal shows: the largest, in their order; return them with a sentence about the choice.
 
     Args:
-        parts: rows; sizes: by which they are chosen.
+        parts: rows.
+        sizes: sizes of the rows, which decide the choice.
     """
     if len(parts) <= MOST_ROWS:
         return list(parts), ""
@@ -50,7 +51,7 @@ def shown_parts(parts: Sequence[_T], sizes: Sequence[float]) -> tuple[list[_T], 
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
-    """Print what a reader must know before trusting figures."""
+    """Print warnings about figures."""
     for warning in warnings:
         Console().print(f"Warning: {escape(warning)}", highlight=False)
 
@@ -70,7 +71,9 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
     """Print a table of numbers, its first column a label; in parts if the terminal is too narrow.
 
     Args:
-        title: above it; headings: of its columns; rows: as many cells each.
+        title: title above the table.
+        headings: headings of its columns.
+        rows: rows with as many cells.
         num_keys: leading columns that identify a row, repeated in each part.
     """
     console = Console()
@@ -87,7 +90,7 @@ def print_numbers(title: str, headings: Sequence[str], rows: Iterable[Sequence[s
 
 
 def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
-    """Divide columns among tables of a width at most, each with the key columns and at least one more."""
+    """Divide columns among tables up to a width, each with the key columns and at least one more."""
     keys = list(range(num_keys))
     parts = [keys.copy()]
     for place in range(num_keys, len(widths)):
@@ -99,9 +102,9 @@ def _parts(widths: Sequence[int], width: int, num_keys: int) -> list[list[int]]:
 
 
 def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Give each column the width of its longest word, and the rest to columns with longer cells, in order.
+    """Return the width of each column: at least its longest word; the rest goes to columns with longer cells, in order.
 
-    Rich's own division breaks words of the widest column before it wraps the others.
+    Rich's own division would break words of the widest column before it wraps the others.
     """
     widths = [_longest_word(column) for column in columns]
     left = width - EDGES - sum(each + CELL_PADDING for each in widths)

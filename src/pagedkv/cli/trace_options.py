@@ -1,4 +1,4 @@
-"""The selection and order of a trace's requests: the options of the commands that run or measure one."""
+"""Selection and order of a trace's requests: options of the commands that run or measure a trace."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -41,16 +41,16 @@ class TraceOptions:
         session_interval_s: seconds between the starts of sessions, in a trace with one session in each line, each with
             its own clock; None: one session after the other, in file order.
         max_gap_s: longest gap within a session; longer ones are cut to it.
-        trace_block_size: tokens a block id stands for, if the trace is to be overridden.
-        limit: requests to stop after.
+        trace_block_size: tokens per block id; replaces the trace's own value.
+        limit: most requests to read.
         window: windows of recorded time by which figures are divided.
         utc_offset: hours that times of day are ahead of UTC.
         isolates: whether blocks of one tenant are hidden from all others.
-        sort: sort the requests by arrival, instead of refusing unsorted ones.
+        sort: whether requests are sorted by arrival; else unsorted ones are refused.
         source: facts that the file does not state.
 
     Raises:
-        ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is not valid.
+        ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is invalid.
     """
 
     session_interval_s: opt.SessionIntervalOrNone = None
@@ -64,7 +64,7 @@ class TraceOptions:
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
-        """Refuse options that are invalid for any trace."""
+        """Refuse options that are invalid for every trace."""
         require_limit(self.limit)
         if self.max_gap_s is not None and self.session_interval_s is None:
             raise ConfigurationError("--max-gap cuts the gaps within sessions: give --session-interval, too")
@@ -73,7 +73,7 @@ class TraceOptions:
 
     @property
     def windows(self) -> WindowRule | None:
-        """How recorded time is divided, if it is. Raises ConfigurationError."""
+        """The windows of recorded time, if requested. Raises ConfigurationError."""
         if self.window is None:
             if self.utc_offset:
                 raise ConfigurationError("--utc-offset says where the times of day of --window are: give both")
@@ -82,7 +82,7 @@ class TraceOptions:
 
     @property
     def names_tenants(self) -> bool:
-        """Whether a typed option names tenants, or requires them."""
+        """Whether an option names tenants, or requires them."""
         return self.source.tenant_by is not None or self.isolates
 
     def open(self, path: str) -> TraceReader:
@@ -90,7 +90,7 @@ class TraceOptions:
         return self.source.open(path, self.trace_block_size, any_order=self.sort)
 
     def requests(self, trace: TraceReader) -> Iterator[Request]:
-        """Give the requests of an open trace, on a clock that begins no more than an hour before the first.
+        """Return the requests of an open trace, on a clock that begins no more than an hour before the first.
 
         The first is read at once, so that a file without any is refused before anything is compiled or loaded.
 
@@ -101,7 +101,7 @@ class TraceOptions:
         return chain(list(islice(requests, 1)), requests)
 
     def in_order(self, trace: TraceReader) -> Iterator[Request]:
-        """Give the requests of an open trace on its own clock. Raises TraceError."""
+        """Return the requests of an open trace on its own clock. Raises TraceError."""
         return iter(self.source.in_time(self._in_order(trace)))
 
     def _in_order(self, trace: TraceReader) -> Iterator[Request]:

@@ -26,7 +26,7 @@ class TraceSources:
     """Traces that are read as one; iterate over :meth:`requests` once, inside a ``with`` block.
 
     Args:
-        paths: at least one.
+        paths: paths of the traces, at least one.
         options: how each is read.
         merging: how they become one.
 
@@ -34,8 +34,8 @@ class TraceSources:
         ConfigurationError, TraceError: as TraceReader does; too many files; sessions without times of their own.
 
     Attributes:
-        origin_s: the seconds by which arrivals were moved; added, they give recorded times. Known after the first
-            request.
+        origin_s: the seconds by which arrivals were shifted; recorded times are arrivals plus ``origin_s``. Set by the
+            first request.
     """
 
     def __init__(self, paths: Sequence[str], options: TraceOptions, merging: MergingOptions = NO_MERGING) -> None:
@@ -62,7 +62,7 @@ class TraceSources:
 
     @property
     def name(self) -> str:
-        """Name the trace, for titles and bars."""
+        """Name of the trace, for titles and bars."""
         return name_of(self._paths)
 
     @property
@@ -78,7 +78,7 @@ class TraceSources:
 
     @property
     def recognised(self) -> str:
-        """Say which formats were recognised, and whether tenants are isolated."""
+        """The recognised formats, and whether tenants are isolated, as text for users."""
         kinds = Counter(as_typed(reader.recognised) for reader in self._readers)
         several = len(self._paths) > 1
         told = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
@@ -86,7 +86,7 @@ class TraceSources:
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know before trusting figures, one sentence each; complete when all has been read."""
+        """List warnings about figures, one sentence each; complete when all has been read."""
         if len(self._paths) == 1:
             told = self._readers[0].notes
         else:
@@ -97,11 +97,11 @@ class TraceSources:
 
     @property
     def origin_s(self) -> float:
-        """The seconds by which arrivals were moved: added, they give recorded times."""
+        """The seconds by which arrivals were shifted: recorded times are arrivals plus this."""
         return 0.0 if self._rebased is None else self._rebased.origin_s
 
     def requests(self) -> Iterator[Request]:
-        """Give the requests of all files, on a clock that begins no more than an hour before the first.
+        """Return the requests of all files, on a clock that begins no more than an hour before the first.
 
         The first is read at once, so that files without any are refused before anything is compiled or loaded.
 
@@ -129,7 +129,7 @@ class TraceSources:
         return iter(self._merged)
 
     def _with_salts(self, requests: Rebased) -> Iterator[Request]:
-        """Give each request the salt of its tenant if tenants are isolated; require tenants if they were requested."""
+        """Add the tenant's salt to each request if tenants are isolated; require tenants if they were requested."""
         options = self._options
         has_tenants = False
         for request in requests:
@@ -149,7 +149,7 @@ class TraceSources:
 
 
 def name_of(paths: Sequence[str]) -> str:
-    """Name a trace, or several, for titles."""
+    """Return the name of a trace, or of several, for titles."""
     names = [PurePath(path).name for path in paths]
     return names[0] if len(names) == 1 else f"{len(names)} traces ({', '.join(names)})"
 
@@ -164,6 +164,6 @@ def require_several_can_be_one(paths: Sequence[str]) -> None:
 
 
 def _told_apart(paths: Sequence[str]) -> list[str]:
-    """Name tenants by their files, without folders if the names stay distinct."""
+    """Return names of tenants by their files, without folders if the names stay distinct."""
     names = [PurePath(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)

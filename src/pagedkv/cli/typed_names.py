@@ -1,4 +1,4 @@
-"""The options that users type in place of the library's names: its messages have parameters in backquotes.
+"""Options in place of the library's names: the library's messages have parameters in backquotes.
 
 The library does not use option names: ``give `num_host_blocks```, ```window=1h```, ```with_block_ids(trace.jsonl)```. A
 message that refuses an argument begins with its parameter, without backquotes: ``block_size must be at least 1, got
@@ -75,7 +75,7 @@ REFUSED: Final = re.compile(r"\w+(?= must be )")
 
 
 def as_typed(message: str) -> str:
-    """Name options in place of the library's parameters; other words in backquotes stay as they are.
+    """Replace the library's parameters by options; other words in backquotes are unchanged.
 
     >>> as_typed("give `num_host_blocks`, as in `num_blocks=100`")
     'give --host-blocks, as in --num-blocks 100'

@@ -1,4 +1,4 @@
-"""How a command ends after an error: one clear line on stderr, and an exit code by the kind of error.
+"""Ends a command after an error: with one line on stderr, and an exit code by the kind of error.
 
 ====================================================  =========
 what happened                                         exit code
@@ -42,7 +42,7 @@ NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class OutputError(Exception):
-    """A file that the user asked for cannot be written."""
+    """A requested output file cannot be written."""
 
 
 class InterruptedRunError(Exception):
@@ -87,7 +87,7 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
 
 
 def _by_option(message: str, options: Mapping[str, str]) -> str:
-    """Name options as typed: the library's messages use Python's names."""
+    """Replace Python's names, which the library's messages use, by options as typed."""
     for name, typed in options.items():
         if typed not in message:
             # A name of one word may be an ordinary word, except as the first word of a message.
@@ -97,5 +97,5 @@ def _by_option(message: str, options: Mapping[str, str]) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Write a message without line ends and other control characters, which names of files may have."""
+    """Return a message without line ends and other control characters, which names of files may have."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(error))

@@ -1,4 +1,4 @@
-"""The source of the seconds of figures: the cost model by name, and its origin; in equal words in every command."""
+"""The source of the seconds of figures: the cost model's name and origin, worded equally in every command."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["WhoseSeconds", "origin_of", "shared_name"]
 
 
 def shared_name(name: str) -> str:
-    """Name a cost model without the folders of a user; names of presets stay unchanged.
+    """Return a cost model's name without the user's folders; names of presets are unchanged.
 
     >>> shared_name("/home/me/cost.json"), shared_name("llama-3.1-8b/8xh100")
     ('cost.json', 'llama-3.1-8b/8xh100')
@@ -21,10 +21,10 @@ def shared_name(name: str) -> str:
 
 
 def origin_of(cost_model: str | None) -> CostOrigin:
-    """Find the source of the seconds: that of ``--cost-model``, or computed for the GPU without that option.
+    """Return the source of the seconds: that of ``--cost-model``; without that option, the GPU's data sheet.
 
     Raises:
-        ConfigurationError: no such name or file, or its calibration cannot be read.
+        ConfigurationError: there is no such name or file, or its calibration cannot be read.
     """
     return CostOrigin(DATA_SHEET) if cost_model is None else read_cost_origin(cost_model)
 
@@ -35,8 +35,8 @@ class WhoseSeconds:
 
     Args:
         name: as typed, or of a preset.
-        origin: where its seconds come from.
-        is_assumed: whether no typed option determines the cost of steps.
+        origin: the source of its seconds.
+        is_assumed: whether no option determines the cost of steps.
     """
 
     name: str
@@ -49,7 +49,7 @@ class WhoseSeconds:
         return f"{shared_name(self.name)}, {self._origin_in_short}"
 
     def as_dict(self) -> Seconds:
-        """Lay out for JSON and pages, which users share: a file is named without its folders."""
+        """Return the source for JSON and pages, which users share: a file is named without its folders."""
         return {
             "cost_model_name": shared_name(self.name),
             "in_short": self._origin_in_short,

@@ -1,1 +1,1 @@
-"""The commands, one module each: options, help, and a call. The work is done outside of this package."""
+"""The commands, one module each: options, help, and a call. The work is done outside this package."""

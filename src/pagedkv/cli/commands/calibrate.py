@@ -100,7 +100,7 @@ def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Pa
 
 
 def error_rows(calibration: Calibration | Validation) -> Iterable[tuple[str, ...]]:
-    """Lay out errors by the tokens of a step, and over all steps."""
+    """Return rows of errors by the tokens of a step, and over all steps."""
     for each in calibration.by_tokens:
         sizes = f"{each.least:,}" if each.least == each.most else f"{each.least:,} to {each.most:,}"
         yield _error_row(sizes, each)

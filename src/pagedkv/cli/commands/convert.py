@@ -1,7 +1,7 @@
 """``pagedkv convert``: reads a trace of any known format, and writes it in the pagedkv trace format.
 
 Requests flow one at a time from the reader through the chosen conversions (sessions interleaved, sorting, block ids
-made from tokens) to the writer, so a trace need not fit in memory. The bar goes to stderr, and only when that is a
+made from tokens) to the writer, so a trace need not fit in memory. The bar goes to stderr, and only if that is a
 terminal; it shows the share of the file that has been read, in stored bytes.
 """
 
@@ -41,18 +41,18 @@ SALT_NBYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The changes of a conversion, besides the format.
+    """The changes of a conversion, apart from the format.
 
     Args:
-        trace_block_size: tokens a block id of the source stands for, if the source is to be overridden.
+        trace_block_size: tokens per block id of the source; replaces the source's own value.
         block_size: make ids of blocks of this many tokens from the tokens of the source.
-        sort: sort the requests by arrival, instead of refusing unsorted ones.
+        sort: whether requests are sorted by arrival; else unsorted ones are refused.
         session_interval_s: seconds from the start of one session to the next, for a trace with one session in each
             line.
         max_gap_s: longest time between two requests of a session, in seconds; only with an interval.
         anonymize: replace tokens by salted digests of blocks, and names of sessions by salted digests.
-        salt: of these digests, for several files that belong together; None for a random one.
-        limit: number of requests to write, in the order of the output.
+        salt: salt of these digests, for several files that belong together; None: a random one.
+        limit: most requests to write, in the order of the output.
         source: facts that the file does not state.
 
     Raises:
@@ -181,7 +181,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
 
 
 def _in_order(path: str, trace: TraceReader, conversion: Conversion) -> Iterator[Request]:
-    """Read the requests on one clock, though not yet sorted."""
+    """Return the requests on one clock, not yet sorted."""
     if conversion.session_interval_s is not None:
         return interleave_sessions(trace.sessions(), conversion.session_interval_s, conversion.max_gap_s)
     if trace.session_per_row:

@@ -1,7 +1,7 @@
 """``pagedkv curve``: reads the trace, measures point after point, shows progress.
 
-The bars go to stderr, and only when that is a terminal. While the trace is read, the bar shows the share of the file,
-in stored bytes; then the share of the points, of which there is one for each policy and capacity.
+The bars go to stderr, and only if that is a terminal. While the trace is read, the bar shows the share of the file, in
+stored bytes; then it shows the share of the points, one for each policy and capacity.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,7 +50,7 @@ __all__ = ["curve", "curve_of_trace", "has_content"]
 DEFAULTS: Final = TraceOptions()
 BLOCK_SIZE: Final = 16
 NUM_LOOKED_AT: Final = 1000
-"""Number of requests that are read to find out whether a trace has content."""
+"""Number of requests that are read to determine whether a trace has content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class CurveOptions:
 
     @property
     def num_threads(self) -> int:
-        """Points that are measured at once. Raises ConfigurationError."""
+        """Points measured at once. Raises ConfigurationError."""
         return opt.num_jobs(self.jobs)
 
     @property
@@ -146,7 +146,7 @@ def curve(
         print_model_curve(f"Capacity curve of {name_of(traces)}, {result.model}", result, read.recognised)
 
 
-def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may be told, by keywords
+def curve_of_trace(  # noqa: PLR0913 - a trace, and all options of its curve, by keywords
     path: str,
     capacities: list[int] | None = None,
     *,
@@ -159,10 +159,10 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
 
     Args:
         path: the trace.
-        capacities: blocks, or None for the default ones.
+        capacities: blocks; None: the default ones.
         full_blocks_only: leave out the id of a partly filled last block.
         options: how to read the trace.
-        num_tokens: also measure a cache of so many tokens, and two and four times that.
+        num_tokens: also measure a cache of this many tokens, and two and four times that.
         block_size: tokens of the blocks that are made from tokens and texts.
 
     Raises:
@@ -176,23 +176,24 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all that a curve of it may b
 
 
 class TraceBlocks:
-    """The blocks that a trace refers to, read with a progress bar.
+    """The blocks to which a trace refers, read with a progress bar.
 
     Args:
-        paths: the trace, or several as one; options: how to read each.
-        rehearsals: of the measurements that follow.
+        paths: the trace, or several as one.
+        options: how to read each.
+        rehearsals: rehearsals of the measurements that follow.
         full_blocks_only: leave out the id of a partly filled last block.
         block_size: tokens of the blocks that are made from tokens and texts.
         keeps_answers: whether blocks of answers stay cached, if the trace has their tokens.
-        merging: how several become one.
+        merging: how several traces become one.
 
     Attributes:
-        recognised: the format; known after reading.
-        notes: what a reader must know about it, one sentence each; likewise.
-        partitions: how its requests are divided; likewise.
+        recognised: the format; available after reading.
+        notes: warnings about the trace, one sentence each; likewise.
+        partitions: divisions of its requests; likewise.
     """
 
-    def __init__(  # noqa: PLR0913 - traces, and all that is to be done with them, by keywords
+    def __init__(  # noqa: PLR0913 - traces, and all options of their reading, by keywords
         self,
         paths: Sequence[str],
         options: TraceOptions,
@@ -297,7 +298,7 @@ def _collect(
 
 @contextmanager
 def _shown(progress: Progress, num_points: int) -> Iterator[Callable[[int], None]]:
-    """Show how many points of a curve are measured; the message of Ctrl-C has the number too."""
+    """Show how many points of a curve are measured; the message after Ctrl-C has the number too."""
     task = progress.add_task("curve", total=num_points, come_to=f"{num_points} points")
     try:
         yield lambda num_done: progress.update(task, completed=num_done)

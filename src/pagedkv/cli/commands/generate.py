@@ -43,14 +43,14 @@ CHOOSING: Final = (
     "logits_processors",
     "num_beams",
 )
-"""Parameters by which less likely tokens may be chosen."""
+"""Parameters that may choose less likely tokens."""
 
 MOST_SHOWN: Final = 10
-"""Most differences that are listed; all are in --json."""
+"""Most differences that are listed; --json has all."""
 
 
 @command
-def generate(  # noqa: PLR0913 - a parameter an option, as typer has it
+def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     *,
     model: Annotated[
         str, typer.Option(metavar="PATH|ID", help="Folder of a model, or its name on the hub of Hugging Face.")
@@ -213,7 +213,7 @@ def _as_dict(place: int, answer: "RequestOutput") -> dict[str, Any]:
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary for JSON: causes by their words."""
+    """Make a dictionary for JSON, with causes as words."""
     return {name: value.value if isinstance(value, MissCause) else value for name, value in items}
 
 

@@ -1,4 +1,4 @@
-"""``pagedkv plan``: many settings on one trace, and the one to take."""
+"""``pagedkv plan``: many settings on one trace, and the recommended one."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ __all__ = ["plan"]
 
 @dataclass(frozen=True, slots=True)
 class PlanRuns:
-    """How points are run and stored, as typed."""
+    """How points are run and stored; the options as typed."""
 
     jobs: opt.Jobs = None
     results: Annotated[
@@ -41,7 +41,7 @@ class PlanRuns:
 
     @property
     def num_processes(self) -> int:
-        """Points that are run at once. Raises ConfigurationError."""
+        """Points run at once. Raises ConfigurationError."""
         return opt.num_jobs(self.jobs)
 
 
@@ -109,7 +109,8 @@ class _Seen:
     """The facts of a trace.
 
     Args:
-        read_as: its format; notes: what a reader must know about it.
+        read_as: its format.
+        notes: warnings about it.
         planned: all points.
     """
 
@@ -119,10 +120,10 @@ class _Seen:
 
 
 def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
-    """Read a trace once, for the facts of all of it; memory is split by its first requests.
+    """Read the whole trace once, for its facts; memory is split by its first requests.
 
     Raises:
-        ConfigurationError: a value is out of range, or a setting is contradictory.
+        ConfigurationError: a value is out of range, or a setting contradicts itself.
         TraceError: the trace cannot be read.
     """
     with TraceSources(paths, axes.trace, axes.trace.merging) as trace:
@@ -136,7 +137,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
 
 
 def _run(runner: PointRunner, loads: LoadRuns) -> None:
-    """Run the points without known figures, and those of a search."""
+    """Run the points whose figures are unknown, and those of a search."""
     points = loads.first()
     if points:
         runner.run(points, loads.keep, lambda: loads.num_known)

@@ -1,4 +1,4 @@
-"""``pagedkv presets``: everything known by name, with its numbers."""
+"""``pagedkv presets``: all names of models, GPUs and cost models, with their numbers."""
 
 from typing import Final
 

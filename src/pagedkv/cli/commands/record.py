@@ -1,6 +1,6 @@
 """``pagedkv record``: follows a running engine's KV events, and joins them with its request log into a trace.
 
-Ctrl-C and SIGTERM end a recording as a bound does: results so far are printed, and the trace is written whole.
+Ctrl-C and SIGTERM end a recording like a limit: results so far are printed, and the trace is written whole.
 """
 
 import signal
@@ -40,10 +40,10 @@ REQUESTS: Final = "Requests"
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """The publisher to follow, and for how long, as typed.
+    """The publisher to follow, and the limits of the recording, as typed.
 
     Raises:
-        ConfigurationError: a bound or an interval is not positive.
+        ConfigurationError: a limit or an interval is not positive.
     """
 
     replay: Annotated[
@@ -74,7 +74,7 @@ class Publisher:
 
     @property
     def bounds(self) -> Bounds:
-        """When to stop. Raises ConfigurationError."""
+        """The limits of the recording. Raises ConfigurationError."""
         return Bounds(self.seconds, self.limit, self.patience)
 
     def follower(self) -> MetricsFollower | None:
@@ -127,7 +127,7 @@ class RequestLog:
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen
 
     def __post_init__(self) -> None:
-        """Refuse invalid options before the recording."""
+        """Refuse invalid options before the recording begins."""
         if self.output is not None and self.log is None:
             raise ConfigurationError(
                 "--output is a trace of requests, which events do not show: give the engine's request log, too (--log)"
@@ -214,7 +214,7 @@ def _run(
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM end a recording, not the process, so that results are still written."""
+    """Let Ctrl-C and SIGTERM end a recording instead of the process, so that results are still written."""
     asked: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -233,7 +233,7 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
 
     Raises:
         TraceError: the log cannot be read, or has no request of that time.
-        ConfigurationError: it has blocks of several sizes.
+        ConfigurationError: the log has blocks of several sizes.
         OutputError: the trace cannot be written.
     """
     if log.log is None or log.output is None:

@@ -1,4 +1,4 @@
-"""``pagedkv replay``: a trace on the virtual clock, or by the engine as well."""
+"""``pagedkv replay``: runs a trace on the virtual clock, and by the engine if requested."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +101,7 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
 
 
 def _own_model(options: ServingOptions) -> ServingOptions:
-    """Refuse options that describe another model, and choose pools of a size that a small model can fill."""
+    """Refuse options that describe another model, and choose pools that a small model can fill."""
     if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
         raise ConfigurationError(
             "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "

@@ -1,7 +1,7 @@
 """``pagedkv report``: detects the kind of each source, runs the traces, and writes the page.
 
-A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content determines which. Mistakes are found
-before the first trace runs, which takes long; so is a missing ``report`` extra. Help works without the extra.
+A source is a trace, or the JSON that ``pagedkv replay --json`` wrote; its content determines which. Mistakes, and a
+missing ``report`` extra, are reported before the first trace runs, which takes long. Help works without the extra.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,8 @@ HTML_SUFFIX: Final = ".html"
 RESULT_KEYS: Final = frozenset({"pools", "timeline"})
 """Keys that only a replay's result has; no line of a trace has them."""
 LONGEST_FIRST_LINE: Final = 2**26
-"""Bytes. A result in one line has a few hundred thousand, so a longer line belongs to a trace, and is not read here."""
+"""In bytes. A result in one line has a few hundred thousand, so a longer line belongs to a trace, and is not read
+here."""
 WRITE_AGAIN: Final = "Write it again with pagedkv replay --json"
 AS_RESULT: Final = "Name a trace, or a file that pagedkv replay --json wrote"
 FROM_JSON: Final = (
@@ -106,7 +107,7 @@ def report(
 def _curve_beside(
     path: str, result: ServingResult, serving: ServingOptions, capacities: str | None
 ) -> tuple[Mapping[str, object] | None, str]:
-    """Measure the curve of a replayed trace, or return the reason that it has none. Raises as curve_of_trace."""
+    """Measure the curve of a replayed trace, or return the reason why it has none. Raises as curve_of_trace."""
     if not has_content(path, serving.trace):
         return None, NO_CONTENT
     wanted = None if capacities is None else parse_capacities(capacities)
@@ -124,10 +125,10 @@ def write_report(
     """Write the report of one source, or of several side by side.
 
     Args:
-        sources: traces and JSON results; the others are compared with the first.
+        sources: traces and JSON results; all are compared with the first.
         output: an .html file, or - for the standard output.
         run_trace: replays a trace and measures its curve; its errors are passed on.
-        version: of this program.
+        version: version of this program.
         command: the command line, as typed.
 
     Returns:
@@ -178,7 +179,7 @@ def as_run(
 
 
 def require_page_output(output: Path, sources: Sequence[str]) -> None:
-    """Refuse a target of a page, before the work. Raises ConfigurationError and OutputError."""
+    """Refuse an invalid target of a page, before the work. Raises ConfigurationError and OutputError."""
     if output == STANDARD_OUTPUT:
         return
     if output.suffix != HTML_SUFFIX:
@@ -187,7 +188,7 @@ def require_page_output(output: Path, sources: Sequence[str]) -> None:
 
 
 def _pool_tokens(result: ServingResult) -> int | None:
-    """Tokens of the only pool of a replay, for the gain of a larger one; None with several pools."""
+    """Return the tokens of a replay's only pool, for the gain of a larger one; None with several pools."""
     if len(result.pools) != 1:
         return None
     (pool,) = result.pools.values()
@@ -198,7 +199,7 @@ def import_page(name: str) -> ModuleType:
     """Import a module of the report that needs the report extra, after sources and targets are checked.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the extra is not installed.
     """
     return import_module(f"pagedkv.planner.report.{name}")
 
@@ -207,7 +208,7 @@ def _read_result(source: str) -> Replay | None:
     """Read a source that is a result; None for all others, which are read as traces.
 
     Raises:
-        TraceError: it is one JSON document, but not a result.
+        TraceError: the source is one JSON document, but not a result.
     """
     path = Path(source)
     if not path.is_file():
@@ -233,7 +234,7 @@ def _decode_result(source: str, document: bytes) -> Replay:
         raise TraceError(source, None, f"a JSON document, but no replay's result: it has no {missing}", AS_RESULT)
     try:
         replay = msgspec.json.decode(document, type=Replay)
-    except msgspec.DecodeError as error:  # of which a ValidationError is one
+    except msgspec.DecodeError as error:  # the base class of ValidationError
         reason = f"not a replay's result in whole JSON: {error}"
         raise TraceError(source, None, reason, WRITE_AGAIN) from error
     uneven = list(_uneven_lists(replay))
@@ -243,7 +244,7 @@ def _decode_result(source: str, document: bytes) -> Replay:
 
 
 def _uneven_lists(replay: Replay) -> Iterator[str]:
-    """Name the sections of a result whose lists differ in length."""
+    """Yield the sections of a result whose lists differ in length."""
     timeline, pools = cast("dict[str, object]", replay["timeline"]), replay["pools"]
     sections: dict[str, Mapping[str, object]] = {"the timeline": timeline}
     for name, pool in replay["timeline"]["pools"].items():
@@ -257,7 +258,7 @@ def _uneven_lists(replay: Replay) -> Iterator[str]:
 
 
 def _keys(text: bytes) -> frozenset[str] | None:
-    """Keys of a JSON object, or None if the text is not a whole JSON object."""
+    """Return the keys of a JSON object; None if the text is not a whole JSON object."""
     try:
         return frozenset(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError:

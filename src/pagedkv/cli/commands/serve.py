@@ -21,7 +21,7 @@ SERVER: Final = "Server"
 
 
 @command
-def serve(  # noqa: PLR0913 - a parameter an option, as typer has it
+def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),

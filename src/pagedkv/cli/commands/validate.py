@@ -1,4 +1,4 @@
-"""``pagedkv validate``: a cost model compared with measured steps."""
+"""``pagedkv validate``: compares a cost model with measured steps."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -36,7 +36,7 @@ NO_SHARING: Final = (
 
 
 @command
-def validate(  # noqa: PLR0913 - a parameter an option, as typer has it
+def validate(  # noqa: PLR0913 - typer needs a parameter for each option
     steps: Annotated[str, typer.Argument(help="What calibrate takes: CSV, StepRecords, a vLLM log or bench result.")],
     *,
     cost_model: Annotated[

@@ -1,4 +1,4 @@
-"""``pagedkv warm-up``: machine code before the first request, for images, CI and servers."""
+"""``pagedkv warm-up``: compiles machine code before the first request, for images, CI and servers."""
 
 from typing import Annotated
 

@@ -2,8 +2,8 @@
 
 In the order in which data flows::
 
-    axes      the swept values, and the settings made of them
-    prices    the cost of tokens, by typed prices
+    axes      the compared values, and the settings made of them
+    prices    the cost of tokens, by the user's prices
     store     figures of points that were run before, one file each
     runs      points in separate processes
     loads     the loads of each setting, typed or chosen by a search

@@ -1,7 +1,7 @@
-"""The swept values: lists as typed, and the settings made of them, each with the names of its values.
+"""The compared values: lists as typed, and the settings made of them, each with the names of its values.
 
 The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
-much are tried as well, if the weights and a prompt fit.
+many are tried as well, if the weights and a prompt fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PlanAxes:
-    """The options of ``pagedkv plan`` for the tried values, as typed."""
+    """The options of ``pagedkv plan`` for the compared values, as typed."""
 
     model: Annotated[
         str,
@@ -143,7 +143,7 @@ class PlanAxes:
 
     @property
     def loop(self) -> ClosedLoop | None:
-        """How turns wait for answers. Raises ConfigurationError."""
+        """Think times of a closed loop; None: open loop. Raises ConfigurationError."""
         return ClosedLoop(self.answer_speed) if self.closed_loop else None
 
     @property
@@ -158,7 +158,7 @@ class PlanAxes:
 
     @property
     def origin(self) -> CostOrigin:
-        """Where the seconds come from. Raises ConfigurationError."""
+        """The source of the seconds. Raises ConfigurationError."""
         return origin_of(self.cost_model)
 
     @property
@@ -167,14 +167,14 @@ class PlanAxes:
         return self.cost_model is None and self.gpus is None
 
     def points(self, mean_tokens: float, longest: int, *, has_content: bool) -> list[PlannedPoint]:
-        """Give all points, in the order of the axes; if loads are searched, those of the recorded traffic.
+        """Return all points, in the order of the axes; if loads are searched, those of the recorded traffic.
 
         Args:
-            mean_tokens, longest: of requests, by which memory is split among several pools.
+            mean_tokens, longest: tokens of requests, by which memory is split among several pools.
             has_content: whether content is known; if not, all policies are equal, and only the first one is taken.
 
         Raises:
-            ConfigurationError: a value is missing or out of range, or a setting is contradictory.
+            ConfigurationError: a value is missing or out of range, or a setting contradicts itself.
         """
         axes = self._axes()
         self._require_prices(axes)
@@ -204,7 +204,7 @@ class PlanAxes:
             raise ConfigurationError(f"--price names {others[0]}, and the plan is {named}: name a GPU of the plan")
 
     def _axes(self) -> dict[str, list[object]]:
-        """Give the values of each axis, by its name."""
+        """Return the values of each axis, by its name."""
         axes: dict[str, list[object]] = {}
         if self.gpus is not None and (self.memory is None or "," in self.gpus):
             if self.memory is not None:
@@ -264,7 +264,7 @@ class _OutOfRangeError(ValueError):
 
 
 def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
-    """Read a list as typed. Raises ConfigurationError."""
+    """Parse a list of an option. Raises ConfigurationError."""
     parts = [part.strip() for part in text.split(",")]
     try:
         values = [read(part) for part in parts if part]
@@ -320,7 +320,7 @@ def _fits(model: ModelMemory, gpu: Gpu, number: int) -> bool:
 
 
 def _named(axis: str, value: object) -> str:
-    """Name a choice, so that the name is clear without its axis."""
+    """Return the name of a choice, clear without its axis."""
     match axis:
         case "gpu" | "policy":
             return str(value)
@@ -340,7 +340,7 @@ def _split_by(config: ServingConfig, split: object) -> ServingConfig:
     """Move memory between the pools of full attention and the others.
 
     Raises:
-        ConfigurationError: the model has one pool, or none is left.
+        ConfigurationError: the model has one pool, or a pool would have no block.
     """
     if split == BY_NEED:
         return config

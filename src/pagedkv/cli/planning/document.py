@@ -25,12 +25,12 @@ LOADS_GIVEN: Final = "given"
 
 
 def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Plan:
-    """Lay a plan out.
+    """Make the document of a plan.
 
     Args:
         head: trace, command and read_as.
         axes: the options.
-        found: its points with their figures.
+        found: all points with their figures.
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
@@ -59,7 +59,7 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
 
 
 def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> WhoseSeconds:
-    """Name the source of the seconds of the headline's setting."""
+    """Return the source of the seconds of the headline's setting."""
     chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
     name = str(chosen.point.config.cost_model_name)
     return WhoseSeconds(name, axes.origin, axes.is_cost_model_assumed)
@@ -68,7 +68,7 @@ def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPo
 def _settings(
     axes: PlanAxes, results: Sequence[PointResult], found: Sequence[tuple[PlannedPoint, PointFigures]]
 ) -> list[PlanSettingDocument]:
-    """Lay out the load limit of each setting, and its cost."""
+    """Return the load limit of each setting, and its cost."""
     best = settings_of(results)
     documents: list[PlanSettingDocument] = []
     for key, limit in limits_of(results).items():
@@ -94,7 +94,7 @@ def _chosen_figures(
     settings: Sequence[PlanSettingDocument],
     found: Sequence[tuple[PlannedPoint, PointFigures]],
 ) -> PointFigures:
-    """Give the figures of the headline's setting, at the highest load that holds, else at the lowest."""
+    """Return the figures of the headline's setting, at the highest load that holds, else at the lowest."""
     held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
     own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
     return own[min(own) if held is None else held]
@@ -116,7 +116,7 @@ def _windows(figures: PointFigures) -> Iterator[str]:
 
 
 def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
-    """Say why the headline's setting takes no more load, and what would help."""
+    """Explain why the headline's setting takes no more load, with a remedy."""
     ended = [
         (planned, figures)
         for planned, figures in found
@@ -130,7 +130,7 @@ def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]
 
 
 def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
-    """Give the least cost of a million generated tokens, for each number of GPUs."""
+    """Describe the least cost of a million generated tokens, for each number of GPUs."""
     if not axes.prices:
         return
     by_gpus: dict[str, float] = {}

@@ -27,8 +27,8 @@ class LoadRuns:
     """The points of a plan and their figures so far.
 
     Args:
-        planned: with loads as typed; or one for each setting, if loads are searched.
-        store: figures of points that were run before; stores those of new ones.
+        planned: points with loads as typed; or one for each setting, if loads are searched.
+        store: figures of points that were run before; it also stores new ones.
         is_searched: whether loads are searched.
         runs_again: whether points that were run before are run again.
     """
@@ -45,7 +45,7 @@ class LoadRuns:
         self.num_known = 0
 
     def first(self) -> list[PlanPoint]:
-        """Give the first points to run."""
+        """Return the first points to run."""
         points = []
         for each in self._planned:
             search = LoadSearch() if self._is_searched else None
@@ -54,14 +54,14 @@ class LoadRuns:
         return points
 
     def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
-        """Store the figures of a point, by its place among all given points; give the points that follow from it."""
+        """Store the figures of a point, by its place among all returned points; return the points to run next."""
         setting, planned = self._given[number]
         self._store.put(planned.point, figures)
         self._take(setting, planned, figures)
         return self._next(setting)
 
     def results(self) -> list[tuple[PlannedPoint, PointFigures]]:
-        """Give the results: settings in the order of the axes, searched loads ascending."""
+        """Return the results: settings in the order of the axes, searched loads ascending."""
         return [found for setting in self._settings.values() for found in self._in_order(setting)]
 
     def _in_order(self, setting: _Setting) -> Iterator[tuple[PlannedPoint, PointFigures]]:

@@ -1,7 +1,7 @@
-"""The cost of tokens, by prices that the user types, in any currency; none are looked up.
+"""The cost of tokens, by prices that the user types, in any currency; no prices are downloaded.
 
-The cost is a setting's GPUs, times the price of one for an hour, over the tokens of good answers that it sustains in an
-hour. Without a sustained load there is no cost.
+The cost is the number of a setting's GPUs times the price of one for an hour, divided by the tokens of good answers
+that it sustains in an hour. Without a sustained load there is no cost.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ class TokenCost:
     """The cost of a setting under the highest load that it holds.
 
     Args:
-        an_hour: of all its GPUs.
-        a_million_output_tokens: generated in good answers; None if there are none.
-        a_million_tokens: prompts of good answers counted as well.
+        an_hour: cost of all its GPUs.
+        a_million_output_tokens: cost of tokens generated in good answers; None if there are none.
+        a_million_tokens: cost of tokens, counting the prompts of good answers as well.
     """
 
     an_hour: float
@@ -35,7 +35,7 @@ class TokenCost:
     a_million_tokens: float | None
 
     def as_dict(self) -> dict[str, float | None]:
-        """Lay out for JSON."""
+        """Return the costs for JSON."""
         return {
             "an_hour": self.an_hour,
             "a_million_output_tokens": self.a_million_output_tokens,
@@ -44,10 +44,10 @@ class TokenCost:
 
 
 def parse_prices(text: str) -> dict[str, float]:
-    """Read prices of GPUs for an hour.
+    """Parse prices of GPUs for an hour.
 
     Raises:
-        ConfigurationError: a price is not valid, or a GPU is unknown or named twice.
+        ConfigurationError: a price is invalid, or a GPU is unknown or named twice.
 
     >>> parse_prices("h100=2.5,H200=3")
     {'h100': 2.5, 'h200': 3.0}
@@ -79,8 +79,8 @@ def token_cost(gpus: str, prices: Mapping[str, float], steady: Steadiness) -> To
 
     Args:
         gpus: as typed, ``8xh100``.
-        prices: as :func:`parse_prices` gives them.
-        steady: of a load that holds.
+        prices: result of :func:`parse_prices`.
+        steady: steadiness of a load that holds.
     """
     number, name = parse_gpu(gpus)
     price = prices.get(name.lower())

@@ -1,8 +1,8 @@
 """Points in separate processes, a given number at once, with one progress bar.
 
 Workers run until no point is left, so that each loads the compiled loops once; all loops are on disk before the first
-worker starts. Workers ignore Ctrl-C; the parent process handles it, keeps finished points and ends them. Figures are
-equal for any number of processes.
+worker starts. Workers ignore Ctrl-C; the parent process handles it, keeps finished points and ends the workers. Figures
+are equal for any number of processes.
 """
 
 import multiprocessing
@@ -45,8 +45,9 @@ class PointRunner:
     """Runs points of one trace.
 
     Args:
-        paths: the trace, or several as one; reading: how they are read.
-        num_processes: how many points at once.
+        paths: the trace, or several as one.
+        reading: how they are read.
+        num_processes: points that run at once.
     """
 
     paths: Sequence[str]
@@ -62,9 +63,9 @@ class PointRunner:
         """Run points in any order, and the points that follow from them.
 
         Args:
-            points: to run.
-            keep: called with the place and the figures of each as soon as it is done; returns further points to run,
-                whose places follow.
+            points: points to run.
+            keep: called with the place and the figures of each point as soon as it is done; returns further points to
+                run, whose places follow.
             count_known: returns how many points were known before, for the bar.
 
         Raises:
@@ -121,7 +122,7 @@ def _answering(busy: Sequence[_Worker]) -> list[_Worker]:
 
 
 def _answer(worker: _Worker) -> tuple[int, PointFigures]:
-    """Take the answer of a worker. Raises ConfigurationError."""
+    """Receive the answer of a worker. Raises ConfigurationError."""
     try:
         answer = worker.line.recv()
     except (EOFError, OSError) as error:
@@ -168,7 +169,7 @@ def _work(
     paths: Sequence[str],
     reading: SeveralTimedTracesOptions,
 ) -> None:
-    """Run the points from the pipe, until it is closed."""
+    """Run the points received from the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while True:

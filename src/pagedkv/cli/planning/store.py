@@ -1,7 +1,7 @@
 """Figures of points that were run before: one file each, written whole or not at all, named by a digest.
 
 The digest covers the version, the trace's bytes, how it is read, and the point. So a plan with an equal point uses the
-file, and no other plan does. A file that cannot be read counts as missing.
+file, and no other plan does. An unreadable file counts as missing.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from pagedkv.planner.simulation.planning import PlanPoint, PointFigures
 __all__ = ["PointStore", "default_folder", "digest_of_files"]
 
 FORMAT: Final = 3
-"""Version of the files and of the meaning of figures: raised when either changes."""
+"""Version of the files and of the meaning of figures; it grows when either changes."""
 
 
 def default_folder() -> Path:
-    """Name the user's cache folder."""
+    """Return the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedkv-plans"
 
 
 def digest_of_files(paths: Sequence[str]) -> str:
-    """Digest files, in their order.
+    """Compute a digest of files, in their order.
 
     Raises:
-        OutputError: one is not an ordinary file, which every point can read again.
+        OutputError: a path is not an ordinary file, which every point can read again.
     """
     digests = [_digest_of_file(path) for path in paths]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -53,7 +53,8 @@ class PointStore:
 
     Args:
         folder: created if missing.
-        trace_digest: of the trace; reading: how it is read, as text.
+        trace_digest: digest of the trace.
+        reading: how the trace is read, as text.
 
     Raises:
         OutputError: the folder cannot be made.
@@ -70,7 +71,7 @@ class PointStore:
         self._trace = {"version": __version__, "format": FORMAT, "trace": trace_digest, "reading": reading}
 
     def get(self, point: PlanPoint) -> PointFigures | None:
-        """Give the figures of a point, if it was run before."""
+        """Return the figures of a point, if it was run before."""
         try:
             values = json.loads(self._path(point).read_bytes())
             return PointFigures.from_dict(values["figures"])

@@ -1,4 +1,4 @@
-"""The result for humans: a recommendation on one screen, and the table behind it."""
+"""The result for humans: a recommendation on one screen, and the table of all points."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,7 +18,7 @@ WHOLE_FROM: Final = 100
 """Seconds from this value on are written without decimals, never with an exponent."""
 VERDICTS: Final = {"holds": "yes", "too short": "?"}
 BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
-"""The cause that a load does not hold."""
+"""Words for the cause that a load does not hold."""
 INTERVALS: Final = (
     "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
 )
@@ -97,7 +97,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
 
 
 def _holds(point: PlanPointDocument) -> str:
-    """Say whether a load holds, or what binds, in a word or two."""
+    """Return whether a load holds, or the cause that it does not, in a word or two."""
     return VERDICTS.get(point["verdict"]) or ", ".join(BINDS[bind] for bind in point["binds"])
 
 

@@ -5,22 +5,22 @@ In the order in which data flows::
     layer       AttentionLayer: the parameters of a layer
     metadata    StepMetadata: the parameters of a step
     backend     AttentionBackend: the interface
-    gathering   keys of one sequence, and which keys its queries see
-    reference   as in a textbook; the others are tested against it
-    on_gpu      Triton's kernels, for rows that decode and prompts alike
+    gathering   gathers the keys of one sequence, and computes which keys its queries see
+    reference   attention by its definition; the others are tested against it
+    on_gpu      Triton's kernels, for decoding rows and prompts alike
     preferring  kernels of other packages, if preferred and usable: flash_infer, varlen; facts, page_lists
     cpu         compiled loops that read blocks in place, SDPA for prompts
-    selection   the back end of a storage
-    unfolding   attention to latents without unfolding them: matrices read from a model
+    selection   chooses the back end of a storage
+    unfolding   attention to latents without unfolding them, by matrices read from a model
 
-Knows no model and no scheduler. A back end takes a layer's number and a step's metadata, never a cache to change.
-Needs torch (``pip install 'pagedkv[torch]'``).
+Independent of models and schedulers. A back end takes a layer's number and a step's metadata; it never changes a cache
+object. Needs torch (``pip install 'pagedkv[torch]'``).
 """
 
 from pagedkv.memory.contract.extras import needing
 
 with needing("torch", "pagedkv.attention"):
-    import torch  # noqa: F401 - first of all, so that its absence is told in our words
+    import torch  # noqa: F401 - imported first, so that its absence raises our MissingExtraError
 
 from pagedkv.memory.attention.backend import AttentionBackend
 from pagedkv.memory.attention.cpu import CPUBackend

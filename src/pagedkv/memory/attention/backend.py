@@ -1,7 +1,7 @@
 """AttentionBackend: the interface of every implementation of attention over blocks.
 
-A back end is bound once to a storage and to a model's layers, and is then called by a layer's number with a step's
-metadata. It keeps no state of a step, and gets no cache to change, so calls can be captured in graphs and traced by
+A back end is bound once to a storage and to a model's layers, and is then called with a layer's number and a step's
+metadata. It keeps no state of a step, and changes no cache object, so calls can be captured in graphs and traced by
 compilers.
 """
 
@@ -26,14 +26,15 @@ class AttentionBackend(Protocol):
 
         Args:
             layer: number of the layer, in the order given when the back end was built.
-            key: ``[tokens, key heads, key_dim]``, of any strides; value: ``[tokens, key heads, value_dim]``.
+            key: ``[tokens, key heads, key_dim]``, of any strides.
+            value: ``[tokens, key heads, value_dim]``, of any strides.
             step: the step.
         """
 
     def attend(
         self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention of a step's queries to the keys in the blocks; this step's own are among them.
+        """Compute attention of a step's queries to the keys in the blocks, including this step's own keys.
 
         Args:
             layer: number of the layer.
@@ -52,12 +53,12 @@ class AttentionBackend(Protocol):
         """Compute attention of absorbed queries to latents (:mod:`pagedkv.memory.attention.unfolding`).
 
         Args:
-            layer: number of the layer, of a back end that was built with the number of value dimensions of latents.
+            layer: number of the layer; the back end must have been built with ``latent_dim``.
             query: ``[tokens, heads, dim]``.
             step: the step.
 
         Returns:
-            ``[tokens, heads, latent_dim]``: for each head a mixture of latents.
+            ``[tokens, heads, latent_dim]``: for each head a weighted sum of latents.
         """
 
     def attend_unfolded(
@@ -68,8 +69,9 @@ class AttentionBackend(Protocol):
         Args:
             layer: number of the layer.
             query: ``[tokens, heads, key_dim]``.
-            key: ``[keys, heads, key_dim]``, value: ``[keys, heads, value_dim]``: for each sequence with queries the
-                positions from :meth:`AttentionLayer.first_seen` of its first query on, end to end.
+            key: ``[keys, heads, key_dim]``. For each sequence with queries it has the positions from
+                :meth:`AttentionLayer.first_seen` of its first query on, concatenated.
+            value: ``[keys, heads, value_dim]``, likewise.
             step: the step.
 
         Returns:
@@ -81,17 +83,17 @@ class BackendClass(Protocol):
     """The class of a back end, by which it is chosen and built."""
 
     def __call__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> AttentionBackend:
-        """Bind a back end. Raises ConfigurationError: a layer that it cannot serve."""
+        """Bind a back end. Raises ConfigurationError: it cannot serve a layer."""
 
     def refusal(self, layer: AttentionLayer) -> str | None:
-        """Return why a layer cannot be served; None if it can."""
+        """Return the reason why a layer cannot be served; None if it can."""
 
 
 def require_layers(backend: BackendClass, layers: Sequence[AttentionLayer]) -> None:
     """Refuse layers that a back end cannot serve.
 
     Raises:
-        ConfigurationError: a layer cannot be served; the message names it and the reason.
+        ConfigurationError: a layer cannot be served; the message has the layer and the reason.
     """
     for number, layer in enumerate(layers):
         reason = backend.refusal(layer)

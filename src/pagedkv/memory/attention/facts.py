@@ -1,6 +1,6 @@
-"""LayerFacts: facts that decide whether kernels of other packages can serve a layer, and common refusals.
+"""LayerFacts: facts that determine whether kernels of other packages can serve a layer, and common refusals.
 
-Values alone, so that choosing and refusing run without a GPU and without those packages.
+They are plain values, so that choosing and refusing need neither a GPU nor those packages.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,12 @@ class LayerFacts:
     """A layer, and how its keys are stored.
 
     Args:
-        layer: the layer; shape: of a block of its group; block_size: tokens of a block.
-        element_stride: elements between those of one key.
-        query_dtype: of queries and answers; device: its type, "cuda" or "cpu".
+        layer: the layer.
+        shape: shape of a block of its group.
+        block_size: tokens of a block.
+        element_stride: distance of the elements of one key, in elements.
+        query_dtype: type of queries and answers.
+        device: type of the device, "cuda" or "cpu".
         batch_invariant: whether an answer must depend on its row alone.
     """
 
@@ -39,7 +42,7 @@ class LayerFacts:
 def facts_of(
     storage: KVStorage, layer: AttentionLayer, query_dtype: torch.dtype, *, batch_invariant: bool
 ) -> LayerFacts:
-    """Gather the facts. Raises ConfigurationError for an unknown group or layer."""
+    """Gather the facts. Raises ConfigurationError: the group or layer is unknown."""
     shape, stride = storage.shapes[layer.group], 1
     if isinstance(shape, KeyValueShape):
         stride = storage.keys(layer.group, layer.index).stride(3)
@@ -48,7 +51,7 @@ def facts_of(
 
 
 def shared_refusal(facts: LayerFacts) -> str | None:  # noqa: PLR0911 - one return for each reason
-    """Return why kernels of other packages, for plain keys and values in 16 bits, cannot serve a layer."""
+    """Return the reason why kernels of other packages, for plain keys and values in 16 bits, cannot serve a layer."""
     layer, shape = facts.layer, facts.shape
     if facts.device != "cuda":
         return "its keys do not lie on a GPU"

@@ -1,7 +1,7 @@
-"""FlashInfer's kernels for layers that they serve, if it is installed and the host knows a step's lengths.
+"""FlashInfer's kernels for layers that they can serve, if it is installed and a step's lengths are on the host.
 
-Decoding rows and prompts go into one call of its prefill kernels, planned once a step for all layers with equal reads.
-FlashInfer's splitting of long rows depends on the other rows of the step, and so, by rounding, do its answers.
+Decoding rows and prompts share one call of its prefill kernels, planned once a step for all layers with equal reads.
+FlashInfer splits long rows depending on the other rows of the step, so its answers depend on them too, by rounding.
 """
 
 import importlib
@@ -24,11 +24,11 @@ __all__ = ["FlashInferAttention", "installed_version", "refusal"]
 PACKAGE: Final = "flashinfer"
 DIMENSIONS: Final = (64, 128, 256)
 WORKSPACE_NBYTES: Final = 2**27
-"""The size that FlashInfer's documentation advises for its partial answers."""
+"""The size that FlashInfer's documentation advises for its workspace of partial answers."""
 
 
 def installed_version() -> str | None:
-    """Return the installed version; None without one. Imports nothing."""
+    """Return the installed version; None if it is not installed. Imports nothing."""
     if importlib.util.find_spec(PACKAGE) is None:
         return None
     try:
@@ -38,10 +38,11 @@ def installed_version() -> str | None:
 
 
 def refusal(facts: LayerFacts, version: str | None) -> str | None:
-    """Return why FlashInfer cannot serve a layer; None if it can.
+    """Return the reason why FlashInfer cannot serve a layer; None if it can.
 
     Args:
-        facts: of the layer; version: the installed one.
+        facts: facts of the layer.
+        version: the installed version.
     """
     if version is None:
         return "FlashInfer is not installed: pip install flashinfer-python"
@@ -61,7 +62,9 @@ class FlashInferAttention:
     """Attention of some layers by FlashInfer.
 
     Args:
-        storage: of the keys; layers: those that it serves, by number; query_dtype: of queries and answers.
+        storage: storage of the keys.
+        layers: layers to serve, by number.
+        query_dtype: type of queries and answers.
 
     Raises:
         ImportError: FlashInfer is missing, or its import fails.
@@ -87,7 +90,7 @@ class FlashInferAttention:
             self._planned[number] = wrappers[kind]
 
     def attend(self, number: int, query: torch.Tensor, group: GroupMetadata, known: KnownRanges) -> torch.Tensor:
-        """Answer a step's queries, ``[tokens, heads, dim]``, with lengths that the host knows."""
+        """Compute attention of a step's queries, ``[tokens, heads, dim]``, with lengths on the host."""
         planned = self._planned[number]
         if number == planned.first_layer or planned.made_for is not group:
             self._plan(planned, number, group, known)
@@ -126,7 +129,7 @@ class FlashInferAttention:
 
 
 class _Planned:
-    """A wrapper of FlashInfer's, the layer that plans it, and the step that it is planned for."""
+    """A FlashInfer wrapper, the layer that plans it, and the step of its plan."""
 
     def __init__(self, wrapper: Any, first_layer: int) -> None:  # noqa: ANN401 - FlashInfer's own
         self.wrapper = wrapper

@@ -1,7 +1,7 @@
-"""Keys of one sequence gathered from its blocks, and which keys its queries see.
+"""Gathers the keys of one sequence from its blocks, and computes which keys its queries see.
 
-For back ends that copy the keys of prompts before they multiply. Exactly the positions that some query sees are
-gathered, so that other content of a block (old content of other rows, NaN) is never read.
+Back ends that copy the keys of prompts before they multiply use it. Exactly the positions that some query sees are
+gathered, so other content of a block (old content of other rows, NaN) is never read.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,8 @@ class Span:
     """One sequence of a step.
 
     Args:
-        place: its place; first_token: index of its first token in the flat row.
+        place: its place in the step.
+        first_token: index of its first token in the flat row.
         start, stop: its computed positions.
         first_key: the first position that any of its queries sees; the last is ``stop - 1``.
     """
@@ -33,7 +34,7 @@ class Span:
 
     @property
     def num_queries(self) -> int:
-        """Its computed positions."""
+        """Number of its computed positions."""
         return self.stop - self.start
 
     @property
@@ -43,7 +44,7 @@ class Span:
 
 
 def spans(layer: AttentionLayer, step: GroupMetadata) -> Iterator[Span]:
-    """List the sequences of a step with tokens to compute."""
+    """Yield the sequences of a step with tokens to compute."""
     numbers = zip(step.query_start_loc.tolist(), step.starts.tolist(), step.seq_lens.tolist(), strict=False)
     for place, (first_token, start, stop) in enumerate(numbers):
         if start < stop:

@@ -1,6 +1,6 @@
 """AttentionLayer: the parameters of one attention layer that are equal in every step.
 
-Keys are identified by a group and a place in it, as numbered by :class:`~pagedkv.memory.device.KVStorage`; several
+Keys are identified by a group and a place in it, in the numbering of :class:`~pagedkv.memory.device.KVStorage`. Several
 layers may read the same keys. :mod:`pagedkv.memory.attention.metadata` has the parameters that change from step to
 step.
 """
@@ -17,21 +17,22 @@ __all__ = ["AttentionLayer"]
 class AttentionLayer:
     """One attention layer.
 
-    A query at position q sees the keys at positions p <= q, of these with ``window`` only ``p > q - window``, and with
-    ``chunk`` only those of its own chunk, ``p // chunk == q // chunk``.
+    A query at position q sees the keys at positions p <= q; with ``window`` only those with ``p > q - window``, and
+    with ``chunk`` only those of its own chunk, ``p // chunk == q // chunk``.
 
     Args:
-        group: the group whose block table locates its keys; index: the layer of that group whose keys it reads.
+        group: the group whose block table locates its keys.
+        index: the layer of that group whose keys it reads.
         num_heads: heads of its queries, a multiple of the key heads.
-        scale: factor of a product of query and key.
-        window, chunk: tokens; 0 for neither.
+        scale: factor of the product of query and key.
+        window, chunk: tokens; 0: none.
         num_sink_tokens: with a window, the first positions, which every query sees (StreamingLLM, 2023).
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2); 0: no cap.
-        has_sinks: each head has a score of its own that takes part in the softmax and has no value (gpt-oss).
-        is_latent: the group keeps latents, from which the model itself unfolds keys and values (DeepSeek-V2, 2024).
+        has_sinks: whether each head has a score of its own that takes part in the softmax and has no value (gpt-oss).
+        is_latent: whether the group keeps latents, from which the model unfolds keys and values (DeepSeek-V2, 2024).
 
     Raises:
-        ConfigurationError: a value is out of range, window and chunk at once, or sink tokens without a window.
+        ConfigurationError: a value is out of range, there are both window and chunk, or sink tokens without a window.
     """
 
     group: int

@@ -1,14 +1,14 @@
 """StepMetadata: the parameters of attention over blocks that change from step to step.
 
-Tokens of all sequences are in one flat row, those of a sequence consecutive, sequences in the order of the places of
-:class:`~pagedkv.memory.device.StepInputs`::
+Tokens of all sequences are in one flat row. Tokens of a sequence are consecutive, and sequences are in the order of the
+places of :class:`~pagedkv.memory.device.StepInputs`::
 
     query_start_loc     0            3   4   5              10
     flat row            | t  t  t    | t | t | t t t t t    |
     place                 0            1   2   3                positions of place i: [starts[i], seq_lens[i])
 
-Lengths are read on the device, and back ends of a GPU never read them on the host. If the host knows exact lengths, it
-may pass them too, for back ends of other packages that need them there.
+Lengths are read on the device; back ends of a GPU never read them on the host. If exact lengths are known on the host,
+they may be passed too, for back ends of other packages that need them there.
 """
 
 from collections.abc import Sequence
@@ -42,14 +42,15 @@ class KnownRanges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupMetadata:
-    """One group's share of a step.
+    """One group's part of a step.
 
     Args:
         block_tables: int32 ``[places, width]``.
-        starts: int32 ``[places]``, begin of each place's positions; seq_lens: int32 ``[places]``, their ends.
+        starts: int32 ``[places]``, beginning of each place's positions.
+        seq_lens: int32 ``[places]``, their ends.
         query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat row.
         slot_mapping: int64 ``[tokens]``, slot of each token's keys; empty for recurrent states.
-        known: starts and ends on the host; None if the host does not know them, or a graph is captured.
+        known: starts and ends on the host; None if they are unknown there, or a graph is captured.
     """
 
     block_tables: torch.Tensor
@@ -60,7 +61,7 @@ class GroupMetadata:
     known: KnownRanges | None = field(default=None, kw_only=True)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "GroupMetadata":
-        """Keep only some places and their tokens: int64 each, ascending."""
+        """Return only some places and their tokens: int64 each, ascending."""
         starts, seq_lens = self.starts[places], self.seq_lens[places]
         query_start_loc = torch.zeros(len(places) + 1, dtype=torch.int32, device=starts.device)
         torch.cumsum(seq_lens - starts, 0, dtype=torch.int32, out=query_start_loc[1:])
@@ -72,9 +73,10 @@ class StepMetadata:
     """One step, or a part of one.
 
     Args:
-        groups: its metadata for each group, in their order.
-        num_places: sequences; num_tokens: tokens of all sequences.
-        is_padded: padding tokens that belong to no sequence may follow; their answers are zero.
+        groups: metadata of each group, in their order.
+        num_places: number of sequences.
+        num_tokens: tokens of all sequences.
+        is_padded: whether padding tokens that belong to no sequence may follow; their answers are zero.
     """
 
     groups: Sequence[GroupMetadata]
@@ -84,11 +86,12 @@ class StepMetadata:
 
     @classmethod
     def of(cls, inputs: StepInputs, plan: StepPlan | None = None, *, is_padded: bool = False) -> "StepMetadata":
-        """View the inputs of a step on the device.
+        """Make the metadata of a step from its inputs on the device.
 
         Args:
-            inputs: the step's; plan: for the lengths that the host knows.
-            is_padded: the inputs may have more tokens than the step.
+            inputs: inputs of the step.
+            plan: plan of the step, which has its lengths on the host.
+            is_padded: whether the inputs may have more tokens than the step.
         """
         starts, seq_lens, offsets = inputs.starts, inputs.seq_lens, inputs.query_start_loc
         slots = inputs.slot_mappings
@@ -111,12 +114,12 @@ class StepMetadata:
         return query.new_zeros(shape) if self.is_padded else query.new_empty(shape)
 
     def select(self, places: torch.Tensor, tokens: torch.Tensor) -> "StepMetadata":
-        """Keep only some places and their tokens: int64 each, ascending."""
+        """Return only some places and their tokens: int64 each, ascending."""
         groups = tuple(group.select(places, tokens) for group in self.groups)
         return StepMetadata(groups, len(places), len(tokens))
 
     def with_ranges(self, starts: Sequence[int], ends: Sequence[int]) -> "StepMetadata":
-        """Replace the computed positions of sequences by parts of them, as many as there are tokens."""
+        """Replace the computed positions of sequences by parts of them, with as many positions as tokens."""
         device = self.groups[0].starts.device
         first = torch.tensor(starts, dtype=torch.int32, device=device)
         last = torch.tensor(ends, dtype=torch.int32, device=device)

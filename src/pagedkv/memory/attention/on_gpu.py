@@ -1,7 +1,7 @@
 """TritonBackend: attention on a GPU, by kernels that read blocks in place.
 
-Lengths stay on the device: the host reads none, so that a call can be captured in a graph that serves any step of its
-size. Layers with equal reads share a list of work. The first of them makes it each time that it is called, since a
+Lengths stay on the device: the host reads none, so a call can be captured in a graph that serves every step of its
+size. Layers with equal reads share a list of work. The first of these layers makes it on each of its calls, since a
 forward pass calls layers in the order of their numbers. Keys that a model unfolded from latents are treated as blocks
 of one token, whose table is made on the device too.
 """
@@ -32,8 +32,10 @@ class _Work:
     """A list of work, the layer that makes it, and its step.
 
     Args:
-        work: the list; first_layer: by number.
-        made_for: the step; rows: its arguments for the kernels.
+        work: the list.
+        first_layer: number of the layer that makes it.
+        made_for: the step.
+        rows: the step's arguments for the kernels.
     """
 
     work: WorkList
@@ -47,21 +49,23 @@ class TritonBackend:
     """Attention on a GPU; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: of the keys.
+        storage: storage of the keys.
         layers: the layers, by number.
-        max_places: rows of a step at most; max_tokens: tokens of a step at most; max_length: of a row at most.
+        max_places: most rows of a step.
+        max_tokens: most tokens of a step.
+        max_length: most tokens of a row.
         latent_dim: leading dimensions of latents that are values; 0: the model unfolds latents, and attention is
             computed as on a CPU (:meth:`attend_unfolded`).
-        query_dtype: of queries and answers.
-        num_draft: drafts that a row may have: rows of up to one query more are split along their keys.
-        batch_invariant: whether an answer depends on its row alone. If off, consecutive rows that begin with the same
+        query_dtype: type of queries and answers.
+        num_draft: most drafts of a row; rows of up to one query more are split along their keys.
+        batch_invariant: whether an answer depends on its row alone. If False, consecutive rows that begin with the same
             blocks read these once, which is faster and changes rounding.
-        tiling: how work is split; None: by measurements.
+        tiling: how work is split; None: chosen by measurements.
         kernels: "auto" is Triton's on a GPU, plain torch on a CPU.
 
     Raises:
-        ConfigurationError: a layer that it cannot serve, a layout in which the elements of a key are not contiguous, or
-            not enough memory for the lists.
+        ConfigurationError: a layer cannot be served, a layout does not keep the elements of a key contiguous, or memory
+            does not suffice for the lists.
         DeviceUnavailableError: Triton is not installed.
     """
 
@@ -102,18 +106,18 @@ class TritonBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse no layer; the memory of layers is checked when a back end is built."""
+        """Refuse no layer; the constructor checks the memory of layers."""
         del layer
         return None
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepMetadata) -> None:
-        """Write a step's keys and values into their slots, divided by their scales if eight bits are stored."""
+        """Write a step's keys and values into their slots; if stored in eight bits, divided by their scales."""
         memory = self._memory[layer]
         sides = [TokenSide(key, memory.keys, memory.key_scales), TokenSide(value, memory.values, memory.value_scales)]
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
 
     def write_latents(self, layer: int, latent: torch.Tensor, step: StepMetadata) -> None:
-        """Write a step's latents into their slots, divided by their scale if eight bits are stored."""
+        """Write a step's latents into their slots; if stored in eight bits, divided by their scale."""
         memory = self._memory[layer]
         sides = [TokenSide(latent[:, None, :], memory.keys, memory.key_scales)]
         self._kernels.write_tokens(sides, step.groups[self._layers[layer].group].slot_mapping)
@@ -139,7 +143,7 @@ class TritonBackend:
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:
-        """Compute attention to unfolded keys and values; as :meth:`attend`, also without reading lengths.
+        """Compute attention to unfolded keys and values as :meth:`attend`, also without reading lengths on the host.
 
         The first call of a layer may allocate a list, and must not be captured.
         """
@@ -155,7 +159,7 @@ class TritonBackend:
         return self._answer(listed, memory, query, step, None)
 
     def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
-        """Find the list of a layer, shared by layers with equal reads, or allocate it."""
+        """Return the list of a layer, shared by layers with equal reads; allocate it if there is none."""
         layer = self._layers[number]
         num_key_heads, value_dim = memory.keys.shape[2], memory.values.shape[3]
         kind: tuple[object, ...] = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens)
@@ -189,9 +193,9 @@ class TritonBackend:
 
 
 def _unfolded_table(layer: AttentionLayer, group: GroupMetadata, positions: torch.Tensor) -> torch.Tensor:
-    """Number unfolded keys as blocks of one token: int32 ``[places, max_length]``.
+    """Make a table of unfolded keys as blocks of one token: int32 ``[places, max_length]``.
 
-    Keys of a sequence follow those of the sequences before it, from the first position that it sees on.
+    Keys of a sequence follow those of earlier sequences, from the first position that it sees on.
     """
     starts, stops = group.starts, group.seq_lens
     first = torch.zeros_like(starts)
@@ -232,7 +236,7 @@ def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_di
 
 
 def _require_dimensions(number: int, layer: AttentionLayer, memory: PagedLayer) -> None:
-    """Refuse heads that are wider than any tiling. Raises ConfigurationError."""
+    """Refuse heads wider than every tiling. Raises ConfigurationError."""
     for what, side in (("keys", memory.keys), ("values", memory.values)):
         if side.shape[3] > WIDEST:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The pages that a step's rows read, as compressed sparse rows, from lengths that the host knows."""
+"""The pages that a step's rows read, as compressed sparse rows, from lengths on the host."""
 
 from typing import NamedTuple
 
@@ -15,9 +15,10 @@ class PageList(NamedTuple):
     """Pages of the places of a step that have tokens.
 
     Args:
-        query_indptr: int32 ``[rows + 1]``, tokens before each of them; page_indptr: int32 ``[rows + 1]``, pages.
+        query_indptr: int32 ``[rows + 1]``, tokens before each of them.
+        page_indptr: int32 ``[rows + 1]``, pages before each of them.
         last_page_len: int32 ``[rows]``, tokens in the last page of each.
-        places, columns: int64 ``[pages]``, place of each page's block in the block table.
+        places, columns: int64 ``[pages]``, row and column of each page's block in the block tables.
     """
 
     query_indptr: Int32Array
@@ -28,7 +29,7 @@ class PageList(NamedTuple):
 
 
 def list_pages(known: KnownRanges, layer: AttentionLayer, block_size: int) -> PageList:
-    """List the pages from the first one that a place's first query sees. O(places + pages)."""
+    """List the pages of each place from the first one that its first query sees. O(places + pages)."""
     places = np.flatnonzero(known.starts < known.ends)
     starts, ends = known.starts[places].astype(np.int64), known.ends[places].astype(np.int64)
     first_seen = np.maximum(starts - layer.window + 1, 0) if layer.window else np.zeros_like(starts)

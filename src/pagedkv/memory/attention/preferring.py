@@ -1,8 +1,8 @@
-"""PreferringBackend: each layer by the first preferred kernels that serve it, or else by Triton's.
+"""PreferringBackend: serves each layer by its first preferred kernels that can, else by Triton's.
 
 All of them read the same blocks, so layers of one model, and steps of one layer, may use different kernels. Kernels of
-other packages need lengths on the host. Triton's serve a step whose lengths the host does not know, and a step captured
-in a graph, which must serve other lengths as well.
+other packages need lengths on the host. Triton's serve steps whose lengths are unknown there, and steps captured in a
+graph, which must serve other lengths as well.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class _Attention(Protocol):
     """Kernels that take lengths from the host."""
 
     def attend(self, number: int, query: torch.Tensor, group: GroupMetadata, known: KnownRanges) -> torch.Tensor:
-        """Answer a step's queries."""
+        """Compute attention of a step's queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class LayerChoice:
     """The kernels of a layer.
 
     Args:
-        name: of :data:`PREFERENCES`, or "own".
-        reasons: why the kernels preferred to it do not serve the layer.
+        name: one of :data:`PREFERENCES`, or "own".
+        reasons: why more preferred kernels do not serve the layer.
     """
 
     name: str
@@ -52,15 +52,17 @@ class PreferringBackend:
 
     Args:
         own: serves everything that the others do not.
-        storage: of the keys; layers: the layers, by number; query_dtype: of queries.
-        prefer: kernels that are tried first, in this order.
+        storage: storage of the keys.
+        layers: the layers, by number.
+        query_dtype: type of queries.
+        prefer: kernels to try first, in this order.
         batch_invariant: whether an answer must depend on its row alone.
 
     Attributes:
         choices: the kernels of each layer, by number.
 
     Raises:
-        ConfigurationError: no such preference.
+        ConfigurationError: a preference is unknown.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class PreferringBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse nothing, for a preference need not be met."""
+        """Refuse no layer, since a preference need not be met."""
         del layer
         return None
 
@@ -108,7 +110,7 @@ class PreferringBackend:
     def attend(
         self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention, by the kernels chosen for the layer if the host knows the step's lengths."""
+        """Compute attention by the layer's chosen kernels if the step's lengths are known on the host."""
         group, others = step.groups[self._groups[layer]], self._others.get(layer)
         if others is None or group.known is None or sinks is not None or _is_captured(query.device):
             return self._own.attend(layer, query, step, sinks=sinks)
@@ -130,7 +132,7 @@ class PreferringBackend:
 
 
 def choose(prefer: Sequence[str], refusals: dict[str, str | None]) -> LayerChoice:
-    """Choose the first without a refusal, and keep the refusals of those before."""
+    """Choose the first kernels without a refusal; keep the reasons of those before."""
     reasons: list[str] = []
     for name in prefer:
         reason = refusals[name]

@@ -1,7 +1,7 @@
-"""Attention as it is written in a textbook, one query at a time, in double precision. Others are tested against it.
+"""Attention by its definition, one query at a time, in double precision. Other back ends are tested against it.
 
-Reads keys one by one through the block table, slot by slot; shares no code with any back end but the description of a
-layer. Slow.
+It reads keys one by one through the block table, slot by slot, and shares only the description of a layer with the
+other back ends. Slow.
 """
 
 import math
@@ -17,7 +17,7 @@ from pagedkv.memory.device import KVStorage
 __all__ = ["ReferenceBackend"]
 
 KeyReader: TypeAlias = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
-"""Gives key and value, ``[key heads, dim]``, of a position of the sequence at a place."""
+"""Returns key and value, ``[key heads, dim]``, for a place and a position of its sequence."""
 
 
 @final
@@ -25,7 +25,7 @@ class ReferenceBackend:
     """The plain reference; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: of the keys.
+        storage: storage of the keys.
         layers: the layers, by number.
         latent_dim: leading dimensions of latents that are values.
     """
@@ -37,7 +37,7 @@ class ReferenceBackend:
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse nothing."""
+        """Refuse no layer."""
         del layer
         return None
 
@@ -76,7 +76,7 @@ class ReferenceBackend:
                 latents[slot // size, slot % size] = latent[token]
 
     def attend_latents(self, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
-        """The same as attention to keys of one head, whose values are their first dimensions."""
+        """Compute attention to keys of one head, whose values are their first dimensions."""
         spec = self._layers[layer]
         latents = self._storage.latents(spec.group, spec.index)
         table = step.groups[spec.group].block_tables
@@ -90,7 +90,7 @@ class ReferenceBackend:
     def attend_unfolded(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepMetadata
     ) -> torch.Tensor:
-        """The same on keys that the model has unfolded."""
+        """Compute attention to keys that the model has unfolded, query by query."""
         spec = self._layers[layer]
         group = step.groups[spec.group]
         places: dict[tuple[int, int], int] = {}

@@ -1,4 +1,4 @@
-"""A step of attention on a CPU, so that every loop of it is compiled (:mod:`pagedkv.memory.warming`)."""
+"""Runs a step of attention on a CPU, so that every loop of it is compiled (:mod:`pagedkv.memory.warming`)."""
 
 import torch
 
@@ -13,9 +13,9 @@ __all__ = ["rehearse"]
 
 
 def rehearse() -> None:
-    """Write the keys and values of two sequences, and attend with their last tokens.
+    """Write the keys and values of two sequences, and compute attention of their last tokens.
 
-    Layers of all kinds, sizes and numbers of sequences share machine code.
+    One compilation serves layers of all kinds and sizes, and any number of sequences.
     """
     config = SpaceConfig((FullAttention(block_size=2),), num_blocks=4, max_sequences=2, max_tokens=4)
     storage = KVStorage(config, [KeyValueShape(num_layers=1, num_heads=1, key_dim=2, dtype=torch.float32)], "cpu")

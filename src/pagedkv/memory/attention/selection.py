@@ -1,4 +1,4 @@
-"""The back end of a storage: Triton's kernels on a GPU, or other preferred ones; compiled loops on a CPU."""
+"""Chooses the back end of a storage: Triton's kernels on a GPU, or preferred ones; compiled loops on a CPU."""
 
 from collections.abc import Sequence
 
@@ -30,17 +30,19 @@ def backend_for(
     """Build the back end for these layers on the device of their keys.
 
     Args:
-        storage: of the keys; layers: the layers, by number.
-        max_places, max_tokens, max_length: rows of a step, tokens of a step, and tokens of a row, at most.
-        query_dtype: of queries.
-        num_draft: drafts that a row may have.
+        storage: storage of the keys.
+        layers: the layers, by number.
+        max_places, max_tokens, max_length: most rows of a step, tokens of a step, and tokens of a row.
+        query_dtype: type of queries.
+        num_draft: most drafts of a row.
         latent_dim: leading dimensions of latents that are values; 0: the model unfolds them.
         batch_invariant: whether an answer depends on its row alone.
         prefer: kernels of other packages, tried on a GPU in this order: "flashinfer", which needs
             ``batch_invariant=False``, and "varlen", torch's own. Layers that they refuse use Triton's kernels.
 
     Raises:
-        ConfigurationError: no back end of that device serves a layer, with the reason; no such preference.
+        ConfigurationError: the device's back end cannot serve a layer (the message has the reason), or a preference is
+            unknown.
         DeviceUnavailableError: the device is a GPU, and Triton is not installed.
     """
     require_preferences(prefer)

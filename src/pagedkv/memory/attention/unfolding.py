@@ -1,15 +1,16 @@
-"""Attention to latents without unfolding them: matrices read from a model, and their use (MLA, absorbed).
+"""Attention to latents without unfolding them (MLA, absorbed): matrices read from a model, and their use.
 
-A model with latents computes keys and values from them by matrices, one for each head. If it does nothing else, these
-can be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section 2.1)::
+A model with latents computes keys and values from them by matrices, one for each head. If it does nothing else to them,
+the matrices can be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section
+2.1)::
 
     unfolded    query . (K latent)      weights x (V latent)        K: key_dim x latent, V: value_dim x latent
     absorbed    (query K) . latent      V (weights x latent)
 
-The matrices are read from any model without knowledge of its code: it gets the unit vectors in place of cached latents,
-and the keys and values that it then attends to are the rows of K and V. Other vectors are added at both ends. They
-detect layers that do not unfold by these matrices alone (a norm after the cache, a bias, an angle that depends on the
-position), whose latents are unfolded as before.
+The matrices are read from any model without knowledge of its code. The model gets unit vectors in place of cached
+latents; the keys and values that it then passes to attention are the rows of K and V. Other vectors are added at both
+ends. They detect layers that do not unfold by these matrices alone (a norm after the cache, a bias, an angle that
+depends on the position). Latents of such layers are unfolded as before.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from pagedkv.memory.attention.metadata import StepMetadata
 __all__ = ["Unfolding", "UnfoldingReader"]
 
 NUM_OTHERS: Final = 4
-"""Other vectors than unit vectors, at either end."""
+"""Number of other vectors than unit vectors, at each end."""
 ROUNDING: Final = 16
 """Units in the last place of the sum of absolute products that count as rounding."""
 
@@ -34,9 +35,9 @@ class Unfolding:
     """The matrices by which a layer computes keys and values from a latent.
 
     Args:
-        keys: ``[heads, latent_dim, key_dim]``, of the model's type.
-        values: ``[heads, num_value_dims, value_dim]``: a value depends only on the first ``num_value_dims`` of a
-            latent.
+        keys: ``[heads, latent_dim, key_dim]``, in the model's type.
+        values: ``[heads, num_value_dims, value_dim]``; a value depends only on the first ``num_value_dims`` dimensions
+            of a latent.
 
     The matrices take ``heads x (latent_dim x key_dim + num_value_dims x value_dim)`` elements, in addition to the
     model's own weights.
@@ -51,19 +52,21 @@ class Unfolding:
         return self.values.shape[1]
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
-        """Turn queries ``[tokens, heads, key_dim]`` into those of latents, ``[tokens, heads, latent_dim]``."""
+        """Turn queries ``[tokens, heads, key_dim]`` into queries of latents, ``[tokens, heads, latent_dim]``."""
         return torch.einsum("thk,hlk->thl", query, self.keys)
 
     def unfold(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Turn mixtures of latents ``[tokens, heads, num_value_dims]`` into values, ``[tokens, heads, value_dim]``."""
+        """Turn sums of latents ``[tokens, heads, num_value_dims]`` into values, ``[tokens, heads, value_dim]``."""
         return torch.einsum("thl,hlv->thv", mixed, self.values)
 
     def attend(self, backend: AttentionBackend, layer: int, query: torch.Tensor, step: StepMetadata) -> torch.Tensor:
         """Compute the answers of :meth:`AttentionBackend.attend_unfolded` up to rounding, without unfolding.
 
         Args:
-            backend: one that was built with ``latent_dim=num_value_dims``.
-            layer: number of the layer; query: ``[tokens, heads, key_dim]``; step: the step.
+            backend: a back end built with ``latent_dim=num_value_dims``.
+            layer: number of the layer.
+            query: ``[tokens, heads, key_dim]``.
+            step: the step.
         """
         return self.unfold(backend.attend_latents(layer, self.absorb(query), step))
 
@@ -73,7 +76,7 @@ class _Latents(NamedTuple):
 
     vectors: torch.Tensor
     num_first: int
-    """Width of the first of the two vectors that a latent is stored as."""
+    """Width of the first of the two vectors in which a latent is stored."""
 
     @classmethod
     def of(cls, first: torch.Tensor, second: torch.Tensor) -> "_Latents":
@@ -89,17 +92,17 @@ class _Latents(NamedTuple):
 
 @final
 class UnfoldingReader:
-    """Serves one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
+    """Reads the matrices in one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
 
     It gets the calls of an engine's pass: updates of the cache, and calls of attention, whose answers are zero. The
     output of the pass is not used.
 
     Args:
-        latents: widths of the two vectors of each layer with latents, by transformers' number.
+        latents: widths of the two vectors of each layer with latents, by transformers' layer number.
 
     Attributes:
-        unfoldings: by layer.
-        reasons: why there is no unfolding, by layer; a layer that was not called has none.
+        unfoldings: the matrices, by layer.
+        reasons: why there are no matrices, by layer; a layer that was not called has none.
     """
 
     def __init__(self, latents: Mapping[int, tuple[int, int]]) -> None:
@@ -160,7 +163,7 @@ def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfoldi
 
 
 def _is_linear(latents: _Latents, unfolded: torch.Tensor) -> bool:
-    """Return whether ``[heads, vectors, dim]`` are the latents times the rows of the units, at any place."""
+    """Return whether ``[heads, vectors, dim]`` are, at every place, the latents times the rows of the unit vectors."""
     units = unfolded[:, latents.units].double()
     given = latents.vectors.double()
     expected = torch.einsum("nl,hld->hnd", given, units)

@@ -1,6 +1,6 @@
-"""torch's own ``varlen_attn`` for layers that it serves: FlashAttention, if torch's version takes a block table.
+"""torch's own ``varlen_attn`` for layers that it can serve: FlashAttention, if torch's version takes a block table.
 
-It needs the longest row on the host, so it serves only steps whose lengths the host knows. Rows are never split, for
+It needs the longest row on the host, so it serves only steps whose lengths are known there. Rows are never split, since
 the split would depend on the longest row of a step. So an answer depends on its row alone.
 """
 
@@ -27,7 +27,7 @@ NEEDED: Final = ("block_table", "seqused_k", "num_splits", "window_size")
 
 
 def installed_function() -> VarlenFunction | None:
-    """Find torch's function; None if this version has none."""
+    """Return torch's function; None if this version has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every version
     except ImportError:
@@ -39,10 +39,11 @@ def installed_function() -> VarlenFunction | None:
 def refusal(  # noqa: PLR0911 - one answer a reason
     facts: LayerFacts, function: VarlenFunction | None
 ) -> str | None:
-    """Return why it cannot serve a layer; None if it can.
+    """Return the reason why it cannot serve a layer; None if it can.
 
     Args:
-        facts: of the layer; function: torch's.
+        facts: facts of the layer.
+        function: torch's function.
     """
     if function is None:
         return f"torch {torch.__version__} has no varlen_attn"
@@ -67,8 +68,9 @@ class VarlenAttention:
     """Attention of some layers by ``varlen_attn``.
 
     Args:
-        storage: of the keys; layers: those that it serves, by number.
-        function: torch's.
+        storage: storage of the keys.
+        layers: layers to serve, by number.
+        function: torch's function.
     """
 
     def __init__(self, storage: KVStorage, layers: Mapping[int, AttentionLayer], function: VarlenFunction) -> None:
@@ -80,7 +82,7 @@ class VarlenAttention:
         }
 
     def attend(self, number: int, query: torch.Tensor, group: GroupMetadata, known: KnownRanges) -> torch.Tensor:
-        """Answer a step's queries, ``[tokens, heads, dim]``, with lengths that the host knows."""
+        """Compute attention of a step's queries, ``[tokens, heads, dim]``, with lengths on the host."""
         layer, (keys, values) = self._layers[number], self._pairs[number]
         counts = known.ends - known.starts
         out = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -1,15 +1,15 @@
 """Block ids of prompts as one tree: an id names a block *together with everything before it*, so it has one place.
 
-Owns the numbers 1, 2, ... of blocks in the order in which they first appear; 0 is the root, the empty prompt. A
-prompt is the path from the root to its last block, and that block alone identifies it::
+Blocks are numbered 1, 2, ... in the order in which they first appear; 0 is the root, the empty prompt. A prompt is the
+path from the root to its last block, and that block alone identifies it::
 
     prompts  7 8 9 | 7 8 4 | 5          0 -+- 1 (id 7) -- 2 (id 8) -+- 3 (id 9)
                                            |                        `- 4 (id 4)
                                            `- 5 (id 5)
 
 So a trace takes memory for its distinct blocks and not for its references. A trace of coding agents has 27 times as
-many references, since each prompt repeats the conversation. A block takes its id, its parent, and its number in a hash
-table with linear probing: 18 to 24 bytes in all, where a dictionary took a hundred.
+many references, since each prompt repeats the conversation. A block takes 18 to 24 bytes: its id, its parent, and its
+number in a hash table with linear probing. A dictionary took a hundred.
 """
 
 from typing import Final, TypeVar
@@ -27,13 +27,13 @@ __all__ = ["ROOT", "BlockTree", "write_path"]
 ROOT: Final = 0
 NO_ID: Final = -1
 FREE: Final = 0  # a slot of the table without a block
-CONFLICT: Final = -1  # an id would have two places
+CONFLICT: Final = -1  # a prompt would give an id a second place
 SPREAD: Final = 0x9E3779B1
 WORD: Final = 2**32 - 1
 UPPER: Final = 32
 LEAST_ROOM: Final = 1024
 SLOTS_A_BLOCK: Final = 2
-"""At least 1 and at most 2 slots a block after the table has grown: a lookup reads two or three."""
+"""After growing, the table has 1 to 2 slots a block: a lookup reads two or three."""
 GROWTH: Final = 1.5
 
 
@@ -54,14 +54,14 @@ class BlockTree:
         self._slots = np.zeros(SLOTS_A_BLOCK * LEAST_ROOM, np.int32)
 
     def insert(self, block_ids: npt.NDArray[np.int64]) -> int | None:
-        """Add a prompt, from its first block on.
+        """Add a prompt to the tree.
 
         Args:
             block_ids: int64 ``[n]``, none negative.
 
         Returns:
-            The number of its last block (``ROOT`` if it has none), or None if an id would have two places; the tree is
-            then unchanged. O(n); a known block takes about 1 ns.
+            The number of its last block (``ROOT`` for an empty prompt), or None if an id would get a second place; the
+            tree is then unchanged. O(n); a known block takes about 1 ns.
         """
         self._make_room(len(block_ids))
         last_block = _insert(self._slots, self._ids, self._parents, self._num_blocks, block_ids)
@@ -71,7 +71,7 @@ class BlockTree:
         return last_block
 
     def _make_room(self, num_blocks: int) -> None:
-        """Grow the arrays for so many further blocks."""
+        """Grow the arrays to have room for this number of further blocks."""
         wanted = self._num_blocks + num_blocks
         if wanted > len(self._parents):
             room = max(wanted, int(GROWTH * len(self._parents)))
@@ -85,7 +85,7 @@ class BlockTree:
             _fill_table(self._slots, self._ids, self._num_blocks)
 
     def parents(self) -> Int32Array:
-        """Copy the tree: int32 ``[1 + blocks]``, for each block the one before it, always a smaller number."""
+        """Copy the tree: int32 ``[1 + blocks]``, the parent of each block, always a smaller number."""
         return self._parents[: self._num_blocks].copy()
 
 
@@ -99,7 +99,7 @@ def _grown(
 
 @compiled
 def _slot_of(slots: Int32Array, ids: Int64Array, block_id: int) -> int:
-    """Find the slot that holds an id's number, or the free slot for it."""
+    """Find the slot that has an id's number, or the free slot for it."""
     slot = ((int(block_id) ^ int(block_id) >> UPPER) * SPREAD & WORD) % len(slots)
     while slots[slot] != FREE and ids[slots[slot]] != block_id:
         slot = slot + 1 if slot + 1 < len(slots) else 0
@@ -108,7 +108,7 @@ def _slot_of(slots: Int32Array, ids: Int64Array, block_id: int) -> int:
 
 @compiled
 def _fill_table(slots: Int32Array, ids: Int64Array, num_blocks: int) -> None:
-    """Enter all blocks into an empty table."""
+    """Insert all blocks into an empty table."""
     for block in range(1, num_blocks):
         slots[_slot_of(slots, ids, ids[block])] = block
 
@@ -135,7 +135,7 @@ def _insert(slots: Int32Array, ids: Int64Array, parents: Int32Array, num_blocks:
 
 @compiled
 def _count_known(slots: Int32Array, ids: Int64Array, block_ids: Int64Array) -> int:
-    """Count the leading known ids by bisection; no id after them may be known."""
+    """Count the leading known ids by bisection; ids after them must be unknown."""
     low, high = 0, len(block_ids)
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """Hits of a trace at each size of the cache, and the causes of its misses.
 
-``CapacityCurve`` is the result, a value; :func:`measure_curve` makes it. Three gaps, as shares of all references, lie
-between the hits of a policy and one::
+:func:`measure_curve` makes a ``CapacityCurve``. Between the hits of a policy and 1 lie three gaps, as shares of all
+references::
 
     0            LRU            optimum            ideal                       1
     |--- hits ---|-- policy gap --|-- capacity gap --|---- content ceiling ----|
@@ -55,17 +55,18 @@ OPTIMAL: Final = "optimal"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
     {name: _of_pool(policy_named(name)) for name in EVICTION_POLICIES} | {OPTIMAL: optimal_hits_by_request}
 )
-"""By name, in the order of results. The optimum is not a policy, but its hits are counted like a policy's."""
+"""Policies by name, in the order of results. The optimum is no online policy, but its hits are counted like a
+policy's."""
 
 NUM_DEFAULT_CAPACITIES: Final = 10
 FOR_MANY_REQUESTS: Final = ("lru", "adaptive")
-"""Measured by default if requests are very many: LRU takes no time per capacity, adaptive 3 to 6 us a request and
-capacity. So does fifo; hazard, which learns, takes some 20."""
+"""Policies measured by default for very many requests: LRU takes no time per capacity, adaptive 3 to 6 us a request and
+capacity. Fifo takes as long; hazard, which learns, takes some 20 us."""
 MOST_FOR_ALL: Final = 300_000
 FACTORS: Final = (2, 4)
 """Multiples of a capacity for which the gain is shown."""
 SHARES_OF_IDEAL: Final = MappingProxyType({"0.9": 90, "0.99": 99, "1.0": 100})
-"""Shares of the ideal hits for which the capacity is computed, and the same as whole percents, to avoid rounding."""
+"""Shares of the ideal hits for which the capacity is computed, with the same in whole percent, to avoid rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ class PartCurve:
     """Hits of one tenant, or of one window of time, in the common cache.
 
     Args:
-        kind: "tenant" or "window"; name: which.
-        num_requests, num_block_refs, num_prompt_tokens: its requests, their blocks and tokens.
-        ideal_hits: blocks that hit in a cache without bounds; ideal_hit_tokens: their tokens.
-        hits: by policy and capacity.
+        kind: "tenant" or "window".
+        name: name of the tenant or window.
+        num_requests, num_block_refs, num_prompt_tokens: its requests, and their blocks and tokens.
+        ideal_hits: blocks that hit in an unbounded cache.
+        ideal_hit_tokens: tokens of those blocks.
+        hits: hits by policy and capacity.
     """
 
     kind: str
@@ -90,15 +93,15 @@ class PartCurve:
 
     @property
     def ideal_token_ratio(self) -> float:
-        """Tokens of a cache without bounds, of all its prompt tokens."""
+        """Tokens that hit in an unbounded cache, as a share of its prompt tokens."""
         return self.ideal_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def hit_ratio(self, policy: str, capacity: int) -> float:
-        """Hits of a policy, of all its references."""
+        """Hits of a policy, as a share of its references."""
         return self.hits[policy][capacity] / self.num_block_refs if self.num_block_refs else 0.0
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         return {
             "name": self.name,
             "num_requests": self.num_requests,
@@ -116,18 +119,18 @@ class CapacityCurve:
 
     Args:
         block_size: tokens of a block.
-        num_requests: requests, those without a block included.
+        num_requests: requests, including those without a block.
         num_block_refs: blocks of all prompts.
-        num_unique_blocks: distinct blocks, those of answers that are kept included.
-        num_prompt_tokens: tokens of all prompts, those in no block included.
-        ideal_hits: blocks that hit in a cache without bounds.
+        num_unique_blocks: distinct blocks, including kept blocks of answers.
+        num_prompt_tokens: tokens of all prompts, including those in no block.
+        ideal_hits: blocks that hit in an unbounded cache.
         ideal_hit_tokens: tokens of those blocks.
-        hits: by policy and capacity.
-        capacity_for: by share of the ideal hits, the smallest capacity of LRU that has as many.
+        hits: hits by policy and capacity.
+        capacity_for: by share of the ideal hits, the smallest capacity at which LRU reaches it.
         parts: the same by tenant and by window of time, if the trace was divided; parts of one kind add up to the
             whole.
-        num_answer_blocks: blocks of answers that are kept behind their prompts, as engines do, so that next turns hit
-            them; they are among the distinct blocks, and no references. 0 where the trace has no tokens of answers.
+        num_answer_blocks: blocks of answers that are kept after their prompts, as in engines, so that next turns hit
+            them; they count as distinct blocks, not as references. 0 where the trace has no tokens of answers.
     """
 
     block_size: int
@@ -149,35 +152,35 @@ class CapacityCurve:
 
     @property
     def ideal_block_ratio(self) -> float:
-        """Hits of a cache without bounds, of all references."""
+        """Hits of an unbounded cache, as a share of all references."""
         return self.ideal_hits / self.num_block_refs
 
     @property
     def ideal_token_ratio(self) -> float:
-        """Tokens of those hits, of all prompt tokens."""
+        """Tokens of those hits, as a share of all prompt tokens."""
         return self.ideal_hit_tokens / self.num_prompt_tokens
 
     @property
     def content_ceiling(self) -> float:
-        """Share of the references that no cache can hit: new content."""
+        """Share of the references that no cache can hit, because their content is new."""
         return (self.num_block_refs - self.ideal_hits) / self.num_block_refs
 
     def hit_ratio(self, policy: str, capacity: int) -> float:
-        """Hits of a policy, of all references."""
+        """Hits of a policy, as a share of all references."""
         return self.hits[policy][capacity] / self.num_block_refs
 
     def capacity_gap(self, capacity: int) -> float:
-        """Share of the references that only a larger cache can hit: the ideal less the optimum."""
+        """Share of the references that only a larger cache can hit: ideal minus optimum."""
         return (self.ideal_hits - self.hits[OPTIMAL][capacity]) / self.num_block_refs
 
     def policy_gap(self, policy: str, capacity: int) -> float:
-        """Share of the references that a better policy might hit: the optimum less the policy."""
+        """Share of the references that a better policy might hit: optimum minus policy."""
         return (self.hits[OPTIMAL][capacity] - self.hits[policy][capacity]) / self.num_block_refs
 
     def gains(self) -> dict[tuple[int, int], dict[str, float]]:
-        """Give the gain of two and four times a capacity: shares of the references, by capacity and factor, by policy.
+        """Return the gain of two and four times a capacity: share of the references, by capacity and factor, by policy.
 
-        For each capacity whose multiple was measured too, or holds all blocks, so that none is evicted.
+        It has each capacity whose multiple was measured too, or holds all blocks, so that none is evicted.
         """
         return {
             (capacity, factor): {
@@ -199,7 +202,7 @@ class CapacityCurve:
         return self.ideal_hits if self._is_endless(capacity) else self.hits[policy][capacity]
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the curve out for JSON; the same on every run."""
+        """Return the curve for JSON, equal on every run."""
         return {
             "block_size": self.block_size,
             "num_requests": self.num_requests,
@@ -236,8 +239,8 @@ class CapacityCurve:
 def default_capacities(references: BlockReferences) -> list[int]:
     """Choose ten capacities in geometric progression, and two and four times the one in the middle.
 
-    The range begins at the longest prompt, below which not every request can be cached whole, or where LRU has half of
-    the ideal hits, if that is less. It ends at the number of distinct blocks, from which on no block is evicted. A
+    The range begins at the longest prompt, below which not every request can be cached whole, or at the capacity where
+    LRU has half of the ideal hits, if that is less. It ends at the number of distinct blocks, where eviction ends. A
     small trace has fewer capacities.
     """
     half_of_ideal = _capacity_for(50, lru_hits_by_capacity(references))
@@ -251,8 +254,8 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
     """Choose the eviction policies of a curve.
 
     Args:
-        num_requests: of the trace.
-        wanted: names; None: all, or only ``FOR_MANY_REQUESTS`` if requests are very many.
+        num_requests: requests of the trace.
+        wanted: names; None: all policies, or only ``FOR_MANY_REQUESTS`` for very many requests.
 
     Raises:
         ConfigurationError: a name is unknown or repeated, or there is none.
@@ -273,14 +276,14 @@ def policies_for(num_requests: int, wanted: Iterable[str] | None = None) -> tupl
 def with_multiples(capacities: Iterable[int], capacity: int, num_unique_blocks: int) -> list[int]:
     """Add a capacity and two and four times it, so that a curve shows the gain of more memory.
 
-    Multiples above the number of distinct blocks are left out, for no block is evicted there; the capacity itself
+    Multiples above the number of distinct blocks are left out, since no block is evicted there; the capacity itself
     stays.
     """
     wanted = {factor * capacity for factor in FACTORS if factor * capacity < num_unique_blocks}
     return sorted({*capacities, *wanted, min(capacity, num_unique_blocks)})
 
 
-def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
+def measure_curve(  # noqa: PLR0913 - a trace, and all options of its measurement
     references: BlockReferences,
     capacities: Iterable[int],
     policies: Mapping[str, Policy] = POLICIES,
@@ -293,11 +296,11 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
 
     Args:
         references: the trace.
-        capacities: blocks, in any order; each at least 1.
-        policies: by name, the optimum among them.
-        show: called with the number of points (policies by capacities) that are done, after each.
+        capacities: numbers of blocks, in any order, each at least 1.
+        policies: policies by name, including the optimum.
+        show: called after each point with the number of finished points (policies by capacities).
         num_threads: most points measured at a time; together they take no more memory than the largest.
-        partitions: how requests are divided, to count hits by part as well.
+        partitions: divisions of the requests, to count hits by part as well.
 
     Raises:
         ConfigurationError: a capacity is not positive.
@@ -309,7 +312,7 @@ def measure_curve(  # noqa: PLR0913 - a trace, and all that may be asked of it
     hits: dict[str, dict[int, Int64Array]] = {name: {} for name in policies}
     wanted: list[tuple[str, int]] = []
     for name, capacity in product(policies, ascending):
-        is_never_full = capacity >= references.num_unique_blocks  # then no policy ever evicts
+        is_never_full = capacity >= references.num_unique_blocks  # then no policy evicts
         if is_never_full or (name == LRU and capacity > ascending[0]):
             hits[name][capacity] = _lru_sums(references, capacity, lru_hits[capacity], partitions)
         else:
@@ -347,13 +350,13 @@ def _measured(
 
 
 def _sums(hits: Int32Array | Int64Array, partitions: Sequence[Partition]) -> Int64Array:
-    """Add up hits: of all requests, then of the parts of each partition."""
+    """Add up hits of all requests, and of the parts of each partition."""
     total = np.array([hits.sum(dtype=np.int64)])
     return np.concatenate([total, *(partition.sums(hits) for partition in partitions)])
 
 
 def _lru_sums(references: BlockReferences, capacity: int, num_hits: int, partitions: Sequence[Partition]) -> Int64Array:
-    """Give the sums of LRU, whose total is known."""
+    """Return the sums of LRU, whose total is known."""
     if not partitions:
         return np.array([num_hits])
     sums = _sums(lru_hits_by_request(references, capacity), partitions)
@@ -390,7 +393,7 @@ def _parts(
 
 
 def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dict[int, int], dict[str, int]]:
-    """Give the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
+    """Return the hits of LRU at each capacity, and the capacity for each share of the ideal hits.
 
     The hits at other capacities are dropped, which frees 8 bytes a block for the caches of points.
     """
@@ -401,13 +404,13 @@ def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dic
 
 
 def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:
-    """Find the smallest capacity, at least 1, whose hits reach a percentage of the last one's."""
+    """Find the smallest capacity, at least 1, whose hits reach a percentage of the last value."""
     enough = -(-percent * int(hits_by_capacity[-1]) // 100)
     return max(1, int(np.searchsorted(hits_by_capacity, enough)))
 
 
 def _compare(capacity: int, num_hits: int, expected: int) -> None:
-    """Check the pool's hits against those from stack distances, which must be equal."""
+    """Assert that the pool's hits equal those from stack distances."""
     assert num_hits == expected, f"the pool of {capacity} blocks had {num_hits} hits, stack distances {expected}"
 
 

@@ -1,7 +1,7 @@
-"""A Fenwick tree: prefix sums of weights that change, in compiled loops.
+"""A Fenwick tree: prefix sums of changing weights, in compiled loops.
 
 Peter Fenwick, "A New Data Structure for Cumulative Frequency Tables", Software: Practice and Experience 24(3), 1994.
-Place i of the tree holds the sum of ``i & -i`` weights (the lowest set bit of i), the last of which is number i - 1.
+Place i of the tree has the sum of ``i & -i`` weights (the lowest set bit of i), the last of which is number i - 1.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def add_weight(tree: Int64Array, index: int, weight: int) -> None:
 
 @compiled
 def sum_through(tree: Int64Array, index: int) -> int:
-    """Sum the weights up to ``index``, it included. O(log n)."""
+    """Sum the weights from 0 through ``index``. O(log n)."""
     place = index + 1
     total = 0
     while place > 0:
@@ -39,7 +39,7 @@ def sum_through(tree: Int64Array, index: int) -> int:
 
 @compiled
 def find_unit(tree: Int64Array, unit: int) -> int:
-    """Find the first index up to which the weights, none negative, sum to ``unit`` >= 1 or more. O(log n)."""
+    """Find the first index at which the prefix sum of the weights, none negative, reaches ``unit`` >= 1. O(log n)."""
     step = 1
     while 2 * step < len(tree):
         step *= 2

@@ -1,8 +1,8 @@
 """Hits of a trace's prompts in the memory of a model: hits against GiB, group by group, through the production space.
 
-In a model with windows or states, a prompt hits less than its cached blocks. How much it hits depends on the window
-blocks that the space keeps (docs/decisions/0015). Stack distances and the optimum cannot predict that. So the result
-has the hits of policies, and those of an endless cache as their bound.
+In a model with windows or states, a prompt hits less than its cached blocks. Its hit depends on the window blocks that
+the space keeps (docs/decisions/0015). Stack distances and the optimum cannot predict that. So the result has the hits
+of policies, bounded by those of an unbounded cache.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ class CachePoint:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model, and the sizes of cache to try it with.
+    """A model, and the cache sizes to measure.
 
     Args:
-        name: its name.
+        name: name of the model.
         groups: its groups, in pools of their own or in one.
-        points: the sizes, in any order, with blocks for each of these pools.
+        points: the sizes, in any order, with the blocks of each of these pools.
     """
 
     name: str
@@ -50,9 +50,10 @@ class ModelPart:
     """Hits of one tenant's prompts, or of one window of time, in the common cache.
 
     Args:
-        kind: "tenant" or "window"; name: which.
-        num_requests, num_prompt_tokens, ideal_hit_tokens: as of the curve.
-        hit_tokens: by policy, in the order of the curve's points.
+        kind: "tenant" or "window".
+        name: name of the tenant or window.
+        num_requests, num_prompt_tokens, ideal_hit_tokens: as in :class:`ModelCurve`.
+        hit_tokens: hit tokens by policy, in the order of the curve's points.
     """
 
     kind: str
@@ -63,11 +64,11 @@ class ModelPart:
     hit_tokens: Mapping[str, Sequence[int]]
 
     def hit_ratio(self, policy: str, place: int) -> float:
-        """Hits of a policy at one point, as a share of all its tokens."""
+        """Hits of a policy at one point, as a share of the part's tokens."""
         return self.hit_tokens[policy][place] / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         return {
             "name": self.name,
             "num_requests": self.num_requests,
@@ -79,16 +80,16 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class ModelCurve:
-    """What the prompts of a trace hit, by policy and size.
+    """Hits of a trace's prompts, by policy and size.
 
     Args:
         model: name of the model.
         block_size: tokens of a block of the trace.
-        num_requests: requests, those without a block included.
+        num_requests: requests, including those without a block.
         num_prompt_tokens: tokens of all blocks of prompts.
-        ideal_hit_tokens: tokens that a cache without bounds would have.
+        ideal_hit_tokens: tokens that hit in an unbounded cache.
         points: the sizes, in ascending order.
-        hits: by policy, in the order of ``points``.
+        hits: hits by policy, in the order of ``points``.
         parts: the same by tenant and by window of time, if the trace was divided.
     """
 
@@ -106,7 +107,7 @@ class ModelCurve:
         return self.hits[policy][place].num_hit_tokens / self.num_prompt_tokens
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the curve out for JSON; the same on every run."""
+        """Return the curve for JSON, equal on every run."""
         return {
             "model": self.model,
             "block_size": self.block_size,
@@ -136,14 +137,14 @@ def measure_model_curve(
     show: Callable[[int], None] = lambda _: None,
     partitions: Sequence[Partition] = (),
 ) -> ModelCurve:
-    """Count what prompts hit, by every policy at every size.
+    """Count the hits of prompts, for every policy at every size.
 
     Args:
         references: the trace.
         model: the model, and the sizes.
         policies: names of eviction policies.
-        show: called with the number of points (policies by sizes) that are done, after each.
-        partitions: how requests are divided, to count hits by part as well.
+        show: called after each point with the number of finished points (policies by sizes).
+        partitions: divisions of the requests, to count hits by part as well.
 
     Raises:
         ConfigurationError: a pool named by a group has no blocks, or too few.
@@ -186,7 +187,7 @@ def _parts(
 def _space_config(
     references: BlockReferences, groups: tuple[GroupSpec, ...], point: CachePoint, policy: str
 ) -> SpaceConfig:
-    """Configure a space that serves one prompt at a time, as long as the trace's longest."""
+    """Configure a space for one prompt at a time, up to the trace's longest."""
     return SpaceConfig(
         groups=groups,
         num_blocks=point.num_blocks,

@@ -1,25 +1,24 @@
-"""The offline optimum: the most hits that any policy could have if it knew the whole trace.
+"""The offline optimum: the most hits that a policy with knowledge of the whole trace could have.
 
-Belady's MIN ("A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966) with
-bypass. After each request the cache keeps C blocks of those that it held and those that the request used: the blocks
-whose next use comes first, and among equal next uses those nearer to the head. Blocks that are never used again are not
-kept.
+It is Belady's MIN ("A Study of Replacement Algorithms for a Virtual-Storage Computer", IBM Systems Journal 5(2), 1966)
+with bypass. After each request the cache keeps at most C of its blocks and the request's: those whose next use comes
+first, and among equal next uses those nearer to the head. Blocks that are never used again are dropped.
 
-*What it bounds.* The optimum may keep any C of the blocks that it held or that the request used: it may drop the
-request's own (bypass). A policy that must hold the blocks of each request, at most the first C, is one of the choices
-of the optimum, so it has no more hits. Possibly no policy has as many: at capacity 1 the prompts ``a``, ``b``, ``a``
-hit once with bypass, and never without.
+*What it bounds.* The optimum may keep any C of the cached blocks and the request's blocks; it may drop the request's
+own (bypass). A policy that must hold the blocks of each request, at most the first C, is one of its choices, so that
+policy has no more hits. Possibly no policy has as many: at capacity 1 the prompts ``a``, ``b``, ``a`` hit once with
+bypass, and never without.
 
-*Why it is optimal.* To keep a block from one use to the next is an interval of requests, of which at most C may
-overlap. Most intervals are kept if, whenever there are too many, those that end last are dropped (Faigle and Nawijn,
-"Note on scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has more blocks resident at
-their next use, let alone in leading runs; and here they *are* leading runs, for the block before a kept one is used
-next no later than that one, and is nearer to the head.
+*Why it is optimal.* Keeping a block from one use to the next is an interval of requests, and at most C intervals may
+overlap. The number of kept intervals is greatest if, whenever there are too many, those that end last are dropped
+(Faigle and Nawijn, "Note on scheduling intervals on-line", Discrete Applied Mathematics 58, 1995). So no policy has
+more blocks resident at their next use, let alone in leading runs. Here the kept blocks *are* leading runs: the block
+before a kept one is used next no later than that one, and is nearer to the head.
 
-*How it is computed.* The blocks kept for one next request are a leading run of it, so their count suffices. A
-row of :class:`~pagedkv.planner.capacity.reuses.Reuses` adds to the count of the request that it leads to, eviction
-lowers the count of the furthest request that has one, and the count that remains when a request arrives are its hits.
-No single block is visited.
+*How it is computed.* The blocks kept for one next request are a leading run of it, so their count suffices. A row of
+:class:`~pagedkv.planner.capacity.reuses.Reuses` adds to the count of its later request. Eviction lowers the count of
+the furthest request that has one. The count that remains when a request arrives is its number of hits. No single block
+is visited.
 """
 
 import numpy as np
@@ -59,7 +58,7 @@ def optimal_hits_by_request(references: BlockReferences, capacity: int, pause: P
 
 @compiled_aside
 def _serve_all(rows: Reuses, capacity: int, num_kept: Int64Array, kept: Int64Array) -> None:
-    """Serve all requests; ``num_kept`` are the blocks kept for each, in the end its hits; ``kept`` the Fenwick tree."""
+    """Serve all requests. ``num_kept``: blocks kept for each request, finally its hits; ``kept``: the Fenwick tree."""
     num_resident = 0
     row = 0
     for request in range(len(num_kept)):

@@ -1,4 +1,4 @@
-"""Requests divided among tenants or windows of time, for hits by part beside the total."""
+"""Requests divided among tenants or windows of time, to count hits by part beside the total."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ __all__ = ["Partition"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """One way to divide the requests of a trace.
+    """One division of the requests of a trace.
 
     Args:
         kind: "tenant" or "window".
-        names: of the parts.
+        names: names of the parts.
         numbers: int32 ``[num_requests]``, the part of each request.
     """
 

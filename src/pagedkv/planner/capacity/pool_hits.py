@@ -1,8 +1,8 @@
 """Hits of an eviction policy at one capacity, through the production pool, its eviction and its prefix index.
 
-Knows nothing of eviction. The leading blocks of each request are looked up by their digests and referenced. The rest
-are acquired and named. Then all of them are released, tail first. The production code (:mod:`pagedkv.memory.pool`)
-decides which blocks are evicted, and in which order.
+The loop does not depend on the policy. It looks up the leading blocks of each request by their digests and references
+them; it acquires and names the rest; then it releases all of them, tail first. The production code
+(:mod:`pagedkv.memory.pool`) decides which blocks are evicted, and in which order.
 """
 
 from typing import Final, NamedTuple
@@ -44,21 +44,21 @@ __all__ = [
 ]
 
 DEFAULT: Final = policy_named(DEFAULT_EVICTION)
-NAME: Final = 1  # of the only group
+NAME: Final = 1  # name of the only group
 REQUESTS_A_CALL: Final = 4096
-"""Requests that one call of the loop serves: some 10 ms, so that Ctrl-C takes effect soon."""
+"""Requests served by one call of the loop: some 10 ms, so that Ctrl-C takes effect soon."""
 MICROSECONDS: Final = 10**6
 WORD: Final = 2**32 - 1
-SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, differs for each content
+SPREAD: Final = 0x9E3779B1  # odd, so that the product, a 32-bit word, is distinct for each content
 
 
 class PromptScratch(NamedTuple):
-    """Room for one prompt, since compiled loops do not allocate.
+    """Buffers for one prompt, since compiled loops do not allocate.
 
     Args:
         contents: int32 ``[longest prompt]``, its blocks by their numbers in the tree.
-        block_ids: int32 ``[longest prompt]``, the blocks of the pool that hold them.
-        digest: uint32 ``[8]``, the digest looked for.
+        block_ids: int32 ``[longest prompt]``, its blocks in the pool.
+        digest: uint32 ``[8]``, the digest to look up.
     """
 
     contents: Int32Array
@@ -71,9 +71,9 @@ class Prompts(NamedTuple):
 
     Args:
         parents: int32 ``[1 + blocks]``, the tree of blocks.
-        last_blocks: int32 ``[requests]``, the last block of each prompt, with the kept blocks of its answer.
-        num_blocks: int32 ``[requests]``, blocks of each, likewise.
-        arrivals_us: int64 ``[requests]``, when each comes; 0 in traces without times.
+        last_blocks: int32 ``[requests]``, the last block of each prompt and of the kept blocks of its answer.
+        num_blocks: int32 ``[requests]``, blocks of each prompt and of its answer's kept blocks.
+        arrivals_us: int64 ``[requests]``, arrival of each; 0 in traces without times.
         output_lengths: int64 ``[requests]``, tokens generated for each.
     """
 
@@ -91,8 +91,8 @@ def pool_hits(
 
     Args:
         references: the trace.
-        capacity: blocks of the cache, at least 1. Blocks beyond the number of distinct ones would stay unused, and are
-            not built.
+        capacity: blocks of the cache, at least 1. Blocks beyond the number of distinct ones would stay unused, so they
+            are not allocated.
         policy: eviction policy.
         pause: called every few milliseconds; its exception ends the count.
     """
@@ -108,7 +108,7 @@ def hits_by_request(
 
 
 def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_on) -> Int32Array:
-    """Serve a trace with an empty pool of blocks of one token; return the hits of each request. O(references)."""
+    """Serve a trace with an empty pool of one-token blocks; return the hits of each request. O(references)."""
     scratch = new_scratch(references)
     hits = np.zeros(references.num_requests, np.int32)
     prompts = Prompts(
@@ -126,7 +126,7 @@ def serve_trace(pool: BlockPool, references: BlockReferences, pause: Pause = go_
 
 
 def new_scratch(references: BlockReferences) -> PromptScratch:
-    """Make room for the longest prompt of a trace."""
+    """Allocate buffers for the longest prompt of a trace."""
     return PromptScratch(
         contents=np.zeros(references.longest_prompt, np.int32),
         block_ids=np.zeros(references.longest_prompt, np.int32),
@@ -135,10 +135,10 @@ def new_scratch(references: BlockReferences) -> PromptScratch:
 
 
 @compiled_aside
-def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers separately
     pool: PoolArrays, scratch: PromptScratch, prompts: Prompts, num_usable: int, hits: Int32Array, first: int
 ) -> None:
-    """Serve requests one after the other, from ``first`` to the last that ``hits`` has room for; write their hits."""
+    """Serve requests from ``first`` on, one after the other, as far as ``hits`` has room; write their hits."""
     for request in range(first, len(hits)):
         num_blocks = prompts.num_blocks[request]
         if prompts.arrivals_us[request] > 0:
@@ -150,7 +150,7 @@ def _serve_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and
 
 @compiled
 def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_outputs: int) -> int:
-    """Serve the first blocks of a prompt, at most those that fit the pool; return how many of them hit."""
+    """Serve the first blocks of a prompt, at most those that fit the pool; return the number of hits."""
     num_hits = _reuse_leading(pool, scratch, num_blocks)
     for index in range(num_hits, num_blocks):
         expect(pool, _first_word(scratch.contents[min(index + FETCHED_AHEAD, num_blocks - 1)]))
@@ -164,7 +164,7 @@ def serve_prompt(pool: PoolArrays, scratch: PromptScratch, num_blocks: int, num_
 
 @compiled
 def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) -> int:
-    """Take a reference to each leading block that is cached; return how many there are."""
+    """Take a reference to each leading block that is cached; return their number."""
     parent = NULL_BLOCK
     for index in range(num_blocks):
         write_digest(scratch.digest, scratch.contents[index])
@@ -178,7 +178,7 @@ def _reuse_leading(pool: PoolArrays, scratch: PromptScratch, num_blocks: int) ->
 
 @compiled
 def write_digest(digest: Uint32Array, content: int) -> None:
-    """Write a unique stand-in for the SHA-256 of a chain: the number of its last block, spread over the words."""
+    """Write a unique substitute for the SHA-256 of a chain: the number of its last block, spread over the words."""
     digest[0] = _first_word(content)
     digest[1] = content
 

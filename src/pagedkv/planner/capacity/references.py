@@ -1,7 +1,7 @@
 """References of a trace: each prompt's path in the tree of blocks, its arrival, and the length of its output.
 
-``ReferenceCollector`` takes the requests one by one, so that its caller decides about progress, limits and
-interruption; ``BlockReferences`` is the input of every policy. Knows no policy.
+``ReferenceCollector`` takes the requests one by one, so that its caller controls progress, limits and interruption.
+``BlockReferences`` is the input of every policy.
 """
 
 import shlex
@@ -34,14 +34,14 @@ class BlockReferences:
         parents: int32 ``[1 + num_unique_blocks]``, the tree of :mod:`~pagedkv.planner.capacity.block_tree`.
         last_blocks: int32 ``[num_requests]``, the last block of each prompt, or of its answer; the root if it has none.
         num_prompt_blocks: int32 ``[num_requests]``, blocks of each prompt.
-        num_blocks: int32 ``[num_requests]``, blocks of each prompt and those that its answer adds, where these are
-            known: the latter are always new, so all hits are of prompts.
-        input_lengths: int32 ``[num_requests]``, tokens of each prompt, those without a block included.
-        arrivals_s: float64 ``[num_requests]``, arrival of each, never falling: a request that is out of order in the
-            file gets the arrival of the one before.
+        num_blocks: int32 ``[num_requests]``, blocks of each prompt and, where known, those that its answer adds. Blocks
+            of answers are always new, so all hits are of prompts.
+        input_lengths: int32 ``[num_requests]``, tokens of each prompt, including those in no block.
+        arrivals_s: float64 ``[num_requests]``, arrival of each, never decreasing: a request that is out of order in
+            the file gets the arrival of the previous one.
         output_lengths: int64 ``[num_requests]``, tokens generated for each.
-        reuses: which blocks are used again, from which request to which.
-        tenants: names of tenants; empty where no request names one.
+        reuses: the blocks that are used again, from which request to which.
+        tenants: names of tenants; empty where no request has one.
         tenant_numbers: int32 ``[num_requests]``, the tenant of each request; empty where there are none.
     """
 
@@ -59,7 +59,7 @@ class BlockReferences:
 
     @property
     def num_requests(self) -> int:
-        """Requests, those without a block included."""
+        """Number of requests, including those without a block."""
         return len(self.last_blocks)
 
     @property
@@ -69,7 +69,7 @@ class BlockReferences:
 
     @property
     def num_unique_blocks(self) -> int:
-        """Distinct blocks: a cache of so many never evicts."""
+        """Number of distinct blocks; a cache of this size never evicts."""
         return len(self.parents) - 1
 
     @property
@@ -79,7 +79,7 @@ class BlockReferences:
 
     @property
     def num_answer_blocks(self) -> int:
-        """Blocks of answers that are kept behind their prompts."""
+        """Blocks of answers that are kept after their prompts."""
         return int(self.num_blocks.sum() - self.num_prompt_blocks.sum())
 
     @property
@@ -88,12 +88,12 @@ class BlockReferences:
         return float(self.input_lengths.sum(dtype=np.int64) + self.output_lengths.sum()) / max(1, self.num_requests)
 
     def ideal_hits(self) -> npt.NDArray[np.int64]:
-        """Blocks of each prompt that an earlier prompt had: hits of an endless cache. int64 ``[num_requests]``."""
+        """Blocks of each prompt that an earlier prompt had: hits of an unbounded cache. int64 ``[num_requests]``."""
         hits = np.bincount(self.reuses.later, weights=self.reuses.num_blocks, minlength=self.num_requests)
         return hits.astype(np.int64)  # the weighted sums are floats, and exact below 2**53
 
     def ideal_hit_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of those blocks. A partly filled last block counts the tokens it has. int64 ``[num_requests]``."""
+        """Tokens of those blocks. A partly filled last block counts only its tokens. int64 ``[num_requests]``."""
         return np.minimum(self.ideal_hits() * self.block_size, self.input_lengths)
 
 
@@ -101,8 +101,8 @@ class ReferenceCollector:
     """Collects the references of a trace.
 
     Args:
-        path: the trace, for messages.
-        full_blocks_only: leave out the id of a partly filled last block, as an engine does that caches full blocks.
+        path: path of the trace, for messages.
+        full_blocks_only: leave out the id of a partly filled last block, like an engine that caches full blocks only.
     """
 
     def __init__(self, path: str, *, full_blocks_only: bool = False) -> None:
@@ -128,8 +128,8 @@ class ReferenceCollector:
         """Add the next request. O(blocks of its prompt).
 
         Args:
-            request: with ids.
-            num_answer_blocks: how many of the last ids are new blocks of its answer.
+            request: a request with ids.
+            num_answer_blocks: number of ids at the end that are new blocks of its answer.
 
         Raises:
             TraceError: the request has no block ids, blocks of another size, or ids that do not name whole prefixes.
@@ -164,24 +164,24 @@ class ReferenceCollector:
             self._note_tenant(request.tenant)
 
     def _note_answer(self, num_blocks: int) -> None:
-        """Note the number of answer blocks of the latest request; a trace without any takes no room."""
+        """Record the number of answer blocks of the latest request; a trace without any takes no memory."""
         if self._num_answer_blocks is None and num_blocks:
             self._num_answer_blocks = array("i", bytes(4 * (self.num_requests - 1)))
         if self._num_answer_blocks is not None:
             self._num_answer_blocks.append(num_blocks)
 
     def _note_tenant(self, tenant: str | None) -> None:
-        """Note the tenant of the latest request; requests before the first one with a tenant have none."""
+        """Record the tenant of the latest request; requests before the first one with a tenant have none."""
         num_before = self.num_requests - 1 - len(self._tenant_numbers)
         if num_before:
             self._tenant_numbers.extend([self._tenants.number(None)] * num_before)
         self._tenant_numbers.append(self._tenants.number(tenant))
 
     def references(self) -> BlockReferences:
-        """Build the result and end the collection: ids, which take the most room, are dropped. O(references).
+        """Build the result and end the collection: ids, which take the most memory, are dropped. O(references).
 
         Raises:
-            NoBlocksError: the trace refers to no block.
+            NoBlocksError: no prompt of the trace has a block.
         """
         if not any(self._num_prompt_blocks):
             longest = max(self._input_lengths, default=0)
@@ -207,7 +207,7 @@ class ReferenceCollector:
         )
 
     def _learn_block_size(self, block_size: int) -> None:
-        """Remember the size of the trace's blocks; 0 stands for a size that is still unknown."""
+        """Remember the size of the trace's blocks; 0 means that the size is still unknown."""
         if block_size and self._block_size not in {0, block_size}:
             raise self._fault(
                 f"has blocks of {block_size} tokens, those before it of {self._block_size}", "Give blocks of one size"

@@ -1,4 +1,4 @@
-"""A curve of a tiny trace, so that every loop that curves use is compiled."""
+"""Measures the curve of a tiny trace, so that all loops of curves are compiled."""
 
 from typing import Final, Literal
 
@@ -14,7 +14,7 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["rehearse"]
 
 MANY: Final = 3_000
-"""Blocks of the longest prompt: long enough that the tree of blocks and its table grow."""
+"""Blocks of the longest prompt: enough that the tree of blocks and its table grow."""
 
 
 def rehearse(eviction: str, of: Literal["blocks", "model"]) -> None:

@@ -1,4 +1,4 @@
-"""Which blocks are used again: hits depend on these alone, and they take far fewer rows than there are references.
+"""Finds blocks that are used again: hits depend on these alone, and they take far fewer rows than the references.
 
 A *reuse* is a block together with two consecutive requests that use it. All blocks reused between the same two requests
 are consecutive on the path that both prompts share, so one row counts them::
@@ -7,7 +7,7 @@ are consecutive on the path that both prompts share, so one row counts them::
     request 1   a b x            0 -> 1: a b
     request 2   a b c            1 -> 2: a b     0 -> 2: c
 
-In a request with two rows the head was last used by a later request than the tail, never the other way round: a request
+In a request with two rows the head was last used by a later request than the tail, never the reverse, since a request
 that uses a block uses all blocks before it. Mooncake's conversation trace has 288,500 references, 105,710 reuses of
 blocks, and 16,708 rows.
 """
@@ -33,7 +33,7 @@ class Reuses(NamedTuple):
     Args:
         earlier: int32 ``[n]``, a request.
         later: int32 ``[n]``, the next request that uses the same blocks.
-        num_blocks: int32 ``[n]``, how many are reused between the two, at least 1.
+        num_blocks: int32 ``[n]``, blocks reused between the two, at least 1.
     """
 
     earlier: Int32Array
@@ -67,7 +67,7 @@ def find_reuses(parents: Int32Array, last_blocks: Int32Array) -> Reuses:
 
 
 @compiled
-def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers separately
     parents: Int32Array,
     last_uses: Int32Array,
     last_blocks: Int32Array,
@@ -75,7 +75,7 @@ def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and n
     pairs: Int32Array,
     num_reused: Int64Array,
 ) -> int:
-    """Walk prompts from ``first`` on while there is room for another's pairs; return the first prompt that is left."""
+    """Walk prompts from ``first`` on while there is room for another's pairs; return the first prompt not walked."""
     num_pairs = 0
     for request in range(first, len(last_blocks)):
         block, length = last_blocks[request], 0
@@ -91,7 +91,7 @@ def _use_prompts(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and n
 
 @compiled
 def _use_prompt(parents: Int32Array, last_uses: Int32Array, last_block: int, request: int, pairs: Int32Array) -> int:
-    """Walk a prompt from tail to head, note this use, and write ``(earlier request, blocks)``; return the pairs."""
+    """Walk a prompt from tail to head, record this use, and write ``(earlier request, blocks)``; return the pairs."""
     num_pairs = 0
     block = last_block
     while block != ROOT:

@@ -1,8 +1,8 @@
 """Points of a curve, measured in parallel by threads of one process.
 
-The compiled loops run without Python's lock. Threads share the references of the trace, so that only the caches take
-additional memory. Points run in parallel while their caches together are no larger than the largest alone, so a curve
-takes as much memory with many threads as with one.
+The compiled loops release Python's lock. Threads share the references of the trace, so only the caches take additional
+memory. Points run in parallel while their caches together are no larger than the largest alone, so a curve takes as
+much memory with many threads as with one.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from pagedkv.memory.contract.arrays import Int64Array
 __all__ = ["Pause", "Point", "go_on", "measure_side_by_side"]
 
 Pause: TypeAlias = Callable[[], None]
-"""Called by a measurement every few milliseconds; raises to end the measurement."""
+"""Called by a measurement every few milliseconds; raises an exception to end the measurement."""
 
 
 class StoppedError(Exception):
@@ -26,7 +26,7 @@ class Point(NamedTuple):
     """One measurement.
 
     Args:
-        num_blocks: of its cache.
+        num_blocks: blocks of its cache.
         measure: counts the hits, in all and by parts; calls its argument every few milliseconds.
     """
 
@@ -35,16 +35,16 @@ class Point(NamedTuple):
 
 
 def go_on() -> None:
-    """Never stop a measurement: the pause of those that run alone."""
+    """Never stop a measurement; used by measurements that run alone."""
 
 
 def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callable[[int], None]) -> list[Int64Array]:
-    """Measure points, the largest first; raise the error of the first that fails, after the others have stopped.
+    """Measure points, the largest first. After a failure, stop the others and raise the first error.
 
     Args:
         points: in any order.
-        num_threads: most that run at a time.
-        show: called with the number of points that are done, after each.
+        num_threads: most points that run at a time.
+        show: called after each point with the number of finished points.
 
     Returns:
         The hits of each point.
@@ -75,7 +75,7 @@ def measure_side_by_side(points: Sequence[Point], num_threads: int, show: Callab
 
 
 def _chosen(points: Sequence[Point], waiting: Sequence[int], num_threads: int, room: int) -> list[int]:
-    """Choose the points to begin: those with the largest caches that fit together."""
+    """Choose the points to start: those with the largest caches that fit together."""
     chosen: list[int] = []
     for place in reversed(waiting):
         if len(chosen) < num_threads and points[place].num_blocks <= room:

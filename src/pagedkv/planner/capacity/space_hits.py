@@ -1,8 +1,8 @@
 """Hits of an eviction policy at one capacity, through the production block space, for a model of several groups.
 
-A prompt hits as far as every group allows: a window if the blocks before the hit's end are cached, a state if one is
-kept there (:mod:`pagedkv.memory.space.matching`). Stack distances cannot predict that, so each capacity is replayed,
-request after request: a prompt is matched, computed in chunks, as engines do, so that its windows slide, and freed.
+A prompt hits as far as every group allows: a window, if the blocks before the hit's end are cached; a state, if one is
+kept there (:mod:`pagedkv.memory.space.matching`). Stack distances cannot predict that, so each capacity is replayed
+request by request: a prompt is matched, computed in chunks as in engines, so that its windows slide, and freed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from pagedkv.planner.capacity.references import BlockReferences
 __all__ = ["MOST_TOKENS_A_STEP", "SpaceHits", "space_hits"]
 
 MOST_TOKENS_A_STEP: Final = 8192
-"""Tokens of a chunk: as engines compute in one step by default."""
+"""Tokens of a chunk: the default of engines for one step."""
 
 
 class SpaceHits(NamedTuple):
@@ -30,8 +30,8 @@ class SpaceHits(NamedTuple):
 
     Args:
         num_hit_tokens: tokens of all prompts that hit.
-        num_unserved: prompts that do not fit the empty pools, and have no hits.
-        hit_tokens_of_parts: tokens that hit by partition, then by its parts.
+        num_unserved: prompts that do not fit the empty pools; they have no hits.
+        hit_tokens_of_parts: tokens that hit, by partition, then by its parts.
     """
 
     num_hit_tokens: int
@@ -45,15 +45,15 @@ def space_hits(
     max_tokens_a_step: int = MOST_TOKENS_A_STEP,
     partitions: Sequence[Partition] = (),
 ) -> SpaceHits:
-    """Count the hits of prompts that are served one at a time.
+    """Count the hits of prompts served one at a time.
 
     The last token of a prompt is always computed, since a step must sample after it.
 
     Args:
         references: the trace.
-        config: groups, pools and policy. One sequence runs; a prompt that is longer than ``max_tokens`` is not served.
+        config: groups, pools and policy. One sequence runs; a prompt longer than ``max_tokens`` is not served.
         max_tokens_a_step: tokens of a chunk.
-        partitions: how requests are divided, to count hits by part as well.
+        partitions: divisions of the requests, to count hits by part as well.
 
     Cost: 0.1 to 0.2 us a block and group, and some 50 us a chunk.
     """
@@ -65,7 +65,7 @@ def space_hits(
     for place, (arrival_s, num_generated, prompt) in enumerate(
         zip(arrivals_s, outputs, _prompts(references), strict=True)
     ):
-        if arrival_s > 0:  # traces without times have none
+        if arrival_s > 0:  # 0 in traces without times
             space.advance(arrival_s)
         num_hits = _serve(space, config, prompt, num_generated, max_tokens_a_step)
         if num_hits is None:
@@ -77,7 +77,7 @@ def space_hits(
 
 
 def _prompts(references: BlockReferences) -> Iterator[Int32Array]:
-    """Give the prompts as tokens: those of a block are all its number in the tree, so that equal prefixes are equal."""
+    """Yield the prompts as tokens. All tokens of a block are its number in the tree, so equal prefixes are equal."""
     for last_block, num_blocks in zip(
         references.last_blocks.tolist(), references.num_prompt_blocks.tolist(), strict=True
     ):
@@ -111,7 +111,7 @@ def _serve(
 
 
 def _stops(match: PrefixHit, num_tokens: int, max_tokens_a_step: int) -> list[int]:
-    """Give the ends of a prompt's chunks; one chunk ends where states are kept for later prompts."""
+    """Return the ends of a prompt's chunks; one chunk ends where states are kept for later prompts."""
     start, stops = match.num_tokens, []
     while start < num_tokens:
         stop = min(num_tokens, start + max_tokens_a_step)

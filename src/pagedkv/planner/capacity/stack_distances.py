@@ -1,19 +1,19 @@
 """LRU at every capacity at once, by stack distances.
 
-Order all blocks by how recently they were used, those of one request head first. For every C, a cache of C blocks holds
-the first C of this line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
+Order all blocks by how recently they were used, and those of one request head first. For every C, a cache of C blocks
+has the first C of this line (Mattson, Gecsei, Slutz and Traiger, "Evaluation Techniques for Storage Hierarchies", IBM
 Systems Journal 9(2), 1970). So a request need not be replayed at each capacity: at capacity C it hits those of its
-blocks at place C or before. A block's place on arrival is its *stack distance*.
+blocks that are at place C or before. A block's place on arrival is its *stack distance*.
 
 Proof that this holds here too, after a request for the n blocks R:
 
-* The line becomes R, head first, and then what it was, without R.
-* If n < C, the cache keeps R and, of its other blocks, evicts the least recent until C - n are left. They are the first
-  C - n of the line without R, for those were among the first C of the line before.
-* If n >= C, the cache holds the first C blocks of R, and so does the line.
+* The line becomes R, head first, followed by the old line without R.
+* If n < C, the cache keeps R and evicts the least recent of its other blocks until C - n are left. They are the first
+  C - n of the line without R, since those were among the first C of the old line.
+* If n >= C, the cache has the first C blocks of R, and so do the first C places of the line.
 
-The blocks of a prompt at place C or before are a *leading* run of it: a request that used one of them used those before
-it as well, and moved them to the front, ahead of it.
+The blocks of a prompt at place C or before are a *leading* run of it: a request that used one of them also used all
+blocks before it, and moved them to the front, ahead of it.
 
 One row of :class:`~pagedkv.planner.capacity.reuses.Reuses` takes neighbouring places. Later requests moved a head of
 the prompt of ``earlier`` to the front. The rest of that prompt has no gaps, and the row's blocks come first in it::
@@ -22,7 +22,7 @@ the prompt of ``earlier`` to the front. The rest of that prompt has no gaps, and
             |                             | the row's | deeper        |                  |
 
 So each row is one range of distances. The range begins at a sum, over requests, of the blocks last used by each. A
-Fenwick tree holds those sums; no single block is visited.
+Fenwick tree has those sums; no single block is visited.
 """
 
 import numpy as np
@@ -40,8 +40,8 @@ def lru_hits_by_capacity(references: BlockReferences) -> Int64Array:
     """Count the hits of LRU at every capacity.
 
     Returns:
-        int64 ``[1 + num_unique_blocks]``, indexed by capacity; never falling, the last one ideal. O(blocks + r log n)
-        for r rows of reuses of n requests.
+        int64 ``[1 + num_unique_blocks]``, indexed by capacity; never decreasing, the last value ideal. O(blocks + r log
+        n) for r rows of reuses of n requests.
     """
     changes = np.zeros(references.num_unique_blocks + 2, np.int64)
     held = new_fenwick_tree(references.num_requests)
@@ -78,7 +78,7 @@ def _mark_distances(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, ch
 
 @compiled
 def _count_within(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, capacity: int, hits: Int64Array) -> None:
-    """Add up, for each request, the blocks within a capacity; arguments as of :func:`_mark_distances`."""
+    """Add up, for each request, the blocks within a capacity. Arguments as in :func:`_mark_distances`."""
     num_blocks_used = 0
     row = 0
     for request in range(len(num_blocks)):
@@ -91,7 +91,7 @@ def _count_within(reuses: Reuses, num_blocks: Int32Array, held: Int64Array, capa
 
 
 @inlined
-def _move_to_front(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers one by one
+def _move_to_front(  # noqa: PLR0913, PLR0917 - a compiled loop takes arrays and numbers separately
     reuses: Reuses, first_row: int, stop_row: int, held: Int64Array, request: int, num_blocks: int
 ) -> int:
     """Move the reused blocks from their last users' counts to the request's; return how many blocks are new."""

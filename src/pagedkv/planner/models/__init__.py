@@ -1,4 +1,4 @@
-"""What one token's keys and values cost in each KV-cache group of a model.
+"""Sizes of a model's KV cache: the bytes of a token's keys and values in each group.
 
 In the order in which data flows::
 
@@ -10,12 +10,12 @@ In the order in which data flows::
     layer_rules   the rule of each layer: full, window, chunk, recurrent, nothing
     families      the meaning of the keys for each ``model_type``; all others are refused
     parameters    the exact number of weights, if the config determines it
-    memory        ModelMemory and LayerGroup: the answer
+    memory        ModelMemory and LayerGroup: the result
     presets       the configs of well-known models
     reader        read_model(): a file or a preset in, a ModelMemory out
     sizing        pools and blocks from a ModelMemory and bytes
 
-Pure functions of a file's content: nothing is fetched, and of pools only the group specification is known.
+All are pure functions of a file's content: nothing is downloaded, and of pools only the group specification is used.
 """
 
 from pagedkv.planner.models.memory import LayerGroup, ModelMemory

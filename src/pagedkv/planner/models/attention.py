@@ -1,18 +1,18 @@
-"""What one attention layer keeps of a token, and what it computes for a pair of a query and a key.
+"""Memory of an attention layer for a token, and its operations for a pair of a query and a key.
 
 Keys and values of grouped-query attention (Ainslie et al., GQA, EMNLP 2023)::
 
     token       [2 (keys, values)][num_kv_heads][head_dim]
     pair        2 * head_dim operations for the score, as many to add the value: of every *query* head
 
-of which multi-head (as many key heads as query heads) and multi-query attention (one) are the ends. Multi-head latent
-attention (DeepSeek-V2, 2024, section 2.1) keeps one latent vector and one rotary key for all heads::
+Multi-head attention (as many key heads as query heads) and multi-query attention (one key head) are its extremes.
+Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) keeps one latent vector and one rotary key for all heads::
 
     token       [kv_lora_rank + qk_rope_head_dim]
     pair        2 * (qk_nope_head_dim + qk_rope_head_dim) + 2 * v_head_dim operations, of every head
 
-The operations are those of a prefill, where keys and values are computed from the latent. Decoding folds that product
-into the queries and computes about three times as much a pair; it waits for memory in most steps.
+These are the operations of a prefill, where keys and values are computed from the latent. Decoding folds that product
+into the queries and takes about three times as many operations a pair; most of its steps are limited by memory.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class KeptByAttention:
     """The cost of one layer.
 
     Args:
-        token_numel: elements kept of a token.
+        token_numel: elements kept for a token.
         pair_flops: floating-point operations for one query attending to one key.
     """
 
@@ -56,7 +56,7 @@ def grouped_heads(config: ModelConfig) -> KeptByAttention:
 
 
 def every_head(config: ModelConfig) -> KeptByAttention:
-    """Size a layer of a family older than grouped queries: a key head for each query head; other keys are ignored."""
+    """Size a layer of a family older than grouped queries: a key head for each query head. Other keys are ignored."""
     return _size_of_heads(config, _num_heads(config))
 
 
@@ -66,10 +66,10 @@ def plain_heads(config: ModelConfig) -> KeptByAttention:
 
 
 def heads_of_falcon(config: ModelConfig) -> KeptByAttention:
-    """Size a Falcon layer: ``num_kv_heads`` counts in the new architecture alone, else all heads or one.
+    """Size a Falcon layer: ``num_kv_heads`` counts only in the new architecture; else there are all heads or one.
 
-    transformers itself repeats the keys of the new architecture for all query heads before it caches them; engines with
-    a paged cache do not.
+    transformers repeats the keys of the new architecture for all query heads before it caches them; engines with a
+    paged cache do not.
     """
     if config.flag("new_decoder_architecture", default=False):
         return _size_of_heads(config, config.count("num_kv_heads", most=MAX_HEADS))

@@ -1,7 +1,7 @@
 """Checked access to the keys of one config.json.
 
-Owns the messages for every fault of a key: each names the file, the key, its value and what was expected. Knows nothing
-of the purpose of a key. A key whose value is null counts as absent, as it does in the library that writes these files.
+The messages for all faults of a key are made here: each names the file, the key, its value and the expected value. A
+key whose value is null counts as absent, as it does in the library that writes these files.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ COMPARE: Final = "Compare it with the config.json on the model's own page"
 ADD_THE_KEY: Final = "Add the key; the model's own page or source tells its value"
 LANGUAGE_MODEL: Final = "text_config"
 SHARED_WITH_PARTS: Final = ("dtype", "torch_dtype", "quantization_config")
-"""Keys that a multimodal config states once, for all of its parts."""
+"""Keys that a multimodal config has once, for all of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ModelConfig:
 
     Args:
         source: the file, as the user named it, or the preset.
-        values: keys and values, as JSON gives them.
+        values: keys and values of the JSON object.
         prefix: path of the keys in the file, for messages.
     """
 
@@ -56,19 +56,19 @@ class ModelConfig:
         return type(self)(self.source, {**defaults, **own}, self.prefix)
 
     def fault(self, key: str, reason: str, remedy: str) -> ConfigurationError:
-        """Build the error that blames a key, for the caller to raise."""
+        """Build an error about a key, for the caller to raise."""
         return ConfigurationError(f"{self.source}: {self.prefix}{key} {reason}. {remedy}")
 
     def has(self, key: str) -> bool:
-        """Return whether a key is there and not null."""
+        """Return whether a key exists and is not null."""
         return self.values.get(key) is not None
 
     def present(self, *keys: str) -> str | None:
-        """Return the first of several alternative keys that is there, or None."""
+        """Return the first of several alternative keys that exists, or None."""
         return next((key for key in keys if self.has(key)), None)
 
     def count(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int:
-        """Return a whole number, under the first of its names that is there.
+        """Return a whole number, under the first of its names that exists.
 
         Raises:
             ConfigurationError: missing, not a whole number, or outside ``[least, most]``.
@@ -96,7 +96,7 @@ class ModelConfig:
         return value
 
     def text(self, *keys: str) -> str:
-        """Return a text, under the first of its names that is there. Raises ConfigurationError when there is none."""
+        """Return a text, under the first of its names that exists. Raises ConfigurationError when there is none."""
         key = self._found(*keys)
         value = self.values[key]
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Bytes of one element, by the names that configs and users give to types."""
+"""Bytes of one element, by the names of types in configs and in user options."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,16 +10,16 @@ from pagedkv.planner.models.config import ModelConfig
 __all__ = ["kv_element_nbytes", "model_element_nbytes", "state_element_nbytes"]
 
 ELEMENT_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
-"""As ``torch_dtype`` names them, or ``torch.`` before it."""
+"""By the names of ``torch_dtype``, with or without ``torch.`` before them."""
 
 KV_DTYPE_NBYTES: Final[Mapping[str, int]] = MappingProxyType({"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4})
-"""As users name them."""
+"""By the names that users type."""
 
 AUTO: Final = "auto"
 
 
 def model_element_nbytes(config: ModelConfig) -> int:
-    """Bytes of an element of the type that the model computes in.
+    """Bytes of an element of the model's own type.
 
     Raises:
         ConfigurationError: the config names no type, or an unknown one.
@@ -44,8 +44,8 @@ def kv_element_nbytes(config: ModelConfig, kv_dtype: str | None) -> int:
     """Bytes of an element of keys and values.
 
     Args:
-        config: the model's.
-        kv_dtype: what the user chose; None or "auto" is the model's own type.
+        config: the config of the model.
+        kv_dtype: the user's choice; None or "auto" is the model's own type.
 
     Raises:
         ConfigurationError: an unknown choice; or no choice for a checkpoint with a quantised cache.

@@ -1,9 +1,9 @@
 """The meaning of the keys for each ``model_type``. A type that is not in this table is refused.
 
-A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, that of a
-recurrent layer, and the *telling* keys that it understands. A telling key changes what is kept. If the family does not
-understand it, the config is refused, for the result would be silently wrong. Key names and defaults are those of the
-configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
+A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, the memory
+of a recurrent layer, and the *telling* keys that it understands. A telling key changes the size of the cache. A config
+with a telling key that its family does not understand is refused, since the result would be silently wrong. Key names
+and defaults are those of the configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,9 +51,9 @@ class Family:
     """How to read the configs of one kind of model.
 
     Args:
-        rules: which rule each layer follows, where the config has no list of layer types.
-        attention: what one attention layer keeps.
-        state_nbytes: what one recurrent layer keeps; None where there is none.
+        rules: returns the rule of each layer, where the config has no list of layer types.
+        attention: returns the memory of one attention layer.
+        state_nbytes: returns the memory of one recurrent layer; None where there is none.
         telling_keys: the telling keys that this family understands.
         defaults: values of keys that files of this family omit.
     """
@@ -92,7 +92,7 @@ TELLING_KEYS: Final = (
 
 
 def _with_head_dim(family: Family, head_dim: int) -> Family:
-    """Give a family the head dimension of its class, for files that omit it although it is not hidden / heads."""
+    """Return a family with its class's head dimension, for files that omit it although it is not hidden / heads."""
     return replace(family, defaults={**family.defaults, "head_dim": head_dim})
 
 
@@ -171,7 +171,7 @@ def family_of(config: ModelConfig) -> Family:
     """Return the family that reads a config.
 
     Args:
-        config: the language model's part of it.
+        config: the part for the language model.
 
     Raises:
         ConfigurationError: the model is of an unknown kind, has an encoder, or has a telling key that its family does

@@ -1,8 +1,7 @@
 """A small JSON file, read whole or refused.
 
-Owns the faults of a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object);
-knows nothing of what its keys mean. Every fault is a :class:`~pagedkv.memory.contract.errors.ConfigurationError` with
-the file and a remedy.
+All faults of a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object) are reported here,
+as a :class:`~pagedkv.memory.contract.errors.ConfigurationError` with the file and a remedy.
 """
 
 import json
@@ -14,11 +13,11 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["MAX_NBYTES", "read_json_object"]
 
 MAX_NBYTES: Final = 8 * 2**20
-"""Largest file read: configs have a few kilobytes, those with long tables of labels about one megabyte."""
+"""Largest file read. Configs have a few kilobytes; those with long tables of labels have about one megabyte."""
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """Read a file that holds one JSON object.
+    """Read a file with one JSON object.
 
     Raises:
         ConfigurationError: the file does not hold such an object.

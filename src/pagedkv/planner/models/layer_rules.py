@@ -1,8 +1,8 @@
 """The rule of each layer of a model, from its config: by a list, a period, a pattern or a flag.
 
 A rule is one of :mod:`pagedkv.memory.contract.spec`: full attention, a sliding window, chunked local attention, a
-recurrent state. ``None`` stands for a layer that keeps nothing (an MLP of its own, or keys and values shared with an
-earlier layer). Knows nothing of sizes.
+recurrent state. ``None`` means a layer without a cache (an MLP of its own, or keys and values shared with an earlier
+layer).
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
 """All kinds, in the order of a model's groups."""
 
 MAX_LAYERS: Final = 10_000
-"""More than any model has: a damaged number must not become a long loop."""
+"""More than any model has; a damaged number must not cause a long loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class LayerRule:
 
 
 def is_state(kind: GroupKind) -> bool:
-    """Return whether layers of a kind keep a state for a sequence, rather than something for each of its tokens."""
+    """Return whether layers of a kind keep a state for a sequence, rather than values for each of its tokens."""
     match kind:
         case "recurrent":
             return True
@@ -76,10 +76,10 @@ WRITE_THE_LIST: Final = "Write layer_types as the model's own source does"
 
 
 def listed_rules(config: ModelConfig) -> LayerRules | None:
-    """Return the rules that the config lists layer by layer, or None where it has no list.
+    """Return the rules that the config lists layer by layer; None where it has no list.
 
     Raises:
-        ConfigurationError: an unknown type, or not one type for each layer.
+        ConfigurationError: a type is unknown, or the list does not have one type for each layer.
     """
     key = config.present(*LIST_KEYS)
     if key is None:
@@ -92,7 +92,7 @@ def listed_rules(config: ModelConfig) -> LayerRules | None:
 
 
 def all_full(config: ModelConfig) -> LayerRules:
-    """Give every layer full attention."""
+    """Return full attention for every layer."""
     return (FULL,) * _num_layers(config)
 
 
@@ -102,14 +102,14 @@ def layers_must_be_listed(config: ModelConfig) -> LayerRules:
 
 
 def window_everywhere(config: ModelConfig) -> LayerRules:
-    """Give every layer the sliding window, or full attention where the config has none (Mistral)."""
+    """Return the sliding window for every layer, or full attention where the config has none (Mistral)."""
     if not config.has("sliding_window"):
         return all_full(config)
     return (_window(config),) * _num_layers(config)
 
 
 def window_below_top(config: ModelConfig) -> LayerRules:
-    """Give the layers from ``max_window_layers`` on the window, when ``use_sliding_window`` says so (Qwen2, Qwen3)."""
+    """Return the window for layers from ``max_window_layers`` on if ``use_sliding_window`` is set (Qwen2, Qwen3)."""
     if not config.has("sliding_window") or not config.flag("use_sliding_window", default=False):
         return all_full(config)
     first = config.count("max_window_layers", least=0)
@@ -118,7 +118,7 @@ def window_below_top(config: ModelConfig) -> LayerRules:
 
 
 def window_except_every(period: int) -> RuleReader:
-    """Give all layers the window but every n-th: ``sliding_window_pattern``, or ``period`` where it is left out."""
+    """Return the window for all layers but every n-th. n is ``sliding_window_pattern``, or ``period`` if absent."""
 
     def read(config: ModelConfig) -> LayerRules:
         every = config.count_or(period, "sliding_window_pattern", "_sliding_window_pattern")
@@ -129,10 +129,10 @@ def window_except_every(period: int) -> RuleReader:
 
 
 def chunk_unless_no_rope(config: ModelConfig) -> LayerRules:
-    """Give rotary layers the chunk, the others full attention (Llama 4).
+    """Return the chunk for rotary layers, and full attention for the others (Llama 4).
 
-    ``no_rope_layers`` holds 1 for a layer *with* rotary positions; an empty or missing list stands for a layer
-    without at every ``no_rope_layer_interval``-th place, 4 by default.
+    ``no_rope_layers`` has 1 for a layer *with* rotary positions. If the list is empty or missing, every
+    ``no_rope_layer_interval``-th layer, 4 by default, is without.
     """
     num_layers = _num_layers(config)
     chunk = _chunk(config)
@@ -146,10 +146,10 @@ def chunk_unless_no_rope(config: ModelConfig) -> LayerRules:
 
 
 def attention_every(config: ModelConfig) -> LayerRules:
-    """Give every n-th layer full attention and the others a state.
+    """Return full attention for every n-th layer, and a state for the others.
 
-    By ``attn_layer_period`` and ``attn_layer_offset`` (Jamba), or by ``full_attention_interval`` (Qwen3-Next), whose
-    offset is the last place of each period.
+    The period is ``attn_layer_period`` with ``attn_layer_offset`` (Jamba), or ``full_attention_interval`` (Qwen3-Next),
+    whose offset is the last place of each period.
     """
     if config.has("full_attention_interval"):
         period = config.count("full_attention_interval", most=MAX_LAYERS)
@@ -161,7 +161,7 @@ def attention_every(config: ModelConfig) -> LayerRules:
 
 
 def attention_at(config: ModelConfig) -> LayerRules:
-    """Give the layers of ``attn_layer_indices`` full attention and the others a state (Bamba)."""
+    """Return full attention for the layers of ``attn_layer_indices``, and a state for the others (Bamba)."""
     num_layers = _num_layers(config)
     places = set(config.counts("attn_layer_indices"))
     if max(places, default=0) >= num_layers:
@@ -174,7 +174,7 @@ LETTERS: Final = {"M": RECURRENT, "*": FULL, "-": None, "E": None}
 
 
 def pattern_of_letters(config: ModelConfig) -> LayerRules:
-    """Read ``hybrid_override_pattern``, a letter a layer (Nemotron-H)."""
+    """Read ``hybrid_override_pattern``, which has one letter for each layer (Nemotron-H)."""
     key = "hybrid_override_pattern"
     pattern = config.text(key)
     num_layers = config.count_or(len(pattern), "num_hidden_layers", most=MAX_LAYERS)
@@ -200,7 +200,7 @@ def without_shared_layers(config: ModelConfig, rules: LayerRules) -> LayerRules:
 
 
 def _rule_of_type(config: ModelConfig, key: str, position: int, name: str) -> LayerRule | None:
-    """Translate one layer's type; older files of hybrids say attention and mamba, newer ones name the former two."""
+    """Translate one layer's type. Older files of hybrids write attention and mamba; newer ones use the other names."""
     match name:
         case "full_attention" | "attention":
             return FULL

@@ -1,7 +1,7 @@
-"""What a model keeps in memory, group by group: the result of this package, which gives the groups of a block space.
+"""Memory of a model, group by group: the result of this package, from which the groups of a block space are made.
 
-Owns no reading of files. A group's name is the name of its block pool, so that several groups of one model never
-draw from one pool with blocks of different sizes in bytes.
+A group's name is also the name of its block pool, so groups of one model never share a pool with blocks of different
+sizes in bytes.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class LayerGroup:
         name: unique within the model, and the name of the pool: "full", "window_1024", "chunk_8192" or "state".
         kind: the rule, as in :mod:`pagedkv.memory.contract.spec`.
         extent: tokens of the window or the chunk; 0 for the other kinds.
-        num_layers: layers that keep something; layers that share an earlier layer's keys are not counted.
+        num_layers: layers with a cache of their own; layers that share an earlier layer's keys are not counted.
         token_nbytes: bytes of keys and values of a token, over all of these layers; 0 for a state.
         state_nbytes: bytes of a sequence's state, over all of these layers; 0 for keys and values.
         pair_flops: floating-point operations for one query attending to one key, over all of these layers.
@@ -37,7 +37,7 @@ class LayerGroup:
     pair_flops: int
 
     def block_nbytes(self, block_size: int) -> int:
-        """Return the bytes of a block: of ``block_size`` tokens, or one state whatever the block size."""
+        """Return the bytes of a block of ``block_size`` tokens, or of one state, whatever the block size."""
         return self.state_nbytes if is_state(self.kind) else block_size * self.token_nbytes
 
     def spec(self, block_size: int) -> GroupSpec:
@@ -64,7 +64,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What a model keeps in memory. Of a multimodal model, its language model.
+    """Memory of a model; for a multimodal model, that of its language model.
 
     Args:
         name: the preset or the file.
@@ -74,9 +74,9 @@ class ModelMemory:
         expert_share: share of a layer's routed experts that a token uses; 1 without experts.
         weights_nbytes: bytes of the weights, quantised as published; None where unknown.
         dtype_nbytes: bytes of an element of the model's own type.
-        max_context: longest sequence in tokens, or None where the config does not say.
-        num_layers: layers of all kinds, those that keep nothing included.
-        groups: what the layers keep; full attention first, then windows, chunks and the state.
+        max_context: longest sequence in tokens; None where the config does not state it.
+        num_layers: layers of all kinds, including those without a cache.
+        groups: groups of the layers with a cache; full attention first, then windows, chunks and the state.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ModelMemory:
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of keys and values of one token in all groups, while every group still holds it."""
+        """Bytes of keys and values of one token in all groups, while every group still keeps it."""
         return sum(group.token_nbytes for group in self.groups)
 
     @property

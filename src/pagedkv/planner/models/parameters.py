@@ -1,9 +1,9 @@
-"""The number of weights of a model, if its config determines it, and how many of them a token uses.
+"""The number of weights of a model, if its config determines it, and the number that a token uses.
 
-Counted matrix by matrix for families whose published counts equal these formulas to the last weight (OPT, Llama,
-Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests compare them with the counts in the published checkpoints). For all
-others the result is None, for a guess would look like a count. Of a multimodal model only the language model is
-counted.
+Weights are counted matrix by matrix for families whose published counts equal these formulas to the last weight (OPT,
+Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 2; the tests compare them with the counts in the published checkpoints).
+For all others the result is None, since a guess would look like a count. Of a multimodal model only the language model
+is counted.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class ParameterCount:
     """Weights of a model.
 
     Args:
-        num_parameters: all of them.
-        num_active: those that one token is multiplied with; fewer than all in a mixture of experts.
+        num_parameters: all weights.
+        num_active: weights that one token is multiplied with; fewer than all in a mixture of experts.
     """
 
     num_parameters: int
@@ -64,7 +64,7 @@ def expert_share(config: ModelConfig) -> float:
     """Return the share of a layer's routed experts that a token uses; 1 where there are none.
 
     Raises:
-        ConfigurationError: experts without a number used for a token, or fewer than that number.
+        ConfigurationError: the number of experts used for a token is missing, or exceeds the number of experts.
     """
     if config.present(*NUM_EXPERTS_KEYS) is None:
         return 1.0
@@ -94,7 +94,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount | None:
 
 
 def _departs(config: ModelConfig) -> bool:
-    """Return whether a config uses an option that the formula of the gated families leaves out."""
+    """Return whether a config uses an option that the formula of the gated families does not cover."""
     has_biases = config.flag("attention_bias", default=False) or config.flag("mlp_bias", default=False)
     return has_biases or bool(config.values.get("mlp_only_layers")) or config.count_or(1, "decoder_sparse_step") > 1
 

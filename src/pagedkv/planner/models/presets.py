@@ -1,8 +1,8 @@
-"""The configs of well-known models, as the facts that decide about memory.
+"""The configs of well-known models: the facts that determine their memory.
 
-Each preset is a config like any other and goes through the same reader. The facts are those of ``config.json`` in
-the model's repository on the Hugging Face hub, named in ``source``; published numbers of weights are beside them if the
-config does not determine them. A model whose facts are in doubt is left out.
+Each preset is a config like any other and is read by the same reader. The facts are those of ``config.json`` in the
+model's repository on the Hugging Face hub, named in ``source``; published numbers of weights stand beside them if the
+config does not determine them. A model with doubtful facts is left out.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class Preset:
     """One model.
 
     Args:
-        source: where the facts come from: a repository on the Hugging Face hub.
+        source: source of the facts: a repository on the Hugging Face hub.
         config: the keys of its config.json that are used here.
         num_parameters: published number of weights, where it cannot be counted from the config.
-        num_active_parameters: published number of weights that a token uses, as before.
+        num_active_parameters: published number of weights that a token uses, likewise.
         weights_nbytes: published size of the checkpoint, where it is not the weights times the dtype.
     """
 

@@ -1,7 +1,7 @@
-"""A preset's name or a config.json in, a ModelMemory out.
+"""read_model(): turns a preset's name or a config.json into a ModelMemory.
 
-Decides which of the two the user means, and joins the parts: rules and sizes of the layers become groups. Refuses what
-it does not understand: every fault is a ConfigurationError with file, key, expectation and remedy.
+It determines which of the two the user means, and combines the parts: rules and sizes of the layers become groups. What
+it does not understand it refuses: every fault is a ConfigurationError with file, key, expectation and remedy.
 """
 
 from difflib import get_close_matches
@@ -35,16 +35,16 @@ BYTES_OF_FP8: Final = 1
 
 
 def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
-    """Read what a model keeps in memory.
+    """Read the memory of a model.
 
     Args:
         name_or_path: a preset's name (:func:`~pagedkv.planner.models.model_names` lists them, in any case of letters),
             the path of a ``config.json``, or a folder with one. A preset takes precedence; ``./name`` is always a path.
         kv_dtype: type of keys and values: "auto" or None for the model's own, "fp8", "bf16", "fp16" or "fp32".
-            States of recurrent layers keep their own.
+            States of recurrent layers keep their own type.
 
     Raises:
-        ConfigurationError: no such preset or file, or a config that is not understood.
+        ConfigurationError: there is no such preset or file, or the config is not understood.
 
     >>> read_model("llama-3.1-8b").token_nbytes
     131072
@@ -75,13 +75,13 @@ def _config_path(name_or_path: str) -> Path:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return the presets that a user may have meant, also by a repository's name on the hub."""
+    """Return presets that a user may have meant, comparing names of repositories on the hub too."""
     last_part = name[-100:].lower().rpartition("/")[2]
     return get_close_matches(last_part, model_names(), NUM_SUGGESTIONS, LEAST_LIKENESS) or ["llama-3.1-8b"]
 
 
 def _memory(name: str, whole: ModelConfig, preset: Preset | None, kv_dtype: str | None) -> ModelMemory:
-    # The whole config is checked too: an encoder-decoder may be declared outside of the part.
+    # The whole config is checked too: an encoder-decoder may be declared outside of the language model's part.
     config = whole.language_model()
     if whole.flag("is_encoder_decoder", default=False):
         config = whole

@@ -1,4 +1,4 @@
-"""From a model to groups, and to the bytes of a block in each pool."""
+"""Groups of a model, and the bytes of a block in each pool."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ from pagedkv.planner.models.layer_rules import is_state
 __all__ = ["block_nbytes_of", "groups_of"]
 
 CHECKPOINT_INTERVAL: Final = 1024
-"""Tokens between checkpoints of a recurrent state, at least: a state takes as much memory as hundreds of tokens."""
+"""Least tokens between checkpoints of a recurrent state, since a state takes as much memory as hundreds of tokens."""
 
 
 def groups_of(model: ModelMemory, block_size: int) -> tuple[GroupSpec, ...]:
-    """Give the groups of a model; states are kept every 1,024 tokens, or every block if that is more.
+    """Return the groups of a model. States are kept every 1,024 tokens, or every block if that is more.
 
     Raises:
         ConfigurationError: the block size is not positive.
@@ -26,5 +26,5 @@ def groups_of(model: ModelMemory, block_size: int) -> tuple[GroupSpec, ...]:
 
 
 def block_nbytes_of(model: ModelMemory, block_size: int) -> dict[str, int]:
-    """Give the bytes of a block of each pool."""
+    """Return the bytes of a block of each pool."""
     return {group.name: group.block_nbytes(block_size) for group in model.groups}

@@ -1,13 +1,13 @@
-"""What one recurrent layer keeps of a sequence: its state, and the last inputs of its short convolution.
+"""Memory of one recurrent layer for a sequence: its state, and the last inputs of its short convolution.
 
-In elements, with a convolution of ``k`` taps remembering ``k - 1`` inputs (transformers' own cache keeps ``k``)::
+In elements, with a convolution of ``k`` taps that remembers ``k - 1`` inputs (transformers' own cache keeps ``k``)::
 
     Mamba (Gu & Dao, 2023)               channels * d_state + channels * (k - 1)
     Mamba-2 (Dao & Gu, 2024)             channels * d_state + (channels + 2 * groups * d_state) * (k - 1)
     gated DeltaNet (Yang et al., 2024)   values * k_dim     + (2 * k_heads * k_dim + values) * (k - 1)
 
-where ``channels`` are all heads' dimensions of Mamba's inner width, and ``values`` those of DeltaNet's value heads.
-The convolution's inputs have the model's own type. So has the state, unless the config names another for it.
+where ``channels`` is the inner width of Mamba over all heads, and ``values`` that of DeltaNet's value heads. The
+convolution's inputs have the model's own type. So has the state, unless the config names another for it.
 """
 
 from typing import Final

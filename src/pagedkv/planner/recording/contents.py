@@ -1,8 +1,8 @@
 """The content of each stored block, together with everything before it, as far as events show it.
 
 An event names the block before its first one. If the content of that block is known, so is that of the blocks that
-follow. If it was stored before the recording began, or within a gap, their content stays unknown: nothing is guessed.
-Remembers a digest of 32 bytes for each distinct block, whatever its size.
+follow. If it was stored before the recording began, or within a gap, their content stays unknown. Each distinct block
+takes a digest of 32 bytes, whatever its size.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ class Contents:
         self._digests: dict[tuple[int, BlockHash], bytes] = {}
         self._seen: dict[int, set[bytes]] = {}
         self.num_unknown = 0
-        """Blocks whose content events did not show."""
+        """Blocks whose content is not in the events."""
         self.num_with_keys = 0
         """Blocks whose content depends on more than tokens."""
         self.num_with_lookahead = 0
@@ -29,7 +29,7 @@ class Contents:
         """Number of blocks by block size."""
 
     def store(self, stored: BlocksStored) -> None:
-        """Note stored blocks. O(tokens)."""
+        """Record stored blocks. O(tokens)."""
         num_blocks, size = len(stored.block_hashes), stored.block_size
         if size and num_blocks:
             self.num_by_block_size[size] += num_blocks
@@ -45,14 +45,14 @@ class Contents:
             seen.add(digest)
 
     def forget_hashes(self) -> None:
-        """Forget the hashes of an ended process; contents stay noted as stored."""
+        """Forget the hashes of an ended process; its contents still count as stored."""
         self._digests.clear()
 
     def was_stored(self, digest: bytes, block_size: int) -> bool:
-        """Return whether an event stored a block of this content, prefix included."""
+        """Return whether an event stored a block of this content and prefix."""
         return digest in self._seen.get(block_size, ())
 
     @property
     def block_size(self) -> int | None:
-        """The size of most blocks, or None before the first."""
+        """The most frequent block size; None before the first block."""
         return max(self.num_by_block_size, key=lambda size: (self.num_by_block_size[size], -size), default=None)

@@ -1,7 +1,7 @@
 """The text of a Prometheus metrics page: lines of names, labels and values.
 
-Reads the text format 0.0.4 and the additions of OpenMetrics (``# EOF``, exemplars, ``_created``). Comments, which state
-types, are skipped.
+It reads the text format 0.0.4 and the additions of OpenMetrics (``# EOF``, exemplars, ``_created``). Comments, which
+state types, are skipped.
 """
 
 import re
@@ -27,9 +27,9 @@ class Sample:
     """One value of a page.
 
     Args:
-        name: of the metric, suffixes such as ``_total`` included.
-        labels: by name.
-        value: possibly infinite or NaN.
+        name: name of the metric, including suffixes such as ``_total``.
+        labels: values by name.
+        value: the value, possibly infinite or NaN.
     """
 
     name: str
@@ -41,8 +41,8 @@ def parse_exposition(text: str, source: str) -> Iterator[Sample]:
     """Read a page line by line.
 
     Args:
-        text: of the page.
-        source: its address, for errors.
+        text: text of the page.
+        source: address of the page, for errors.
 
     Raises:
         RecordingError: a line does not belong to a metrics page.

@@ -11,7 +11,7 @@ This is the protocol of vLLM (0.33) and SGLang (0.5.23). A message that is sent 
 versions of vLLM, or the empty frame, which only a REQ socket needs. Number and payload are always the last two frames.
 A number has 8 bytes, most significant first.
 
-Knows no sockets and no content of a payload.
+It opens no sockets and does not decode payloads.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def published(frames: Sequence[bytes], source: str) -> Message:
     """Read a message as it is published.
 
     Args:
-        frames: of the message.
+        frames: frames of the message.
         source: the endpoint, for errors.
 
     Raises:
@@ -47,10 +47,10 @@ def published(frames: Sequence[bytes], source: str) -> Message:
 
 
 def answered(frames: Sequence[bytes], source: str) -> Message | None:
-    """Read a message that is sent again, or None for the end.
+    """Read a message that is sent again; None: the end.
 
     Args:
-        frames: of the answer.
+        frames: frames of the answer.
         source: the endpoint, for errors.
 
     Raises:
@@ -63,7 +63,7 @@ def answered(frames: Sequence[bytes], source: str) -> Message | None:
 
 
 def question(first: int) -> list[bytes]:
-    """Build the request for the messages from a number on."""
+    """Build the request for all messages from a number on."""
     return [b"", first.to_bytes(NUMBER_NBYTES, "big")]
 
 

@@ -1,11 +1,11 @@
 """The requests of a log that arrived while events were recorded, as a trace.
 
-The log gives the requests, their arrivals, lengths, sessions and tokens. The events give the block size, and which of
-the prompts' blocks were stored during the recording. A prompt of unknown tokens stays unknown: events name no request,
-and blocks are not attributed to requests by their times.
+The log has the requests, their arrivals, lengths, sessions and tokens. The events have the block size, and show which
+of the prompts' blocks were stored during the recording. A prompt of unknown tokens stays unknown: events name no
+request, and blocks are not attributed to requests by their times.
 
-Log and events need a common clock. Times of events count from 1970. If a log's times count from another start, they
-cannot be placed, and all of its requests are taken. Times without a year (vLLM's) get the year that is nearest to the
+Log and events need a common clock. Times of events count from 1970. If a log's times have another origin, they cannot
+be placed, and all of its requests are taken. Times without a year (vLLM's) get the year that is nearest to the
 recording.
 """
 
@@ -32,7 +32,7 @@ FIRST_EPOCH_S: Final = 10**9
 FURTHEST_ZONE_H: Final = 14
 SECONDS_OF_HOUR: Final = 3600
 PLACES: Final = 6
-"""Decimals of microseconds: floats of seconds since 1970 are no finer."""
+"""Decimals of microseconds, the precision of floats of seconds since 1970."""
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class JoinCounts:
     """Counts of a log's requests.
 
     Args:
-        num_read: in the log.
-        num_outside: arrivals before or after the recording.
+        num_read: requests in the log.
+        num_outside: requests that arrived before or after the recording.
         num_taken: requests that were written.
-        num_without_content: of these, requests of unknown tokens.
-        num_blocks: full blocks of the prompts of all others.
-        num_stored: of these, blocks whose content was stored by an event.
-        num_generated: of these, blocks that an earlier answer had and no earlier prompt.
+        num_without_content: written requests of unknown tokens.
+        num_blocks: full blocks of the prompts of all other written requests.
+        num_stored: those of them whose content was stored by an event.
+        num_generated: those of them that an earlier answer had and no earlier prompt.
         first_s: first arrival of all, on the clock of events.
         last_s: last arrival.
         has_own_clock: whether the log's times could not be placed.
@@ -68,7 +68,7 @@ class LogClock:
     """Turns a log's times into those of events.
 
     Args:
-        utc_offset_h: hours ahead of UTC of the log's dates, where they name no zone.
+        utc_offset_h: hours ahead of UTC of the log's dates, where they have no zone.
         near_s: a time of the recording.
 
     Raises:
@@ -84,7 +84,7 @@ class LogClock:
         self._near_s = near_s
 
     def seconds(self, arrival_s: float) -> float | None:
-        """Give the time since 1970, or None for a clock with another start."""
+        """Return the time since 1970, or None for a clock with another origin."""
         if WITHOUT_YEAR_S[0] <= arrival_s < WITHOUT_YEAR_S[1]:
             return self._in_nearest_year(arrival_s) - self._offset_s
         return arrival_s - self._offset_s if arrival_s >= FIRST_EPOCH_S else None
@@ -99,7 +99,7 @@ class LogClock:
         return min(times_s, key=lambda time_s: abs(time_s - self._near_s))
 
 
-def joined(  # noqa: PLR0913 - two sources, and what is counted of them
+def joined(  # noqa: PLR0913 - two sources, and the counts
     requests: Iterable[Request],
     window_s: tuple[float, float],
     contents: Contents,
@@ -109,17 +109,17 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
     block_size: int | None,
     keeps_tokens: bool = False,
 ) -> Iterator[Request]:
-    """Give the requests that arrived during the recording, the first one at 0, with block ids instead of tokens.
+    """Yield the requests that arrived during the recording, the first one at 0, with block ids instead of tokens.
 
     Args:
-        requests: of the log, in order of arrival.
+        requests: requests of the log, in order of arrival.
         window_s: begin and end of the recording.
-        contents: of the stored blocks.
-        clock: of the log.
+        contents: contents of the stored blocks.
+        clock: clock of the log.
         counts: filled in.
-        block_size: tokens of a block, or None if neither events nor the user state it: tokens stay then.
-        keeps_tokens: whether tokens stay in any case. Ids exist for prompts alone, so that the cached blocks of an
-            answer hit only if tokens stay.
+        block_size: tokens of a block; None if neither events nor the user state it: then tokens stay.
+        keeps_tokens: whether tokens stay in any case. Ids exist for prompts alone, so cached blocks of an answer hit
+            only if tokens stay.
     """
     blocks = None if block_size is None else TokenBlocks(block_size)
     generated: set[bytes] = set()
@@ -160,7 +160,7 @@ def joined(  # noqa: PLR0913 - two sources, and what is counted of them
 
 
 def _generated(request: Request, block_size: int) -> Iterator[bytes]:
-    """Name the full blocks of an answer, which may begin in the prompt; the last token is never computed."""
+    """Yield digests of the full blocks of an answer, which may begin in the prompt. Its last token is not computed."""
     assert request.prompt_token_ids is not None
     if request.output_token_ids is not None and request.num_samples == 1:
         tokens = np.concatenate([request.prompt_token_ids, request.output_token_ids[:-1]])

@@ -1,4 +1,4 @@
-"""The figures of cache and hits on an engine's metrics page, which is read repeatedly.
+"""The figures of cache and hits on an engine's metrics page, which is read at intervals.
 
 ======================  ==================================================  ==========================================
 figure                  vLLM                                                SGLang
@@ -14,9 +14,9 @@ requests waiting        ``num_requests_waiting``                            ``nu
 Names begin with ``vllm:`` or ``sglang:`` (some exporters write ``_`` for ``:``), counters may end in ``_total``. The
 values of several label sets are summed, those of a share averaged, so that all ranks on one page give one figure. Ranks
 that serve the same requests in parts (``tp_rank``, ``pp_rank``, ``moe_ep_rank`` of SGLang) count once, and a total that
-is also split by ``priority`` does not count again. The gains of counters are summed over the pages, each label set by
-itself. A counter that fell began anew, as in Prometheus' own ``increase``, and one that first appears on a later page
-began at 0. SGLang shows no counter of hits before the first hit. All other missing figures stay unknown.
+is also split by ``priority`` does not count again. The gains of counters are summed over the pages, separately for each
+label set. A counter that decreased has restarted from 0, as in Prometheus' own ``increase``; one that first appears on
+a later page began at 0. SGLang shows no counter of hits before the first hit. All other missing figures stay unknown.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ GAUGES: Final[Mapping[str, str]] = MappingProxyType(
 PARTS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 """Labels of ranks that serve the same requests in parts."""
 NO_HITS_YET: Final = "sglang:prompt_tokens"
-"""If this counter is there without a counter of hits, there were no hits."""
+"""If a page has this counter and no counter of hits, there were no hits."""
 CACHE_CONFIG: Final = "vllm:cache_config_info"
 
 
@@ -72,13 +72,13 @@ class EngineMetrics:
     """The figures on the pages of a recording.
 
     Args:
-        gained: the gain of each counter that was there: queries and hits in tokens, preemptions.
-        means: of each gauge, over the pages.
-        peaks: of each gauge.
+        gained: gain of each counter on the pages: queries and hits in tokens, preemptions.
+        means: mean of each gauge, over the pages.
+        peaks: peak of each gauge.
         num_blocks: blocks of the cache, if the page has them.
         num_pages: pages that were read.
         num_failures: pages that could not be read.
-        last_failure: the reason of the last failure.
+        last_failure: reason of the last failure.
     """
 
     gained: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class EngineMetrics:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hit tokens, of the tokens looked up during the recording; None without a count, or if it is 0."""
+        """Hit tokens, as a share of the tokens looked up during the recording; None where that is unknown or 0."""
         queries, hits = self.gained.get("queries"), self.gained.get("hits")
         return hits / queries if queries and hits is not None else None
 
@@ -100,7 +100,7 @@ def fetch_page(url: str) -> str:
     """Fetch a page by HTTP.
 
     Raises:
-        ConfigurationError: the address is not one of a page.
+        ConfigurationError: the address is invalid.
         RecordingError: there is no page, or it is not text.
     """
     if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).netloc:
@@ -115,12 +115,12 @@ def fetch_page(url: str) -> str:
 
 
 class MetricsFollower:
-    """Reads one page again and again.
+    """Reads one page at intervals.
 
     Args:
-        url: of the page.
+        url: address of the page.
         interval_s: seconds between two readings, above 0.
-        fetch: gives the text of a page.
+        fetch: returns the text of a page.
 
     Raises:
         ConfigurationError: the interval is not a positive number.
@@ -148,7 +148,7 @@ class MetricsFollower:
             raise RecordingError(self._url, "tells nothing of the cache of vLLM or SGLang", REMEDY)
 
     def tick(self, now_s: float) -> None:
-        """Read the page if it is time to; a failure is counted."""
+        """Read the page if the interval has passed; a failure is counted."""
         if now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
             self.read_once_more()
@@ -185,7 +185,7 @@ class MetricsFollower:
 
 
 def _summed(samples: list[Sample]) -> dict[str, float]:
-    """Add up the gauges of several label sets by figure; shares are averaged."""
+    """Sum the gauges of several label sets by figure; shares are averaged."""
     values: dict[str, list[float]] = {}
     for (figure, _), value in _series(samples, GAUGES).items():
         values.setdefault(figure, []).append(value)
@@ -193,7 +193,7 @@ def _summed(samples: list[Sample]) -> dict[str, float]:
 
 
 def _series(samples: list[Sample], names: Mapping[str, str]) -> dict[_Series, float]:
-    """Give the values of figures by their sources; of ranks that share their requests, the largest."""
+    """Return the values of figures by their sources; of ranks that share their requests, the largest value."""
     values: dict[_Series, float] = {}
     for sample in samples:
         figure = names.get(_plain(sample.name))
@@ -207,7 +207,7 @@ def _series(samples: list[Sample], names: Mapping[str, str]) -> dict[_Series, fl
 
 
 def _plain(name: str) -> str:
-    """Write a metric's name with a colon and without the suffix of counters."""
+    """Return a metric's name with a colon and without the suffix of counters."""
     for engine in ("vllm", "sglang"):
         if name.startswith(f"{engine}_"):
             name = f"{engine}:{name.removeprefix(f'{engine}_')}"

@@ -1,7 +1,7 @@
-"""Messages and their numbers: the place of a message follows from its number and its time.
+"""Numbers of messages: a message's number and time determine its place.
 
 A publisher numbers its messages from 0, and again from 0 after a restart. Only times distinguish two processes: a
-message that is sent again has its old time, a message of a new process a later one.
+message that is sent again has its old time; a message of a new process has a later one.
 """
 
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ class Message:
     number: int
     payload: bytes
     topic: bytes = field(default=b"", compare=False)
-    """Not part of equality: a message that is sent again may lack it."""
+    """Excluded from equality: a message that is sent again may lack it."""
 
 
 class Place(Enum):
-    """The place of a message among those before it."""
+    """The place of a message relative to earlier ones."""
 
     NEXT = auto()
     SEEN = auto()
-    """Requested again, and received before."""
+    """Received before, and requested again."""
     BEHIND_GAP = auto()
     RESTARTED = auto()
-    """A lower number with a later time: a new process, whose cache began empty."""
+    """A lower number with a later time: a new process, whose cache was empty at first."""
 
 
 class MessageNumbers:
@@ -36,7 +36,7 @@ class MessageNumbers:
 
     def __init__(self) -> None:
         self.expected = 0
-        """Number of the message that comes next."""
+        """Number of the next message."""
         self._latest_s = float("-inf")
 
     @property

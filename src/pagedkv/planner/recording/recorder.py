@@ -1,8 +1,8 @@
-"""Follows one publisher until it is stopped, and holds the results.
+"""Follows one publisher until it is stopped, and keeps the results.
 
-Owns the order of messages: a message is the next one, or messages were missed. Missed messages are requested again if
-the publisher can replay; otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that
-is not a batch of events is a gap as well. If the first message is not, the endpoint is not a publisher of KV events.
+A message is the next one, or messages before it were missed. Missed messages are requested again if the publisher can
+replay; otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that is not a batch of
+events is a gap as well. If the first message is not one, the endpoint is not a publisher of KV events.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 
 TICK_S: Final = 0.2
 FIRST_PATIENCE_S: Final = 5.0
-"""Least patience for the first connection, even if the user sets less."""
+"""Least patience for the first connection, even if the user sets a shorter one."""
 BEYOND_ALL: Final = 2**63
 """No message has this number."""
 MOST_GAPS: Final = 1000
-"""Gaps that are listed singly; all are counted."""
+"""Most gaps that are listed singly; all are counted."""
 
 
 class Ending(Enum):
@@ -40,7 +40,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """When to stop.
+    """Limits of a recording.
 
     Args:
         duration_s: seconds since the recording began, or None.
@@ -69,9 +69,9 @@ class Gap:
     """Messages that were missed and could not be replayed.
 
     Args:
-        first: number of the first.
-        last: number of the last, or None if it is unknown.
-        reason: why, in words.
+        first: number of the first message.
+        last: number of the last message; None: unknown.
+        reason: the reason, in words.
     """
 
     first: int
@@ -80,7 +80,7 @@ class Gap:
 
 
 class MessageSource(Protocol):
-    """Where messages come from; :class:`~pagedkv.planner.recording.subscription.Subscription` documents these."""
+    """A source of messages; :class:`~pagedkv.planner.recording.subscription.Subscription` documents the methods."""
 
     @property
     def source(self) -> str: ...  # noqa: D102 - see above
@@ -106,8 +106,8 @@ class Recorder:
     """Follows one publisher.
 
     Args:
-        subscription: of it, open.
-        clock: seconds since 1970.
+        subscription: an open subscription to the publisher.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, subscription: MessageSource, clock: Callable[[], float]) -> None:
@@ -120,23 +120,23 @@ class Recorder:
         self.rank: int | None = None
         """The rank of this data-parallel engine, if its messages have one."""
         self.began_s = clock()
-        """When the recording began; earlier if earlier messages were replayed."""
+        """Begin of the recording; earlier if earlier messages were replayed."""
         self.ended_s = self.began_s
-        """When it ended."""
+        """End of the recording."""
         self.residency = Residency()
-        """Which blocks are stored, by medium."""
+        """Stored blocks, by medium."""
         self.contents = Contents()
         """Their contents."""
         self.num_messages = 0
-        """Messages taken, those requested again included."""
+        """Messages taken, including those requested again."""
         self.num_asked_again = 0
-        """Of these, those requested again."""
+        """Messages that were requested again."""
         self.num_restarts = 0
-        """Restarts of the publisher's process that were detected."""
+        """Detected restarts of the publisher's process."""
         self.gaps: list[Gap] = []
         """The first thousand gaps."""
         self.num_gaps = 0
-        """All gaps."""
+        """Number of all gaps."""
         self.unknown_kinds: Counter[str] = Counter()
         """Events of unknown kinds, by name."""
 
@@ -150,12 +150,12 @@ class Recorder:
         """Take messages until a bound is reached.
 
         Args:
-            bounds: when to stop.
+            bounds: limits of the recording.
             is_over: called several times a second; returns whether to stop.
             each_tick: called equally often, with the time.
 
         Raises:
-            RecordingError: no publisher answers there, or it sends something else than KV events. Results so far stay.
+            RecordingError: no publisher answers there, or it sends other messages than KV events. Results so far stay.
         """
         started_s = alone_since_s = self.began_s = self._clock()
         was_connected = False
@@ -219,7 +219,7 @@ class Recorder:
             self._apply(message, batch)
 
     def _require_topic(self, message: Message) -> None:
-        """Refuse the messages of several engines, each of which has numbers of its own."""
+        """Refuse messages of several engines, since each numbers its own."""
         if self._topic is not None and message.topic != self._topic:
             reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
             remedy = "Several engines publish there: name one by its topic (`topic`)"
@@ -227,7 +227,7 @@ class Recorder:
         self._topic = message.topic
 
     def _catch_up(self, number: int) -> None:
-        """Replay the messages missing before this one, as far as the publisher has them."""
+        """Replay the messages missing before this one, as far as the publisher kept them."""
         if number > self._numbers.expected and self._subscription.can_replay:
             while self._take_again(number):
                 pass
@@ -269,12 +269,12 @@ class Recorder:
         return first < self._numbers.expected < number and not is_whole
 
     def _take_the_rest(self, *, is_wanted: bool) -> None:
-        """Take messages that were missed without a later one to show it: the last ones, or all of an idle engine."""
+        """Take missed messages that no later message reveals: the last ones, or all of an idle engine."""
         if is_wanted:
             self._catch_up(BEYOND_ALL)
 
     def _prove_continuity(self, number: int) -> None:
-        """Check, after a break, that the expected number was not sent by another process."""
+        """Check, after a broken connection, that the expected number was not sent by another process."""
         assert self._last is not None
         if self._subscription.can_replay:
             again = next(iter(self._subscription.replayed(self._last.number)), None)
@@ -288,7 +288,7 @@ class Recorder:
         self._lose(Gap(number, None, self._and_silence(reason)))
 
     def _and_silence(self, reason: str) -> str:
-        """Add to a reason that the publisher did not answer, if so."""
+        """Add to a reason that the publisher did not answer, if it did not."""
         return reason if self._subscription.silence is None else f"{reason}, and {self._subscription.silence}"
 
     def _restart(self) -> None:

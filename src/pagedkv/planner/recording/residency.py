@@ -1,12 +1,12 @@
-"""Which blocks are stored in which medium, event by event: how many there are, and how long they stay.
+"""The stored blocks of each medium, event by event: their number, and how long they stay.
 
-The figures are exact only in stretches that begin with an empty cache. That is a process whose first message was
-received, or a cleared cache: a clear empties the device's cache, and with it SGLang's host cache, but no other medium.
-After a gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then
-counting begins anew with the blocks stored from there on, and is not exact.
+The figures are exact only in stretches that begin with an empty cache: after the first message of a process, or after a
+clear. A clear empties the device's cache, and with it SGLang's host cache, but no other medium. After a gap, or if the
+recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then counting restarts with
+the blocks stored from there on, and is not exact.
 
-Two blocks may hold the same content: of equal prompts that end with a block, vLLM computes the last block each time.
-Both are stored and both are removed, so the content is there until the last of them is removed.
+Two blocks may have the same content: for equal prompts that end with a block, vLLM computes the last block each time.
+Both are stored and both are removed, so the content is available until the last of them is removed.
 """
 
 from bisect import bisect_left
@@ -19,27 +19,27 @@ from pagedkv.planner.recording.wire import DEVICE, BlockHash, BlocksRemoved, Blo
 __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 
 LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
-"""Upper edges of the histogram of lifetimes; the last bucket has none."""
+"""Upper edges of the histogram of lifetimes; the last bucket is open."""
 MOST_POINTS: Final = 1024
 CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
-"""Media that a clear empties. Only SGLang names its host memory like the second; vLLM's name is CPU."""
+"""Media that a clear empties. Only SGLang uses the second name for its host memory; vLLM's name is CPU."""
 
 
 @dataclass(slots=True)
 class MediumRecord:
-    """What happened in one medium.
+    """Figures of one medium.
 
     Args:
-        num_blocks: stored now, as far as events show.
+        num_blocks: blocks stored now, as far as events show.
         num_stored: blocks that were stored.
-        num_copies: blocks stored while their content was there; counted nowhere else.
+        num_copies: blocks stored while their content was stored already; counted nowhere else.
         num_removed: removed blocks that an event had stored.
         num_removed_unseen: removed blocks that no event had stored.
         peak: most blocks at once, in exact stretches.
-        seconds: of exact stretches.
+        seconds: seconds of exact stretches.
         block_seconds: blocks times seconds, in these.
-        lifetimes: blocks by the bucket of the time that they stayed.
-        timeline: seconds since 1970, and the blocks from then on (None: unknown), at most 1,024 of these.
+        lifetimes: blocks by the bucket of their lifetime.
+        timeline: pairs of seconds since 1970 and the blocks from then on (None: unknown), at most 1,024.
     """
 
     num_blocks: int = 0
@@ -56,7 +56,7 @@ class MediumRecord:
 
     @property
     def mean(self) -> float | None:
-        """Blocks on average over exact stretches, or None without any."""
+        """Mean number of blocks over exact stretches, or None without any."""
         return self.block_seconds / self.seconds if self.seconds else None
 
     def note(self, at_s: float, num_blocks: int | None) -> None:
@@ -76,20 +76,20 @@ class Residency:
         self._since_s: dict[tuple[str, int, BlockHash], float] = {}
         self._copies: dict[tuple[str, int, BlockHash], int] = {}
         self.media: dict[str, MediumRecord] = {}
-        """What happened, by medium."""
+        """Figures by medium."""
         self.is_exact = False
         """Whether every block of the device is known now."""
         self._are_others_exact = False
         self.was_exact = False
         """Whether ``is_exact`` was ever true."""
         self.num_clears = 0
-        """Times that the device's cache was cleared."""
+        """Number of clears of the device's cache."""
         self.num_censored = 0
-        """Blocks whose removal was not observed, because of a gap, a restart, or the end of the recording."""
+        """Blocks whose removal was not observed because of a gap, a restart, or the end of the recording."""
         self._now_s: float | None = None
 
     def store(self, stored: BlocksStored) -> None:
-        """Note stored blocks; those already stored count as copies. At the time of the last `advance`."""
+        """Record stored blocks, at the time of the last `advance`; blocks already stored count as copies."""
         medium = self._medium(stored.medium)
         for block_hash in stored.block_hashes:
             key = (stored.medium, stored.group, block_hash)
@@ -103,7 +103,7 @@ class Residency:
         self._note(stored.medium)
 
     def remove(self, removed: BlocksRemoved) -> None:
-        """Remove blocks; of several copies, one."""
+        """Remove blocks; of several copies, only one."""
         medium = self._medium(removed.medium)
         for block_hash in removed.block_hashes:
             key = (removed.medium, removed.group, block_hash)
@@ -118,7 +118,7 @@ class Residency:
         self._note(removed.medium)
 
     def clear(self) -> None:
-        """Remove all blocks of the media that a clear empties; their content is known from here on."""
+        """Remove all blocks of the media that a clear empties; these media are exact from here on."""
         self.num_clears += 1
         for key in [key for key in self._since_s if key[0] in CLEARED_AT_ONCE]:
             self._end(self._medium(key[0]), self._since_s.pop(key))
@@ -132,14 +132,14 @@ class Residency:
         self._begin_exact()
 
     def lose_track(self) -> None:
-        """Note that events were missed: which blocks are stored is unknown from here on."""
+        """Record that events were missed: which blocks are stored is unknown from here on."""
         self._censor()
         self.is_exact = self._are_others_exact = False
         for medium in self.media.values():
             medium.note(self._at_s, None)
 
     def advance(self, at_s: float) -> None:
-        """Let time pass until ``at_s``, in seconds since 1970; a clock that goes back counts as stopped."""
+        """Advance the time to ``at_s``, in seconds since 1970; a clock that goes back counts as stopped."""
         if self._now_s is None:
             self._now_s = at_s
         passed_s = max(0.0, at_s - self._now_s)
@@ -151,7 +151,7 @@ class Residency:
 
     @property
     def num_open(self) -> int:
-        """Blocks that are stored now, as far as events show."""
+        """Number of blocks stored now, as far as events show."""
         return len(self._since_s)
 
     @property

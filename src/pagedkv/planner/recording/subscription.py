@@ -1,10 +1,10 @@
 """The sockets of one publisher of KV events: messages as they arrive, and those that are requested again.
 
-Missed messages are requested at a second socket, if the publisher has one: the request is a number, and the answer is
-the messages from that number on, as far as the publisher kept them, then an end. ZeroMQ reconnects by itself. A
+Missed messages are requested at a second socket, if the publisher has one. The request is a number; the answer has the
+messages from that number on, as far as the publisher kept them, then an end. ZeroMQ reconnects by itself. A
 reconnection is reported, since a restarted process counts from 0, and nothing else distinguishes it from the old one.
 
-Knows nothing of the content of a payload.
+Payloads are not decoded here.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ with needing("record", "recording"):
 __all__ = ["Endpoints", "Subscription"]
 
 MOST_WAITING: Final = 100_000
-"""Most messages that wait to be read, as many as publishers keep by default; messages beyond are a gap."""
+"""Most messages that wait to be read, the usual default of publishers; further messages are a gap."""
 REPLAY_PATIENCE_MS: Final = 5000
-"""Long, because a publisher answers between two messages of its own."""
+"""Long, because a publisher answers only between two messages of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Endpoints:
         events: address of its messages: tcp://HOST:PORT or ipc://PATH.
         replay: address for requesting messages again, if it has one.
         topic: required beginning of topics.
-        bind: whether the publisher connects to this endpoint, as it does if its own endpoint names a machine.
+        bind: whether the publisher connects to this endpoint; it does if its own endpoint names a machine.
 
     Raises:
-        ConfigurationError: an endpoint is not valid.
+        ConfigurationError: an endpoint is invalid.
     """
 
     events: str
@@ -50,7 +50,7 @@ class Endpoints:
     bind: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse endpoints that cannot be connected to."""
+        """Refuse endpoints to which no socket can connect."""
         for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
             scheme, found, rest = endpoint.partition("://")
             if not found or scheme not in {"tcp", "ipc"} or not rest:
@@ -63,7 +63,7 @@ class Subscription:
     """Follows one publisher; use it as a context manager.
 
     Args:
-        endpoints: its addresses.
+        endpoints: addresses of the publisher.
 
     Raises:
         ConfigurationError: the system refuses an endpoint.
@@ -101,17 +101,17 @@ class Subscription:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a publisher is connected, as far as the socket reported."""
+        """Whether a publisher is connected, as far as the socket has reported."""
         return self._is_connected
 
     @property
     def num_breaks(self) -> int:
-        """How often the connection broke after the messages received so far."""
+        """Number of broken connections after the messages received so far."""
         return self._num_breaks
 
     @property
     def silence(self) -> str | None:
-        """Why the last request for messages got no complete answer, or None if it did."""
+        """Reason why the last request for messages got no complete answer; None if it did."""
         return self._silence
 
     def __enter__(self) -> Self:
@@ -127,7 +127,7 @@ class Subscription:
     def receive(self, timeout_s: float) -> Message | None:
         """Wait for the next message, or for a change of the connection; None if no message came.
 
-        Messages that came before the connection broke are given first.
+        Messages that came before the connection broke are returned first.
 
         Raises:
             RecordingError: a message does not have the frames of KV events.
@@ -140,7 +140,7 @@ class Subscription:
         return None
 
     def replayed(self, first: int) -> Iterator[Message]:
-        """Request the messages from a number on, as far as the publisher kept them.
+        """Request all messages from a number on, as far as the publisher kept them.
 
         The answer may be incomplete, because a publisher drops messages that its queue cannot hold; `silence` then has
         the reason.
@@ -179,7 +179,7 @@ class Subscription:
 
 
 def _is_ipv6(endpoint: str) -> bool:
-    """Return whether an address is IPv6; with names, sockets that allow both would try only the first one."""
+    """Return whether an address is IPv6. For names, sockets that allow both versions would try only the first one."""
     return "[" in endpoint
 
 

@@ -1,4 +1,4 @@
-"""KV events on the wire: one MessagePack payload as values.
+"""Decodes KV events: one MessagePack payload into values.
 
 vLLM and SGLang send the same three events in two spellings, which may be mixed:
 
@@ -34,7 +34,7 @@ __all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "E
 BlockHash: TypeAlias = int | bytes
 
 DEVICE: Final = "GPU"
-"""The medium of events without a medium."""
+"""Medium of events that name none."""
 REMOTE: Final = "REMOTE"
 MAX_BLOCK_SIZE: Final = 2**24
 MAX_TOKEN_ID: Final = 2**31 - 1
@@ -71,15 +71,15 @@ class BlocksStored:
     """Consecutive blocks of one prefix were stored, so that they can be hit.
 
     Args:
-        block_hashes: of each block.
-        parent_hash: of the block before the first, or None where the first begins a prompt.
-        token_ids: int32 ``[len(block_hashes) * block_size]``, or None if the event has other tokens, or no block size.
-        block_size: tokens of a block, or 0 without a size, as of blocks that vLLM's connectors offloaded.
+        block_hashes: hash of each block.
+        parent_hash: hash of the block before the first; None: the first begins a prompt.
+        token_ids: int32 ``[len(block_hashes) * block_size]``; None: the event has other tokens, or no block size.
+        block_size: tokens of a block; 0 where there is no size, as for blocks that vLLM's connectors offloaded.
         medium: GPU, CPU, STORAGE, ...; with the owning tier, and whether it is remote, to distinguish media of one
             kind.
         group: number of the group of layers, 0 by default.
         has_keys: whether their content depends on more than tokens: an adapter, a salt, an image.
-        has_lookahead: whether the content of a block depends on the tokens after it, too.
+        has_lookahead: whether the content of a block also depends on the tokens after it.
     """
 
     block_hashes: tuple[BlockHash, ...]
@@ -103,7 +103,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Every block of the device was removed at once; SGLang's host memory is emptied with it, no other medium."""
+    """Every block of the device was removed at once. SGLang's host memory is emptied with it, no other medium is."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
@@ -114,9 +114,9 @@ class EventBatch:
     """The events of one message, in order.
 
     Args:
-        sent_s: when it was sent, in seconds since 1970 by the publisher's clock.
-        events: those of known kinds.
-        rank: of the data-parallel engine, 0 by default.
+        sent_s: time of sending, in seconds since 1970 by the publisher's clock.
+        events: the events of known kinds.
+        rank: rank of the data-parallel engine, 0 by default.
         unknown_kinds: names of events of other kinds, one for each.
     """
 
@@ -183,7 +183,7 @@ def decode_batch(payload: bytes, source: str) -> EventBatch:
 
 
 def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
-    """Name the values of an array; a map has names."""
+    """Map names to the values of an array; a map already has names."""
     if isinstance(value, list):
         return dict(zip(names, value, strict=False))
     if isinstance(value, dict):
@@ -192,7 +192,7 @@ def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _converted(fields: Mapping[str, Any], kind: type[_T]) -> _T:
-    """Check fields; a text is never decoded as base64 bytes."""
+    """Check the types of fields; a text is never decoded as base64 bytes."""
     return msgspec.convert(fields, kind, builtin_types=(bytes,))
 
 
@@ -233,7 +233,7 @@ def _stored(stored: _Stored) -> BlocksStored:
 
 
 def _medium(event: _Stored | _Removed) -> str:
-    """Name a medium: a second tier of the same kind, and a remote tier, are separate media."""
+    """Return the name of a medium: a second tier of the same kind, and a remote tier, are separate media."""
     told = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
     if isinstance(event.locality, str) and event.locality.upper() == REMOTE:
         told.append(REMOTE.lower())

@@ -3,7 +3,7 @@
 In the order in which data flows::
 
     documents      the results of a replay and of a capacity curve, as plain dicts
-    key_figures    the summary figures of a run; number_text writes them
+    key_figures    the summary figures of a run; number_text formats them
     captions       every title, and the sentence that explains it
     timelines      parts of pages, one module a family: blocks and requests over time,
     memory         waste, sharing and the pools,
@@ -14,10 +14,10 @@ In the order in which data flows::
     comparison     several runs side by side
     plan_page      the page of a plan, from plan_documents
     drawing        matplotlib's SVG, in the colours of the page
-    elements       tables, plots and sections: what the template lays out
-    page           puts the parts in order; templates/ is the page itself
+    elements       tables, plots and sections, which the template lays out
+    page           puts the parts in order; templates/ has the page itself
 
-It depends on no files, no terminals, and nothing else of this library but its errors. Only :mod:`documents` and
+It does no input or output, and uses nothing else of this library but its errors. Only :mod:`documents` and
 :mod:`plan_documents` may be imported without the ``report`` extra (matplotlib, Jinja2).
 """
 

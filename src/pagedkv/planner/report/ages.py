@@ -1,4 +1,4 @@
-"""Reuse and eviction: how long blocks had been free when they were hit or evicted."""
+"""Reuse and eviction: how long blocks were free before they were hit or evicted."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ UNKNOWN: Final = "The trace tells lengths and not content: what would hit is unk
 
 
 def age_section(run: ReportRun) -> Section:
-    """Draw and list the ages in every pool; without ages, or without known content, say so instead."""
+    """Draw and list the ages in every pool; without ages, or without known content, explain why there are none."""
     if not knows_content(run.replay):
         return Section("ages", SECTIONS["ages"], (UNKNOWN,))
     pools = run.replay["pools"]
@@ -38,7 +38,7 @@ def age_section(run: ReportRun) -> Section:
 
 
 def _missed(misses: Misses) -> str:
-    """Name the cause of most of the missed tokens."""
+    """Return the cause of most of the missed tokens."""
     if not misses["num_tokens"]:
         return "No prompt token was missed."
     counts = {cause: misses["by_cause"].get(cause, 0) for cause in MISSES}

@@ -36,7 +36,7 @@ ROOM_ABOVE_IDEAL: Final = 1.12
 
 
 def capacity_section(run: ReportRun) -> Section:
-    """Draw the capacity curve and its gaps, or say why there is no curve."""
+    """Draw the capacity curve and its gaps, or explain why there is no curve."""
     curve = run.curve
     if curve is None or not curve["num_block_refs"]:
         return Section("capacity", SECTIONS["capacity"], (run.without_curve,))
@@ -53,12 +53,12 @@ def shown_policy(run: ReportRun, curve: Curve) -> str:
 
 
 def shown_name(policy: str) -> str:
-    """Name a policy; the optimum is marked as one that cannot run."""
+    """Return the shown name of a policy; the optimum is marked as one that cannot run."""
     return "optimal, offline" if policy == OPTIMAL else policy
 
 
 def hit_ratios(curve: Curve, policy: str) -> dict[int, float]:
-    """Hits of all references by capacity in blocks, in ascending order."""
+    """Hits as a share of all references by capacity in blocks, in ascending order."""
     hits = {int(capacity): num_hits for capacity, num_hits in curve["policies"][policy].items()}
     return {capacity: hits[capacity] / curve["num_block_refs"] for capacity in sorted(hits)}
 
@@ -88,7 +88,7 @@ def _drawn(run: ReportRun, curve: Curve) -> list[str]:
 
 
 def _best_other(run: ReportRun, curve: Curve) -> str | None:
-    """Name the policy that hits the most at the size of the text, the shown one excepted; None without another."""
+    """Return the policy that hits the most at the size of the text, except the shown one; None without another."""
     capacity, _ = _chosen_capacity(curve, replay_point(run))
     others = [name for name in curve["gaps"]["policy_gap"] if name != shown_policy(run, curve)]
     return max(others, key=lambda name: hit_ratios(curve, name)[capacity], default=None)
@@ -164,7 +164,7 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
 
 
 def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -> None:
-    """Make the page show shares by capacity in blocks, in the order of the legend."""
+    """Let the page show shares by capacity in blocks, in the order of the legend."""
     capacities = _capacities(curve)
     headings = [f"{COUNT.text(capacity)} blocks" for capacity in capacities]
     read_out(
@@ -173,7 +173,7 @@ def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -
 
 
 def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
-    """Write the gain of more memory, then that of another policy, then the share that nothing can gain."""
+    """Describe the gain of more memory, then that of another policy, then the share that nothing can gain."""
     policy = shown_policy(run, curve)
     capacity, why = _chosen_capacity(curve, replay_point(run))
     gaps = curve["gaps"]
@@ -210,7 +210,7 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
 
 
 def _with_answers(curve: Curve) -> tuple[str, ...]:
-    """Say whether blocks of answers are cached, as an engine and a replay cache them."""
+    """Describe whether blocks of answers are cached, as in an engine and a replay."""
     num_blocks = curve.get("num_answer_blocks", 0)
     if not num_blocks:
         return ()
@@ -218,7 +218,7 @@ def _with_answers(curve: Curve) -> tuple[str, ...]:
 
 
 def _more_memory(curve: Curve, capacity: int, policy: str) -> str:
-    """Write the gain of a policy from two and four times a capacity, in points, if known."""
+    """Describe the gain of a policy from two and four times a capacity, in points, if known."""
     gains = [
         (gain["factor"], gain["by_policy"][policy]) for gain in curve.get("gains", ()) if gain["capacity"] == capacity
     ]
@@ -231,7 +231,7 @@ def _more_memory(curve: Curve, capacity: int, policy: str) -> str:
 
 
 def _other_policy(run: ReportRun, curve: Curve, capacity: int) -> str:
-    """Write the gain of the best other policy at the same size, if there is one."""
+    """Describe the gain of the best other policy at the same size, if there is one."""
     best = _best_other(run, curve)
     if best is None:
         return ""
@@ -246,7 +246,7 @@ def _by(difference: float) -> str:
 
 
 def _chosen_capacity(curve: Curve, replay: tuple[int, float] | None) -> tuple[int, str]:
-    """Choose the capacity of the text, and give the reason."""
+    """Choose the capacity of the text; return it with the reason."""
     capacities = _capacities(curve)
     if replay is None:
         return capacities[len(capacities) // 2], "in the middle of those measured"

@@ -1,6 +1,6 @@
 """Every title of the report, and the one sentence that explains it.
 
-The definitions are those of docs/replay.md, in short. Knows nothing of numbers or drawings.
+The definitions are those of docs/replay.md, shortened.
 """
 
 from dataclasses import dataclass

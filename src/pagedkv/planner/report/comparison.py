@@ -38,12 +38,12 @@ from pagedkv.planner.report.timelines import TimeAxis, levels
 __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 
 MAX_RUNS: Final = len(LINES)
-"""As many as can be distinguished in a plot."""
+"""Most runs that can be distinguished in a plot."""
 OWN_MARK_SIZE: Final = 11
 MOST_TOLD: Final = 512
 """Approximate number of times at which the page shows values, since runs have different intervals."""
 FIRST_OF_LINE: Final = PERCENTILES.index("p50")
-"""The mean is not a percentile: it has no place in their order."""
+"""The mean is not a percentile, so it has no place in their order."""
 
 
 def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
@@ -68,7 +68,7 @@ def _cells(figure: KeyFigure, values: Sequence[float | None]) -> list[Cell]:
 
 
 def _compared(figure: KeyFigure, first: float | None, value: float | None) -> Cell:
-    """Write a value with its difference to the first; a difference below the shown digits is not rated."""
+    """Return a value with its difference to the first; a difference below the shown digits is not rated."""
     text = figure.unit.text(value)
     if value is None or first is None:
         return Cell(text)
@@ -102,9 +102,9 @@ class _StyledRun:
 
 @dataclass(frozen=True, slots=True)
 class _Overlay:
-    """One plot of several runs: ``paint`` draws those that ``has_data`` admits, each in its own style.
+    """One plot of several runs: ``paint`` draws those for which ``has_data`` is true, each in its own style.
 
-    ``marked`` says whether lines carry markers, ``has_panels`` whether it has several axes.
+    ``marked``: whether lines have markers; ``has_panels``: whether it has several axes.
     """
 
     key: str
@@ -142,7 +142,7 @@ def _plot(overlay: _Overlay, runs: Sequence[ReportRun], names: Sequence[str]) ->
 
 
 def _sentence(key: str, styled: Sequence[_StyledRun]) -> str:
-    """Say what a plot shows; capacities have lines only for runs with a curve."""
+    """Describe a plot; capacities have lines only for runs with a curve."""
     if key == "compared_capacity" and not any(each.run.curve for each in styled):
         return PLOTS["compared_marks"].sentence
     return PLOTS[key].sentence
@@ -179,7 +179,7 @@ def _ratios_by_tokens(run: ReportRun) -> dict[int, float]:
 
 
 def _read_out(axes: Axes, series: Sequence[Mapping[int, float]], unit: str) -> None:
-    """Make the page show shares at all places of any run."""
+    """Let the page show shares at all places of any run."""
     places = sorted({place for each in series for place in each})
     headings = [f"{place:,} {unit}" for place in places]
     read_out(axes, places, headings, [[RATIO.text(each.get(place)) for place in places] for each in series])

@@ -17,7 +17,7 @@ def divided_section(parts: Mapping[str, Any], *, has_bounds: bool = False) -> Se
     """Lay out a run by its parts; None if it was not divided.
 
     Args:
-        parts: by_tenant, by_window, busiest_window and quietest_window, as far as they are there.
+        parts: by_tenant, by_window, busiest_window and quietest_window, as far as they exist.
         has_bounds: whether there are bounds, so that not every answer is good.
     """
     tables = tuple(_table(kind, parts[kind], has_bounds=has_bounds) for kind in TITLES if parts.get(kind))

@@ -1,7 +1,7 @@
 """The input of a report: the documents of a replay and of a capacity curve, as plain dicts.
 
-Owns their types, which name the fields that the report reads; other fields are ignored. docs/replay.md explains each
-field. Depends neither on the code that measures nor on the code that shows them, and imports only the standard library,
+These types name the fields that the report reads; other fields are ignored. docs/replay.md explains each field. The
+module depends neither on the code that measures nor on the code that shows them, and imports only the standard library,
 so that readers of files can check a document against these types without the ``report`` extra.
 """
 
@@ -49,7 +49,7 @@ class Requests(TypedDict):
 
 
 class Hits(TypedDict):
-    """What prefix caching saved at the first admissions; ratios are None where no content is known."""
+    """Savings of prefix caching at the first admissions; ratios are None where no content is known."""
 
     num_prompt_blocks: int
     num_hit_blocks: int
@@ -78,7 +78,7 @@ class Steps(TypedDict):
 
 
 class Contiguous(TypedDict):
-    """Waste of memory reserved in one piece a sequence: of its final length, a power of two, the maximum length."""
+    """Waste of contiguous memory for each sequence: of its final length, a power of two, the maximum length."""
 
     exact: float | None
     power_of_two: float | None
@@ -86,7 +86,7 @@ class Contiguous(TypedDict):
 
 
 class Waste(TypedDict):
-    """Share of slots without a token; by block size (in tokens, as text) as if no blocks were shared."""
+    """Share of slots without a token. ``by_block_size``: by tokens, as text, as if no blocks were shared."""
 
     mean: float | None
     by_block_size: dict[str, float | None]
@@ -137,7 +137,7 @@ class Level(TypedDict):
 
 
 class AgeHistogram(TypedDict):
-    """Blocks by age: the i-th number counts ages in (edge i-1, edge i] seconds; an edge of None is no limit."""
+    """Blocks by age: the i-th number counts ages in (edge i-1, edge i] seconds; None: no upper edge."""
 
     upper_edges_s: list[float | None]
     num_blocks: list[int]
@@ -215,7 +215,7 @@ class Replay(TypedDict):
 
 
 class Gaps(TypedDict):
-    """Shares of all references between a policy's hits and one; by capacity (in blocks, as text)."""
+    """Shares of all references between a policy's hits and 1; by capacity (in blocks, as text)."""
 
     content_ceiling: float
     capacity_gap: dict[str, float]
@@ -255,7 +255,7 @@ class ReportRun:
         name: shown on the page; any text.
         replay: its document.
         curve: hits by capacity of the same trace, or None.
-        without_curve: the sentence that explains a missing curve; shown in its place.
+        without_curve: the sentence shown in place of a missing curve.
     """
 
     name: str
@@ -271,7 +271,7 @@ def knows_content(replay: Replay) -> bool:
 
 
 def whose_seconds(replay: Replay) -> str | None:
-    """Name the cost model of the replay's seconds, and its origin; None if both are unknown."""
+    """Return the cost model of the replay's seconds, and its origin; None if both are unknown."""
     seconds = replay.get("seconds")
     if seconds is not None:
         return f"{without_folders(seconds['cost_model_name'])}, {seconds['in_short']}"

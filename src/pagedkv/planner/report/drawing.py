@@ -1,10 +1,11 @@
 """Drawings: matplotlib's SVG, turned into a part of a page that follows the page's theme.
 
-Owns colours, line styles and SVG; knows nothing of the data. matplotlib draws in sentinel colours, which become CSS
-variables (``--ink``, ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``): the page defines them, light and
-dark. Text stays text, in the page's font. Ids get the drawing's own prefix, for all drawings of a page share one
-namespace. No global state is used: no pyplot, and settings hold for the drawing only. Equal calls give equal bytes. No
-other module imports matplotlib; the names that they need are exported here.
+Colours, line styles and SVG are here. matplotlib draws in sentinel colours, which become CSS variables (``--ink``,
+``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``); the page defines them, light and dark. Text stays text,
+in the page's font. Ids get the drawing's own prefix, since all drawings of a page share one namespace. No global state
+is
+used: no pyplot, and settings apply to the drawing only. Equal calls give equal bytes. No other module imports
+matplotlib; the names that they need are exported here.
 
 Names that users chose are not put into a drawing (matplotlib would read ``$`` as mathematics, and long names overlap),
 but into the legend, which is HTML.
@@ -101,7 +102,7 @@ FONT: Final = re.compile(r"font-family: [^;]*; ")
 REFERENCE: Final = re.compile(r"(^|url\()#([\w-]+)")
 LONG_NUMBER: Final = re.compile(r"-?\d+\.\d{3,}")
 PLACED: Final = ("d", "x", "y", "width", "height", "points", "transform")
-"""Attributes whose numbers are lengths; they are rounded to two decimals of a point, finer than any screen."""
+"""Attributes with lengths, which are rounded to two decimals of a point, finer than any screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ NARROW_PANELS: Final = Size(350, 620)
 """On a phone, panels are below one another."""
 WITHIN_A_DECADE: Final = 5
 FEW_DECADES: Final = 100
-"""Ratio of the ends of a logarithmic axis; up to it, ticks at powers alone are too few."""
+"""Ratio of the ends of a logarithmic axis up to which ticks at powers alone would be too few."""
 
 
 Dashes: TypeAlias = Literal["-", "--", "-.", ":", ""]
@@ -178,7 +179,7 @@ class Figure(MatplotlibFigure):
 
 
 PERCENT_TICKS: Final = FuncFormatter(lambda value, _position: f"{100 * value:.3g}%")
-"""Not matplotlib's own, which uses one axis alone: two panels would show the digits of the last."""
+"""Not matplotlib's own formatter, which uses one axis alone: two panels would show the digits of the last."""
 COUNT_TICKS: Final = FuncFormatter(lambda value, _position: compact(value))
 
 
@@ -187,7 +188,7 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
 
     Args:
         key: prefix of its ids, unique in the page.
-        size: in points; the page scales it.
+        size: size in points; the page scales it.
         label: description for readers who cannot see the drawing.
         paint: draws into an empty figure.
 
@@ -205,13 +206,13 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
 
 
 def read_out(axes: Axes, places: Sequence[float], headings: Sequence[str], values: Sequence[Sequence[str]]) -> None:
-    """Make the page show values at the pointer; call it after the range of the axes is final.
+    """Let the page show values at the pointer; call it after the range of the axes is final.
 
     Args:
-        axes: one pair of a drawing.
-        places: along x, in ascending order.
-        headings: of each place.
-        values: of each series in the order of the legend, at each place. No text of a user.
+        axes: one pair of axes of a drawing.
+        places: places along x, in ascending order.
+        headings: heading of each place.
+        values: values of each series at each place, in the order of the legend. They must not have a user's text.
     """
     figure = axes.figure
     assert isinstance(figure, Figure)
@@ -229,7 +230,7 @@ def only_axes(figure: Figure, x_label: str, y_label: str) -> Axes:
 def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     """Scale an axis by logarithms: plain numbers at the powers, and at more places within few decades.
 
-    Call it after everything is drawn, for it depends on the range.
+    Call it after everything is drawn, since it depends on the range.
     """
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log"})
@@ -243,7 +244,7 @@ def logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def panels(figure: Figure, count: int) -> list[Axes]:
-    """Add axes to a figure beside one another, or below one another if it is narrow."""
+    """Add axes to a figure side by side, or one below another if the figure is narrow."""
     if figure.get_figwidth() < figure.get_figheight():
         return [figure.add_subplot(count, 1, place) for place in range(1, count + 1)]
     return [figure.add_subplot(1, count, place) for place in range(1, count + 1)]
@@ -252,7 +253,7 @@ def panels(figure: Figure, count: int) -> list[Axes]:
 def line(
     axes: Axes, xs: Sequence[float], ys: Sequence[float], style: LineStyle, hollow_size: float | None = None
 ) -> None:
-    """Draw a line with unclipped markers, also at the edge of the axes; hollow markers if a size is given."""
+    """Draw a line with unclipped markers, even at the edge of the axes; hollow markers if a size is given."""
     (drawn,) = axes.plot(xs, ys, color=style.colour, linestyle=style.dashes, marker=style.marker, zorder=3)
     drawn.set_clip_on(False)
     if hollow_size is not None:
@@ -263,7 +264,7 @@ def line(
 def draw_both(
     key: str, size: Size, label: str, paint: Callable[[Figure], None], narrow: Size | None = None
 ) -> tuple[str, str]:
-    """Draw for a wide page, and again for a phone, as texts would shrink with the drawing."""
+    """Draw for a wide page, and again for a phone, since texts would shrink with the drawing."""
     return draw(key, size, label, paint), draw(f"narrow-{key}", narrow or NARROW, label, paint)
 
 
@@ -297,7 +298,7 @@ def fill_legend(key: str, fill: Fill, label: str) -> LegendEntry:
 
 
 def _told(readout: Readout) -> dict[str, str]:
-    """Write a readout as attributes; places are shares of the axes' width, and axes are shares of the drawing."""
+    """Return a readout as attributes; places are shares of the axes' width, and axes are shares of the drawing."""
     axes = readout.axes
     box = axes.get_position()
     xs = axes.transAxes.inverted().transform(axes.transData.transform([(place, 0.5) for place in readout.places]))[:, 0]
@@ -343,7 +344,7 @@ def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[st
 
 
 def _plain(name: str) -> str:
-    """Remove the XML namespace from a name: a part of a page needs none."""
+    """Remove the XML namespace from a name; a part of a page needs none."""
     return name.rpartition("}")[2]
 
 

@@ -1,4 +1,4 @@
-"""The elements of a page: tiles, tables, plots and sections. Values only; the template decides their appearance.
+"""The elements of a page: tiles, tables, plots and sections. They are values; the template decides their appearance.
 
 Texts are plain and are escaped by the template. Only ``svg`` is markup, and only
 :mod:`pagedkv.planner.report.drawing` makes it.
@@ -13,7 +13,7 @@ __all__ = ["Cell", "LegendEntry", "Plot", "Section", "Table", "Tile"]
 class Cell:
     """One cell of a table: a text, a smaller note below it, and a tone: "better", "worse" or none.
 
-    The note states in words what the tone shows in colour.
+    The note states in words what the tone shows by colour.
     """
 
     text: str
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: one heading a column, rows that begin with their own heading."""
+    """A table: a heading for each column, and rows that begin with a heading of their own."""
 
     caption: str
     columns: tuple[str, ...]
@@ -47,8 +47,8 @@ class Plot:
         sentence: explains the drawing.
         svg: markup.
         narrow: the same for a screen as narrow as a phone's.
-        legend: may be empty.
-        wide: takes the whole width of the page.
+        legend: entries of the legend, possibly none.
+        wide: whether it takes the whole width of the page.
     """
 
     title: str
@@ -77,8 +77,8 @@ class Section:
         title: its heading.
         sentences: paragraphs before everything else.
         plots: drawings.
-        tables: tables under them.
-        lines: verbatim text, command lines, each with its heading.
+        tables: tables below them.
+        lines: verbatim texts, such as command lines, each with its heading.
     """
 
     key: str

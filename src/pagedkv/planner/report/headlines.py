@@ -9,7 +9,7 @@ __all__ = ["headline_of", "headline_of_several"]
 
 
 def headline_of(run: ReportRun) -> str:
-    """Sum up one run: what hit, and how soon answers began.
+    """Summarise one run: the share that hit, and the time to the first token.
 
     Times are seconds of the cost model, if the run names one.
     """
@@ -24,7 +24,7 @@ def headline_of(run: ReportRun) -> str:
 
 
 def headline_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> str:
-    """Say which of several runs hits the most, if all hit ratios are known and one is the highest."""
+    """Name the run that hits the most, if all hit ratios are known and one is the highest."""
     ratios = [run.replay["hits"]["token_hit_ratio"] for run in runs]
     known = [ratio for ratio in ratios if ratio is not None]
     if len(known) < len(runs):

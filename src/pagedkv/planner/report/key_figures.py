@@ -1,6 +1,6 @@
-"""The summary figures of a run: where each is found, how it is written, and whether higher is better.
+"""The summary figures of a run: how each is read, how it is written, and whether higher is better.
 
-Tiles and the comparison are made of these. Depends on the documents, not on pages.
+Tiles and the comparison are made of them. They depend on the documents, not on pages.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ __all__ = ["KEY_FIGURES", "Better", "KeyFigure", "level_nbytes"]
 
 
 class Better(Enum):
-    """Which way a figure improves."""
+    """The direction in which a figure improves."""
 
     MORE = 1
     LESS = -1
@@ -28,10 +28,10 @@ class KeyFigure:
     """One figure of a run.
 
     Args:
-        key: of its caption.
-        unit: writes it.
+        key: key of its caption.
+        unit: formats it.
         value: reads it from a run; None if the run has none.
-        better: which way it improves, other things being equal; neither for blocks, whose size may differ.
+        better: the direction in which it improves, other things being equal; neither for blocks, whose size may differ.
         in_tiles: whether it is shown at the top of the page of one run.
     """
 
@@ -47,7 +47,7 @@ class KeyFigure:
         return FIGURES[self.key]
 
     def verdict(self, difference: float) -> str:
-        """Say whether a difference to another run is "better", "worse", or neither: an empty text."""
+        """Return whether a difference to another run is "better", "worse", or neither: an empty text."""
         judged = difference * self.better.value
         return "better" if judged > 0 else "worse" if judged < 0 else ""
 
@@ -59,7 +59,7 @@ def level_nbytes(pool: Pool, num_blocks: float | None) -> float | None:
 
 
 def _total(parts: list[float | None]) -> float | None:
-    """Add up values; None if any of them is unknown."""
+    """Sum values; None if any of them is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if parts and len(known) == len(parts) else None
 
@@ -120,4 +120,4 @@ KEY_FIGURES: Final = (
     KeyFigure("mean_sequences", MEAN, lambda run: run.replay["steps"]["mean_sequences"]),
     KeyFigure("virtual_s", SECONDS, lambda run: run.replay["steps"]["virtual_s"], Better.LESS),
 )
-"""In the order in which they are shown. Tiles leave out optional figures (GiB, sharing) that the run does not have."""
+"""In the order of display. Tiles leave out optional figures (GiB, sharing) that the run does not have."""

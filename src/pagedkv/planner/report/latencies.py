@@ -1,4 +1,4 @@
-"""Latency and preemption: how long requests took, and the cost of running out of blocks."""
+"""Latency and preemption: the durations of requests, and the cost of running out of blocks."""
 
 from typing import Final
 

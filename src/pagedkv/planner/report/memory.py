@@ -1,4 +1,4 @@
-"""Memory: slots without a token, blocks that sharing saved, and what each pool held."""
+"""Memory: slots without a token, blocks saved by sharing, and the occupancy of each pool."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ RESERVED_FILL: Final = FILLS[1]
 LEVELS: Final = ("live", "cached", "free")
 ROOM_FOR_LABELS: Final = 0.12
 LABEL_SIZE: Final = 11
-"""Points: small enough for seven bars with two decimals each."""
+"""Size in points, small enough for seven bars with two decimals each."""
 
 
 def memory_section(run: ReportRun) -> Section:
@@ -70,7 +70,7 @@ def _shares(waste: Waste) -> dict[str, float | None]:
 
 
 def _waste_plot(shares: dict[str, float], num_block_sizes: int) -> Plot:
-    """Draw blocks and reservations on separate scales: on that of reservations all block sizes look alike."""
+    """Draw blocks and reservations on separate scales; on that of reservations all block sizes would look alike."""
     named = list(shares.items())
     parts = [
         (dict(named[:num_block_sizes]), BLOCKS_FILL, "tokens a block"),

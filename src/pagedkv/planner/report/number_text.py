@@ -1,6 +1,6 @@
-"""How numbers are written: each quantity has one way, in tables, tiles and differences alike.
+"""Formats of numbers: each quantity has one, used in tables, tiles and differences alike.
 
-Owns units and rounding; knows nothing of what a number means.
+Units and rounding are defined here.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["COUNT", "GIB", "MEAN", "NONE", "RATIO", "SECONDS", "Unit", "compact", "edge", "rate", "relative"]
 
 NONE: Final = "none"
-"""Shown in place of a missing value, readable by screen readers too."""
+"""Shown in place of a missing value; screen readers can read it."""
 
 NBYTES_OF_GIB: Final = 2**30
 MANY_SECONDS: Final = 100
@@ -22,18 +22,18 @@ LARGEST_PREFIXED: Final = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A way to write a quantity.
+    """A format for a quantity.
 
     Args:
-        write: writes a value.
-        write_size: writes the size of a difference, without its sign.
+        write: formats a value.
+        write_size: formats the size of a difference, without its sign.
     """
 
     write: Callable[[float], str]
     write_size: Callable[[float], str]
 
     def text(self, value: float | None) -> str:
-        """Write a value, or ``NONE`` without one.
+        """Format a value; ``NONE`` without one.
 
         >>> COUNT.text(1234567), RATIO.text(0.1842), SECONDS.text(0.0125), SECONDS.text(None)
         ('1,234,567', '18.42%', '12.5 ms', 'none')
@@ -41,7 +41,7 @@ class Unit:
         return NONE if value is None else self.write(value)
 
     def difference(self, difference: float) -> str:
-        """Write a difference with its sign.
+        """Format a difference with its sign.
 
         >>> COUNT.difference(-3), RATIO.difference(0.0125), SECONDS.difference(1.5), COUNT.difference(0)
         ('-3', '+1.25 points', '+1.50 s', '0')
@@ -50,7 +50,7 @@ class Unit:
 
 
 def relative(difference: float, first: float) -> str:
-    """Write a difference as a share of the first value; empty if that value is 0.
+    """Format a difference as a share of the first value; empty if that value is 0.
 
     >>> relative(5, 20), relative(5, 0)
     ('+25.0%', '')
@@ -59,7 +59,7 @@ def relative(difference: float, first: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """Write a number a second: a whole number, unless it is small.
+    """Format a number a second: as a whole number, unless it is small.
 
     >>> rate(12345.6), rate(0.152), rate(0)
     ('12,346', '0.15', '0')
@@ -68,7 +68,7 @@ def rate(per_s: float) -> str:
 
 
 def compact(value: float) -> str:
-    """Write a number in little room, for an axis.
+    """Format a number in little space, for an axis.
 
     >>> compact(0.25), compact(250_000), compact(2_500_000), compact(1e20)
     ('0.25', '250,000', '2.5M', '1e+20')
@@ -82,7 +82,7 @@ def compact(value: float) -> str:
 
 
 def edge(upper_s: float | None, lower_s: float | None) -> str:
-    """Write the bucket of ages from above ``lower_s`` up to ``upper_s`` seconds.
+    """Format the bucket of ages from above ``lower_s`` up to ``upper_s`` seconds.
 
     >>> edge(0, None), edge(5, 2), edge(None, 10000)
     ('0', '2-5', '> 10,000')

@@ -1,6 +1,6 @@
-"""The page: which sections it has, in which order, and the template that lays them out.
+"""The page: its sections, their order, and the template that lays them out.
 
-Owns the two shapes of a report: one run in full, or several side by side. The same runs give the same bytes.
+A report has one of two shapes: one run in full, or several side by side. Equal runs give equal bytes.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ LONGEST_NAME: Final = 48
 
 
 def require_num_runs(num_runs: int) -> None:
-    """Refuse no run, or more runs than can be distinguished in one plot. Raises ConfigurationError."""
+    """Refuse zero runs, and more runs than can be distinguished in one plot. Raises ConfigurationError."""
     if not 1 <= num_runs <= MAX_RUNS:
         raise ConfigurationError(f"a report shows 1 to {MAX_RUNS} runs, got {num_runs}")
 
@@ -43,8 +43,8 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
     """Write the page of one run, or of several side by side.
 
     Args:
-        runs: the others are compared with the first.
-        version: of the program that made the runs.
+        runs: the runs; all are compared with the first.
+        version: version of the program that made the runs.
         command: the command line that made the report.
 
     Returns:
@@ -85,7 +85,7 @@ def page_template() -> Template:
 
 
 def _warnings(runs: Sequence[ReportRun], names: Sequence[str]) -> tuple[str, ...]:
-    """List what a reader must know before trusting figures, with the run's name if there are several."""
+    """List warnings about the figures, with the run's name if there are several."""
     return tuple(
         without_folders(f"{name}: {warning}" if len(runs) > 1 else f"{warning[:1].upper()}{warning[1:]}")
         for run, name in zip(runs, names, strict=True)

@@ -1,7 +1,7 @@
-"""The page of a plan: the decision as its headline, why, figures over GiB of memory, and every point.
+"""The page of a plan: the decision as its headline, the reasons, figures over GiB of memory, and every point.
 
-Made from the document of ``pagedkv plan --json`` alone, so that a page can be made again from the file. Equal documents
-give equal bytes. Shows results and draws no conclusions.
+It is made from the document of ``pagedkv plan --json`` alone, so a page can be made again from the file. Equal
+documents give equal bytes. It shows results and draws no conclusions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ GLOSSARY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """A figure drawn over memory: its name on the axis, how to find it, and how it is written."""
+    """A figure drawn over memory: its label on the axis, the function that reads it, and its format."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class _Measure:
 
 
 def _traffic(figures: Mapping[str, Any]) -> float:
-    """Give the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
+    """Return the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
     steady = figures["steadiness"]
     holds = steady["verdict"] == "holds"
     return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])
@@ -119,8 +119,8 @@ def render_plan(plan: Plan, *, version: str) -> str:
     """Write the page of a plan.
 
     Args:
-        plan: its document.
-        version: of the program that made it.
+        plan: the document of the plan.
+        version: version of the program that made it.
 
     Returns:
         One HTML document that refers to nothing outside itself.
@@ -148,7 +148,7 @@ def _chosen(plan: Plan) -> PlanPointDocument:
 
 
 def _compared(plan: Plan) -> list[PlanPointDocument]:
-    """Give one point of each setting: the highest load that holds, or else the lowest that was run."""
+    """Return one point of each setting: the highest load that holds, else the lowest that was run."""
     held = {_key(setting["choices"]): setting["held"] for setting in plan["settings"]}
     best: dict[tuple[str, ...], PlanPointDocument] = {}
     for point in plan["points"]:
@@ -219,7 +219,7 @@ def _effects(plan: Plan) -> tuple[Table, ...]:
 
 
 def _pairs(num_serving: int, num_pairs: int) -> str:
-    """Say how many pairs were compared, and how many by traffic if those are fewer."""
+    """Describe how many pairs were compared, and how many by traffic if those are fewer."""
     of_traffic = "" if num_serving == num_pairs else f"{COUNT.text(num_serving)} of "
     return f"{of_traffic}{COUNT.text(num_pairs)}"
 
@@ -261,7 +261,7 @@ def _plots(measure: _Measure, series: Sequence[tuple[str, list[PlanPointDocument
 
 
 def _series(points: Sequence[PlanPointDocument]) -> dict[str, list[PlanPointDocument]]:
-    """Gather points that differ in memory alone, by the names of all other choices."""
+    """Group points that differ in memory alone, by the names of all other choices."""
     series: dict[str, list[PlanPointDocument]] = {}
     for point in points:
         name = ", ".join(value for axis, value in point["choices"].items() if axis not in OF_MEMORY)
@@ -297,7 +297,7 @@ def _plot(
 
 
 def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:
-    """Make the page show values by the chosen memory; one choice may differ by a few blocks."""
+    """Let the page show values by the chosen memory; one choice may differ by a few blocks."""
     memory = {_memory(point): point["kv_gib"] for points in reversed(series) for point in reversed(points)}
     ascending = sorted(memory, key=lambda choice: memory[choice])
     by_choice = [{_memory(point): measure.value(point["figures"]) for point in points} for points in series]

@@ -1,6 +1,6 @@
-"""Whether memory is well divided among pools: a warning if one is full while another is idle.
+"""Warns about badly divided memory: one pool is full while another is idle.
 
-Depends on the pools of a replay's result alone, so that terminal and page agree.
+It uses the pools of a replay's result alone, so that terminal and page agree.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ __all__ = ["pool_balance"]
 
 FULL: Final = 0.9
 IDLE: Final = 0.5
-"""Shares of a pool live at its peak: from ``FULL`` on it is short of blocks, up to ``IDLE`` it has too many."""
+"""Shares of a pool that are live at its peak: from ``FULL`` on it is short of blocks, up to ``IDLE`` it has too
+many."""
 
 
 def pool_balance(pools: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Settings and command lines: how each run was made, and in which settings runs differ."""
+"""Settings and command lines: how each run was made, and the settings in which runs differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Texts on pages that are shared: without folders of the machine that made them."""
+"""Texts on shared pages, without folders of the machine that made them."""
 
 import re
 from typing import Final
@@ -10,7 +10,7 @@ BARE: Final = re.compile(r"(?<![\w.~/\\<-])(?:~|[A-Za-z]:)?/(?:[^\s/'\",;:<>]+/)
 
 
 def without_folders(text: str) -> str:
-    """Remove the folders from absolute paths and from those in a home; relative paths stay, as they name no home.
+    """Remove folders from absolute paths and from those in a home; relative paths stay, since they name no home.
 
     >>> without_folders("pagedkv plan /home/me/trace.jsonl --cost-model=~/cost.json -o 'C:/my files/p.html'")
     "pagedkv plan trace.jsonl --cost-model=cost.json -o 'p.html'"

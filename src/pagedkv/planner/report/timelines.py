@@ -1,4 +1,4 @@
-"""Blocks and requests over time. An interval is drawn as a level, from its begin to its end."""
+"""Blocks and requests over time. An interval is drawn as a level, from its beginning to its end."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 class TimeAxis:
-    """The unit that suits the time of some runs.
+    """The unit that suits the duration of some runs.
 
     Args:
         end_s: the last second.
@@ -62,24 +62,24 @@ class TimeAxis:
         return (edges[::2] + edges[1::2]) / 2
 
     def read_out(self, axes: Axes, timeline: Timeline, series: Sequence[Sequence[str]]) -> None:
-        """Make the page show the values of each interval, as texts, in the order of the legend."""
+        """Let the page show the values of each interval, as texts, in the order of the legend."""
         centres = self.centres(timeline).tolist()
         read_out(axes, centres, [f"{centre:,.3g} {self.unit}" for centre in centres], series)
 
     def edges(self, timeline: Timeline) -> Floats:
-        """Begin and end of each interval, in turn; float64 of twice as many."""
+        """Beginning and end of each interval, in turn; float64 of twice as many."""
         ends_s = np.asarray(timeline["time_s"], np.float64)
         begins_s = ends_s - np.asarray(timeline["duration_s"], np.float64)
         return np.column_stack((begins_s, ends_s)).ravel() / self._seconds
 
 
 def levels(values: Sequence[float | None]) -> Floats:
-    """Each value twice, for begin and end of its interval; NaN where there is none."""
+    """Return each value twice, for the beginning and end of its interval; NaN where there is none."""
     return np.repeat(np.array([np.nan if value is None else value for value in values], np.float64), 2)
 
 
 def time_section(run: ReportRun) -> Section:
-    """Draw the timeline, or say that it is empty."""
+    """Draw the timeline, or state that it is empty."""
     timeline = run.replay["timeline"]
     if not timeline["time_s"]:
         return Section("time", SECTIONS["time"], ("No time passed: no request was served.",))

@@ -2,14 +2,14 @@
 
 In the order in which data flows::
 
-    cost              CostModel: how long a step takes
+    cost              CostModel: the duration of a step
     calibration       a CostModel fitted to measured steps
     config            ServingConfig: the pools, the limits of a step, the rules
     scripted_sampler  generated tokens, in place of a model
     output_store      outputs of the requests under way, in one array
-    space_watch       SpaceWatch: follows the block space, and records its blocks' history
+    space_watch       SpaceWatch: observes the block space, and records its blocks' history
     running_rows      RunningRows: running rows, in arrays for the meters
-    step_work         StepWork: what a plan computes, for the cost model
+    step_work         StepWork: counts of a plan's work, for the cost model
     request_timings   RequestTimings: times and losses of each request under way
     meters            measurements: waste, ages, latencies, sharing, time series
     result            ServingResult: all figures

@@ -19,7 +19,7 @@ LARGEST_SEED: Final = 2**63 - 1
 MOST_NBYTES: Final = 2**63 - 1
 GHOSTS_A_BLOCK: Final = 8  # misses of older ghosts count as unknown
 EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; then events are read
-"""Tokens of a longest prompt and a longest output, as trace readers admit them."""
+"""Tokens of a longest prompt and a longest output, as trace readers accept them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +27,27 @@ class ServingConfig:
     """One way to serve a trace.
 
     Args:
-        num_blocks: blocks of each pool, the null block included; one number stands for each pool.
-        block_size: tokens a block of the only group, one of full attention, unless ``groups`` are given.
+        num_blocks: blocks of each pool, including the null block; a single number applies to each pool.
+        block_size: tokens of a block of the only group, one of full attention, unless ``groups`` are given.
         groups: the model's KV-cache groups, each in a pool of its own; ``block_size`` must then be theirs.
         block_nbytes: bytes of a block of each pool, where they are known.
         model: name of the model, for the record.
         cost_model_name: name of the cost model, for the record.
-        num_host_blocks: blocks of the host pool of each pool, the null block included; 0 for none.
-        max_sequences: sequences that run at once, samples and beams counted one by one.
-        max_batched_tokens: tokens that a step computes, decoded ones included.
+        num_host_blocks: blocks of the host pool of each pool, including the null block; 0: no host pool.
+        max_sequences: sequences that run at once; samples and beams count one by one.
+        max_batched_tokens: tokens that a step computes, including decoded ones.
         watermark: fraction of a pool that admissions leave free.
-        eviction: eviction policy, by name.
+        eviction: name of the eviction policy.
         preemption: treatment of a preempted request.
-        num_samples: samples of every request, whatever the trace says; None to go by the trace.
-        beam_width: beams of every request; None for no beam search.
+        num_samples: samples of every request; None: as in the trace.
+        beam_width: beams of every request; None: no beam search.
         load: multiple of the recorded traffic: seconds of the trace that pass in one second of the replay.
-        seed: everything random (the parents of beams) follows from it.
+        seed: determines all random values (the parents of beams).
         tenants: caps and floors by tenant name. Requests of these tenants are charged to them, all others to the
-            unnamed one. None: tenants are not distinguished.
-        overlap: whether each step is scheduled while the one before it runs, with tokens that are not known yet. Beams
-            sit out every second step. Seconds of a step stay those of the cost model.
-        max_length: tokens that a reservation of the maximum length takes; None for the longest of the trace.
+            unnamed tenant. None: tenants are not distinguished.
+        overlap: whether each step is scheduled while the previous one runs, with tokens that are not known yet. Beams
+            skip every second step. Seconds of a step stay those of the cost model.
+        max_length: tokens of a reservation of the maximum length; None: the longest of the trace.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.
@@ -119,12 +119,12 @@ class ServingConfig:
 
     @property
     def group_specs(self) -> tuple[GroupSpec, ...]:
-        """The given groups, or else one of full attention."""
+        """The given groups, or one of full attention."""
         return self.groups or (FullAttention(block_size=self.block_size),)
 
     @property
     def tokens_per_block(self) -> dict[str, float]:
-        """For each pool, the tokens whose keys and values in all groups take the bytes of one block."""
+        """For each pool, the number of tokens whose keys and values in all groups take the bytes of one block."""
         nbytes = {
             group.pool: self.block_nbytes.get(group.pool, 1) / group.block_size
             for group in self.group_specs
@@ -143,7 +143,7 @@ class ServingConfig:
         """Configure the block space: a sequence may fill the largest pool, and as many may be swapped out as may run.
 
         Args:
-            is_watched: whether it records events of blocks and causes of misses, which takes half of the time.
+            is_watched: whether the space records events of blocks and causes of misses, which takes half of the time.
         """
         names = dict.fromkeys(group.pool for group in self.group_specs)
         num_blocks, num_host_blocks = (
@@ -163,13 +163,13 @@ class ServingConfig:
             explain=is_watched,
             ghosts_per_block=GHOSTS_A_BLOCK,
             tenants=self.tenants,
-            in_order=self.overlap,  # as an engine's: else blocks freed in a step would wait for the next one as well
+            in_order=self.overlap,  # as in an engine: else blocks freed in a step would have to wait for the next one
         )
         longest = max(group.block_size * num_blocks[group.pool] for group in self.group_specs)
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the configuration out for JSON; tenants and overlap only where there are any."""
+        """Return the configuration for JSON; tenants and overlap only if they are set."""
         tenants = {name: {"cap": limits.cap, "floor": limits.floor} for name, limits in (self.tenants or {}).items()}
         return {
             "num_blocks": _plain(self.num_blocks),

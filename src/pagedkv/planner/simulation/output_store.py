@@ -1,4 +1,4 @@
-"""Outputs of the requests under way, end to end in one array, to gather tokens of many requests at once."""
+"""Outputs of the requests under way, concatenated in one array, to gather tokens of many requests at once."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +13,7 @@ LEAST_ROOM: Final = 4096
 
 
 class OutputStore:
-    """Outputs by numbers of requests. Takes at most twice the memory of its outputs, and of the largest since.
+    """Outputs by numbers of requests. It takes at most twice the memory of its outputs at their largest.
 
     >>> store = OutputStore()
     >>> store.put(7, np.array([1, 2, 3], np.int32))
@@ -28,7 +28,7 @@ class OutputStore:
         self._spans: dict[int, tuple[int, int]] = {}
 
     def put(self, number: int, token_ids: Int32Array) -> None:
-        """Hold an output, in place of an earlier one of this number. O(tokens), and now and then O(all tokens)."""
+        """Store an output, in place of an earlier one of this number. O(tokens), and now and then O(all tokens)."""
         self.drop(number)
         if self._num_used + len(token_ids) > len(self._tokens):
             self._move(len(token_ids))
@@ -42,17 +42,17 @@ class OutputStore:
         self._spans.pop(number, None)
 
     def of(self, number: int, first: int, count: int) -> Int32Array:
-        """Give some tokens of an output, fewer where it ends: int32 ``[count]``. Raises KeyError."""
+        """Return some tokens of an output, fewer where it ends: int32 ``[count]``. Raises KeyError."""
         start, stop = self._spans[number]
         return self._tokens[start + first : min(start + first + count, stop)].copy()
 
     def together(self, numbers: Sequence[int], firsts: Int64Array, count: int) -> Int32Array:
-        """Give as many tokens of each of several outputs: int32 ``[count, outputs]``. Raises KeyError.
+        """Return equally many tokens of several outputs: int32 ``[count, outputs]``. Raises KeyError.
 
         Args:
-            numbers: of the outputs.
-            firsts: int64 ``[outputs]``, where to begin in each.
-            count: how many of each; no output may end earlier.
+            numbers: numbers of the outputs.
+            firsts: int64 ``[outputs]``, place of the first token in each.
+            count: tokens of each; no output may end earlier.
         """
         spans = self._spans
         places = np.array([spans[number][0] for number in numbers], np.int64) + firsts

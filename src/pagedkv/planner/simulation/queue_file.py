@@ -1,4 +1,4 @@
-"""QueueFile: requests far back in the queue, in a file, so that a very long queue takes no memory.
+"""QueueFile: keeps requests far back in the queue in a file, so that a very long queue takes no memory.
 
 Under more load than a machine can serve, its queue grows as long as the trace. Scheduling depends only on the head of
 the queue. The rest is written to a private temporary file, and read in its turn.
@@ -16,7 +16,7 @@ __all__ = ["QueueFile"]
 
 
 class QueueFile:
-    """A queue in a file, which exists while the queue is not empty: first in, first out. O(size of a request).
+    """A first-in, first-out queue in a file, which exists while the queue is not empty. O(size of a request).
 
     >>> queue_file = QueueFile()
     >>> for seconds in (1.0, 2.0):
@@ -31,7 +31,7 @@ class QueueFile:
         self._num_requests = 0
 
     def __len__(self) -> int:
-        """Count the requests."""
+        """Return the number of requests."""
         return self._num_requests
 
     def push(self, request: Request | TokenizedRequest) -> None:
@@ -45,11 +45,11 @@ class QueueFile:
         self._num_requests += 1
 
     def pop(self) -> Request | TokenizedRequest:
-        """Remove and return the first request. Taking the last one closes the file. Raises IndexError."""
+        """Remove and return the first request. Removing the last one closes the file. Raises IndexError."""
         if self._file is None:
             raise IndexError("nobody is kept back")
         self._file.seek(self._read_to)
-        request: Request | TokenizedRequest = pickle.load(self._file)  # noqa: S301 - what this process wrote
+        request: Request | TokenizedRequest = pickle.load(self._file)  # noqa: S301 - written by this process
         self._read_to = self._file.tell()
         self._num_requests -= 1
         if not self._num_requests:

@@ -1,4 +1,4 @@
-"""State of each request under way for the meters: its times, and the tokens that it must compute again."""
+"""Times of each request under way, and the tokens that it must compute again, for the meters."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ class RequestTiming:
     """One request.
 
     Args:
-        arrival_s: when it arrived, on the virtual clock.
-        is_admitted: whether it has been admitted before.
-        has_first_token: whether its prompt has been computed before.
-        most_computed: the most tokens of a sequence that were computed when it was preempted by recompute.
+        arrival_s: time of arrival on the virtual clock.
+        is_admitted: whether it was admitted before.
+        has_first_token: whether its prompt was computed before.
+        most_computed: most computed tokens of one of its sequences at a preemption by recompute.
     """
 
     arrival_s: float
@@ -36,22 +36,22 @@ class RequestTimings:
         self._of[request] = RequestTiming(arrival_s)
 
     def end(self, request: Request) -> RequestTiming:
-        """Remove a request, and give its timing."""
+        """Remove a request, and return its timing."""
         self._recomputing.pop(request, None)
         return self._of.pop(request)
 
     def __getitem__(self, request: Request) -> RequestTiming:
-        """Give the timing of a request under way."""
+        """Return the timing of a request under way."""
         return self._of[request]
 
     def preempted(self, request: Request, num_computed_tokens: int) -> None:
-        """Note that the computed tokens of a request are lost."""
+        """Record that the computed tokens of a request are lost."""
         timing = self._of[request]
         timing.most_computed = max(timing.most_computed, num_computed_tokens)
         self._recomputing[request] = timing.most_computed
 
     def num_recomputed_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch, not yet finished, that were computed before a preemption."""
+        """Count the tokens of an unfinished batch that were computed before a preemption."""
         if not self._recomputing:
             return 0
         num_tokens = sum(

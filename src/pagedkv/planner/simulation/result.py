@@ -1,7 +1,7 @@
 """The result of a replay on a virtual clock, for JSON and tables.
 
-A value of plain numbers. It follows from the requests and the configuration alone, and is equal on every run. It
-contains no times of this machine.
+It consists of plain numbers. The requests and the configuration alone determine it, so it is equal on every run. It has
+no times of the machine that ran it.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,9 @@ class ServingResult:
     """All figures, in sections; docs/replay.md explains each.
 
     Args:
-        config: of the replay; requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
-        pools: by pool, its blocks over time, hits and evictions by age.
+        config: configuration of the replay.
+        requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
+        pools: by pool, its blocks over time, and hits and evictions by age.
         timeline: levels and counts over time, in at most 512 intervals.
     """
 
@@ -36,7 +37,7 @@ class ServingResult:
     timeline: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Lay everything out for JSON, section by section."""
+        """Return all figures for JSON, by section."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -46,7 +47,8 @@ def sum_up(
     """Make the result from the meters.
 
     Args:
-        meters: the meters; config: the configuration, laid out.
+        meters: the meters.
+        config: the configuration, for JSON.
         virtual_s: seconds from the start of the trace to now.
         block_nbytes: bytes of a block of each pool, where they are known.
     """
@@ -125,7 +127,7 @@ def _timeline(meters: Meters) -> dict[str, Any]:
 
 
 def _hit_ratio(meters: Meters, part: int, whole: int) -> float | None:
-    """Divide; 0 / 0 is 0. None if the trace has no content, so that hits are unknown."""
+    """Divide, with 0 / 0 = 0. None if the trace has no content, so that hits are unknown."""
     if meters.num_requests and not meters.num_with_content:
         return None
     return part / whole if whole else 0.0

@@ -1,4 +1,4 @@
-"""The rows of all running sequences as arrays, for the meters: rebuilt only when a request begins or ends running."""
+"""The rows of all running sequences as arrays, for the meters; rebuilt only when a request starts or stops running."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class RunningRows:
     """The running rows.
 
     Args:
-        rows: int32 ``[sequences]``, request by request.
+        rows: int32 ``[sequences]``, grouped by request.
         num_rows: int32 ``[requests]``, sequences of each.
-        num_final_tokens: tokens that all sequences will have in the end.
-        num_power_tokens: the same, each rounded up to a power of two, as a buddy allocator does.
+        num_final_tokens: tokens that all sequences will have at their end.
+        num_power_tokens: the same, each rounded up to a power of two, as in a buddy allocator.
     """
 
     rows: Int32Array

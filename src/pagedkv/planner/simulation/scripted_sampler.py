@@ -1,7 +1,7 @@
-"""A sampler of known tokens: the outputs of the trace, and which beam continues which.
+"""A sampler of known tokens: the outputs of the trace, and the parent of each beam.
 
-Replaces a model. Tokens of requests that decode together are laid out for many steps ahead, so that a step takes one
-line of an array.
+It replaces a model. Tokens of requests that decode together are laid out for many steps ahead, so that a step takes one
+row of an array.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ __all__ = ["ScriptedSampler", "sequence_tokens"]
 
 FIRST_STEPS_AHEAD: Final = 4
 MOST_STEPS_AHEAD: Final = 64
-"""Most steps whose tokens are laid out ahead. The number begins small after each change of the running requests, which
-is frequent, and grows fourfold each time that there was no change since."""
+"""Most steps whose tokens are laid out ahead. The number is small after each change of the running requests, since
+changes are frequent, and grows fourfold each time without a change."""
 TOKEN_MASK: Final = 2**31 - 1
 SEQUENCE_STRIDE: Final = 0x61C88647
 """Odd, so that its first ``TOKEN_MASK`` multiples differ."""
@@ -30,7 +30,7 @@ class ScriptedSampler:
     """Samples the tokens of every batch.
 
     Args:
-        seed: of the whole replay.
+        seed: seed of the whole replay.
         has_beams: whether the sequences of a request are beams.
     """
 
@@ -42,7 +42,7 @@ class ScriptedSampler:
         self._num_taken = 0
 
     def loader(self, number: int, load: Callable[[], TokenizedRequest]) -> Callable[[int], Int32Array]:
-        """Make the function that gives a request its known tokens, from the one that makes all of its tokens."""
+        """Make the function that returns a request's known tokens, from the one that makes all of its tokens."""
         return partial(self._load, number, load)
 
     def _load(self, number: int, load: Callable[[], TokenizedRequest], num_generated: int) -> Int32Array:
@@ -57,7 +57,7 @@ class ScriptedSampler:
             self._parents.forget(request)
 
     def sample(self, batch: Batch) -> Int32Array:
-        """Give the tokens that follow a batch: int32 ``[batch.num_samples]``."""
+        """Return the tokens that follow a batch: int32 ``[batch.num_samples]``."""
         decoded = self._next_decoded(batch.decoding) if batch.decoding is not None else batch.decoded_token_ids
         first = [
             self._next_tokens(chunk.request, chunk.request.num_generated, 1)
@@ -67,7 +67,7 @@ class ScriptedSampler:
         return np.concatenate((decoded, *first)) if first else decoded
 
     def _next_tokens(self, request: Request, num_generated: int, num_tokens: int) -> Int32Array:
-        """Give the next tokens of a request: int32 ``[num_sequences * num_tokens]``, sequence by sequence."""
+        """Return the next tokens of a request: int32 ``[num_sequences * num_tokens]``, sequence by sequence."""
         token_ids = self._outputs.of(request.number, num_generated, num_tokens)
         if request.num_sequences == 1:
             return token_ids
@@ -99,20 +99,20 @@ class ScriptedSampler:
         return np.ascontiguousarray(by_sequence.reshape(len(decoding.rows), num_ahead).T)
 
     def parents(self, batch: Batch) -> Mapping[Request, list[int]]:
-        """Give the parent of each beam, for every request of a batch that has decoded beams."""
+        """Return the parent of each beam, for every request of a batch that has decoded beams."""
         if self._parents is None or batch.decoding is None:
             return {}
         return {request: self._parents.draw(request) for request in batch.decoding.requests}
 
 
 class BeamParents:
-    """Draws which beam each new beam continues: independently, each with equal probability.
+    """Draws the parent of each new beam: independently, each beam with equal probability.
 
     In population genetics this is the Wright-Fisher process (Fisher 1930; Wright 1931): going back in time, any two
     of k beams have a common ancestor a mean of k tokens ago. Each request has its own generator.
 
     Args:
-        seed: of the whole replay.
+        seed: seed of the whole replay.
     """
 
     def __init__(self, seed: int) -> None:
@@ -128,19 +128,19 @@ class BeamParents:
         return parents
 
     def forget(self, request: Request) -> None:
-        """Drop the generator of a request that has ended, or begins again."""
+        """Drop the generator of a request that has ended, or restarts."""
         self._generators.pop(request.number, None)
 
 
 def sequence_tokens(token_ids: Int32Array, num_sequences: int, number: int) -> Int32Array:
     """Make the tokens of samples or beams from those of the first: different at each position, and in each request.
 
-    Requests and sequences are counted together by Cantor's pairing, so that no two of the first 65,000 requests get
-    equal tokens, even if the trace gives them equal outputs.
+    Requests and sequences are numbered together by Cantor's pairing, so that no two of the first 65,000 requests get
+    equal tokens, even if the trace has equal outputs for them.
 
     Args:
         token_ids: int32 ``[n]``, none negative.
-        num_sequences: how many sequences.
+        num_sequences: number of sequences.
         number: number of the request.
 
     Returns:

@@ -1,6 +1,6 @@
-"""VirtualServer: a trace served on the virtual clock, with everything measured.
+"""VirtualServer: serves a trace on the virtual clock, and measures everything.
 
-The caller runs the loop, and so decides about progress, limits and interruption::
+The caller runs the loop, and so controls progress, limits and interruption::
 
     server = VirtualServer(config, cost_model)
     for request in trace:
@@ -36,11 +36,11 @@ class VirtualServer(VirtualClock):
 
     Args:
         config: the pools and the rules.
-        costs: how long steps take.
+        costs: duration of steps.
         is_divided: whether :meth:`parts` will be called; it takes 44 bytes a request.
 
     Raises:
-        ConfigurationError: the configuration is contradictory.
+        ConfigurationError: the configuration contradicts itself.
     """
 
     def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
@@ -56,7 +56,7 @@ class VirtualServer(VirtualClock):
         return self._all_meters.num_steps
 
     def run(self, requests: Iterable[Request | TokenizedRequest]) -> ServingResult:
-        """Serve some requests to the end."""
+        """Serve requests to their end."""
         for request in requests:
             self.offer(request)
         self.finish()
@@ -77,7 +77,7 @@ class VirtualServer(VirtualClock):
         return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.load)
 
     def check(self) -> None:
-        """Prove every invariant of the block space, or raise AssertionError. O(blocks + table entries)."""
+        """Check every invariant of the block space. Raises AssertionError. O(blocks + table entries)."""
         self._space.check()
 
     def result(self) -> ServingResult:
@@ -87,12 +87,12 @@ class VirtualServer(VirtualClock):
 
 
 def compile_loops(eviction: str = DEFAULT_EVICTION) -> None:
-    """Serve a few tiny requests in a temporary space, so that loops compile before time is measured.
+    """Serve a few tiny requests in a temporary space, so that loops are compiled before time is measured.
 
-    They hit, evict, branch, swap and preempt: every case of a replay.
+    The requests hit, evict, branch, swap and preempt: every case of a replay.
 
     Args:
-        eviction: policy of the replay's space.
+        eviction: eviction policy of the replay's space.
     """
     make_ready(of_spaces(eviction))
     config = ServingConfig(

@@ -1,4 +1,4 @@
-"""Observations of a replay's block space: the history of blocks, and why each admitted prompt missed."""
+"""SpaceWatch: records the history of a replay's blocks, and why each admitted prompt missed."""
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Miss
@@ -9,67 +9,67 @@ __all__ = ["SpaceWatch"]
 
 
 class SpaceWatch(SpaceObserver):
-    """Follows a space that records events, and notes when its blocks are released, hit and evicted.
+    """Observes a space that records events, and records releases, hits and evictions of its blocks.
 
     Attributes:
-        history: when each block was last released.
+        history: the last release of each block.
         now_s: the virtual time.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing: :meth:`begin` follows."""
+        """Start empty; :meth:`begin` follows."""
         self.now_s = 0.0
         self._misses: list[tuple[Miss, ...]] = []
         self._leaving: dict[str, list[Int32Array]] = {}
 
     def begin(self, space: ObservedSpace) -> None:
-        """Begin to follow a space."""
+        """Start to observe a space."""
         self._space = space
         self.history = BlockHistory(space, space.config.groups)
 
     def take_misses(self) -> list[tuple[Miss, ...]]:
-        """Give the misses of each prompt allocated since the last call, with their causes, in order."""
+        """Return the misses of each prompt allocated since the last call, with their causes, in order."""
         misses, self._misses = self._misses, []
         return misses
 
-    # Moments
+    # Events of the space
 
-    def admitting(self, row: int, hit: PrefixHit) -> None:  # noqa: ARG002 - a moment's
-        """Note why no more of a prompt hits, before anything is evicted for it."""
+    def admitting(self, row: int, hit: PrefixHit) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record where a prompt's hit ends and why, before anything is evicted for it."""
         self._misses.append(self._space.misses(hit))
 
-    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:  # noqa: ARG002 - a moment's
-        """Note the hits of a prompt, and what its new blocks evicted."""
+    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record the hits of a prompt, and the evictions for its new blocks."""
         self.history.admitted(row, hit.num_tokens, hit.tails, self.now_s)
 
-    def grown(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note the evictions for new blocks."""
+    def grown(self, batch: Int32Array) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record the evictions for new blocks."""
         self.history.note_events(self.now_s)
 
-    def returned(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note the evictions for new blocks."""
+    def returned(self, batch: Int32Array) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record the evictions for new blocks."""
         self.history.note_events(self.now_s)
 
     def leaving(self, batch: Int32Array) -> None:
         """Remember the blocks of some rows."""
         self._leaving = self.history.blocks_of(batch.tolist())
 
-    def freed(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note which of their blocks are unused now."""
+    def freed(self, batch: Int32Array) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record which of their blocks are no longer referenced."""
         self.history.released(self._leaving, self.now_s)
 
-    def swapped_out(self, batch: Int32Array) -> None:  # noqa: ARG002 - a moment's
-        """Note which of their blocks on the device are unused now."""
+    def swapped_out(self, batch: Int32Array) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record which of their blocks on the device are no longer referenced."""
         self.history.released(self._leaving, self.now_s)
 
     def acknowledging(self, step: InFlightStep) -> None:
-        """Remember the blocks that windows may leave behind."""
+        """Remember the blocks that windows may release."""
         self.history.before_acknowledge(step.plan)
 
-    def acknowledged(self, step: InFlightStep) -> None:  # noqa: ARG002 - a moment's
-        """Note which of them are unused now."""
+    def acknowledged(self, step: InFlightStep) -> None:  # noqa: ARG002 - as in SpaceObserver
+        """Record which of them are no longer referenced."""
         self.history.after_acknowledge(self.now_s)
 
     def advanced(self, now_s: float) -> None:
-        """Set the time for all further notes."""
+        """Set the time of all further records."""
         self.now_s = now_s

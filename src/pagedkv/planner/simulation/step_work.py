@@ -1,4 +1,4 @@
-"""The work of a step that costs time, counted from its plan."""
+"""The work of a step that takes time, counted from its plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class StepWork:
         num_new_tokens: positions computed.
         num_attended_pairs: (query, key) pairs, as if there were no windows.
         num_context_tokens: sum of the lengths of the sequences with tokens in the step.
-        num_sequences: the number of these sequences.
-        num_swapped_out_blocks, num_swapped_in_blocks: blocks that move to the host pools and back.
-        num_swapped_tokens: slots of these blocks; of several pools, weighted by their bytes.
+        num_sequences: number of these sequences.
+        num_swapped_out_blocks, num_swapped_in_blocks: blocks moved to the host pools and back.
+        num_swapped_tokens: slots of these blocks; with several pools, weighted by their bytes.
     """
 
     num_new_tokens: int

@@ -1,9 +1,9 @@
 """The virtual clock: requests arrive, steps take the time of the cost model, and meters are notified.
 
-Owns the loop over steps. The meters decide what is measured, and the caller supplies the space. For very many runs, a
-caller can supply meters that measure little.
+The loop over steps is here. The meters decide what is measured, and the caller supplies the space. For very many runs,
+a caller can supply meters that measure little.
 
-If steps overlap, a step is scheduled when the one before it begins, and begins when that one ends::
+If steps overlap, a step is scheduled when the previous one begins, and begins when the previous one ends::
 
     clock       0              a              b
     steps       | step 1       | step 2       | step 3
@@ -31,11 +31,12 @@ from pagedkv.planner.traces.tokens import tokenize
 __all__ = ["StepMeters", "VirtualClock"]
 
 MOST_WAITING: Final = 4096
-"""Requests that wait in the scheduler, some 2 KiB each, before others wait in the file; or as many as may run."""
+"""Requests that wait in the scheduler, some 2 KiB each, before further ones wait in the file; or the number that may
+run."""
 
 
 class StepMeters(Protocol):
-    """The calls of a clock. Requests come in the order of their numbers, steps in that of time."""
+    """The methods that a clock calls. Requests come in the order of their numbers, steps in that of time."""
 
     @property
     def wants_rows(self) -> bool:
@@ -43,30 +44,30 @@ class StepMeters(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Requests that have arrived."""
+        """Number of requests that have arrived."""
 
     def arrived(
         self, request: scheduling.Request, arrival_s: float, *, has_content: bool, tenant: str | None = None
     ) -> None:
-        """Note a request, whether its content is known, and its tenant."""
+        """Record a request, whether its content is known, and its tenant."""
 
     def rejected(self, request: scheduling.Request) -> None:
-        """Note that a request cannot be served."""
+        """Record that a request cannot be served."""
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
-        """Note admitted, preempted and rejected requests."""
+        """Record admitted, preempted and rejected requests."""
 
     def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
-        """Note the work of a step."""
+        """Record the work of a step."""
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Note that the present state lasts for some time."""
+        """Record that the present state lasts for this duration."""
 
     def stepped(self, step_s: float) -> None:
-        """Note the seconds of the step planned last."""
+        """Record the seconds of the last planned step."""
 
     def progressed(self, progress: Progress, end_s: float) -> None:
-        """Note requests that got their first token, or all tokens."""
+        """Record requests that got their first token, or all tokens."""
 
 
 class VirtualClock:
@@ -74,10 +75,10 @@ class VirtualClock:
 
     Args:
         config: the pools and the rules.
-        costs: how long steps take.
+        costs: duration of steps.
         space: the block space, configured by ``config``.
         meters: notified of every event; of a request that waits in the file, only when it leaves the file.
-        keeps_back: whether requests far behind in the queue wait in a file. They are served all the same; those that
+        keeps_back: whether requests far back in the queue wait in a file. They are served all the same; those that
             cannot be served are reported later.
     """
 
@@ -117,14 +118,14 @@ class VirtualClock:
 
     @property
     def num_requests(self) -> int:
-        """Requests offered so far."""
+        """Number of requests offered so far."""
         return self._meters.num_requests + len(self._queue_file)
 
     def offer(self, request: Request | TokenizedRequest) -> None:
         """Let the next request arrive, after running all steps that begin before that.
 
         Raises:
-            TraceError: it arrives before the one before it.
+            TraceError: it arrives before the previous request.
         """
         if request.arrival_s < self._last_arrival_s:
             raise TraceError(
@@ -190,7 +191,7 @@ class VirtualClock:
     # The clock
 
     def run_step(self, before_s: float) -> bool:
-        """Run the next step, if there is one and it begins before a time, in seconds; return whether it was run."""
+        """Run the next step if it begins before ``before_s``, in seconds; return whether a step was run."""
         if self._is_idle or self._now_s >= before_s:
             return False
         self._run_step()
@@ -217,7 +218,7 @@ class VirtualClock:
         self._finish_step(batch)
 
     def _run_overlapped(self) -> None:
-        """Schedule the next step, then let the one that runs end."""
+        """Schedule the next step, then end the running one."""
         before, self._flight = self._flight, None
         if not self._scheduler.is_idle:
             batch, work, step_s = self._schedule()
@@ -265,7 +266,7 @@ class VirtualClock:
         self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
 
     def _running_rows(self) -> RunningRows:
-        """Give the running rows, rebuilt only when they have changed."""
+        """Return the running rows, rebuilt only when they have changed."""
         if self._meters.wants_rows and self._num_changes != self._scheduler.num_changes:
             self._num_changes = self._scheduler.num_changes
             self._rows = rows_of(self._scheduler.running)

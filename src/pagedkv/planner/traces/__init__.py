@@ -5,11 +5,11 @@ In the order in which data flows::
     request        Request and TokenizedRequest, the values that flow
     lines          numbered lines of a plain, gzip or zst file (zstd_stream); file_kinds: files that are not text
     json_array     the objects of a file that is an array; parquet_rows: those of a Parquet file
-    clocks         times as files write them, in seconds; texts: texts as tokens
-    block_runs     run-length coded block ids, and the tokens that an id stands for
-    formats        what a line of each trace format means
-    arrival_order  arrivals that fall are refused
-    bad_lines      lines that are passed over, and counted; stamps: times that are generated, or spread
+    clocks         times in a file's unit, turned into seconds; texts: texts as tokens
+    block_runs     run-length coded block ids, and the number of tokens of an id
+    formats        reads a line of each trace format
+    arrival_order  refuses arrivals that go back in time
+    bad_lines      skips and counts bad lines; stamps: times that are generated, or spread
     reader         TraceReader: a file as a stream of Request
     interleaving   sessions with clocks of their own, merged into one order; sorting for requests out of order
     anonymizing    requests without their texts: salted digests of blocks
@@ -17,9 +17,8 @@ In the order in which data flows::
     writer         TraceWriter: requests as a file
     workload       ConversationWorkload: tokenized requests from a seed, without a file
 
-Knows nothing of blocks, models or engines. Reading files needs msgspec (``pip install 'pagedkv[cli]'``), so
-:class:`~pagedkv.planner.traces.reader.TraceReader` is imported from its own module; what is named here needs NumPy
-alone.
+Independent of block pools, models and engines. Reading files needs msgspec (``pip install 'pagedkv[cli]'``), so
+:class:`~pagedkv.planner.traces.reader.TraceReader` is imported from its own module; the names below need NumPy alone.
 """
 
 from pagedkv.planner.traces.request import Request, TokenizedRequest

@@ -1,9 +1,8 @@
-"""Requests without their texts: salted digests keep which prompts begin alike.
+"""Requests without their texts: salted digests still show which prompts begin alike.
 
-With the tokenizer or a list of words, the text can be read back from its tokens. So each full block is named by a
-digest over the salt, the block before it and its tokens; the tokens are removed, those of the output too. Names of
-sessions become digests as well. Without the salt, a known text cannot be searched for in the trace. Two traces with the
-same salt can be merged.
+From tokens, the tokenizer or a list of words restores the text. So each full block is named by a digest over the salt,
+the previous block and its tokens; all tokens, those of the output too, are removed. Names of sessions become digests as
+well. Without the salt, a known text cannot be searched for in the trace. Two traces with the same salt can be merged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,11 +26,11 @@ SESSION_CHARACTERS: Final = 16
 
 
 def anonymized(requests: Iterable[Request], salt: bytes, block_size: int | None = None) -> Iterator[Request]:
-    """Take texts and names out of requests.
+    """Remove texts and names from requests.
 
     Args:
-        requests: with tokens. Requests without tokens hold no text: only their names of sessions and tenants are
-            replaced.
+        requests: requests with tokens. Requests without tokens have no text: only their names of sessions and tenants
+            are replaced.
         salt: any bytes, kept secret.
         block_size: tokens of a block, 16 by default.
 

@@ -1,7 +1,7 @@
-"""The one rule about time that all formats share: arrivals never fall.
+"""The rule about time that all formats share: arrivals never decrease.
 
-Equal ones are fine, and count in file order. A trace out of order would make a replay send requests into the past;
-sorting takes more than one row in memory, so it needs an option.
+Equal arrivals are allowed, and keep file order. An unsorted trace would send requests of a replay into the past.
+Sorting holds more than one row in memory, so it needs an option.
 """
 
 import shlex
@@ -12,21 +12,21 @@ __all__ = ["ArrivalOrder"]
 
 
 class ArrivalOrder:
-    """Follows the arrivals of one clock."""
+    """Checks that the arrivals of one clock never decrease."""
 
     def __init__(self) -> None:
         self._latest_s = 0.0
         self._latest_line = 0
 
     def follow(self, line: Line, arrival_s: float, where: str = "") -> None:
-        """Take the next arrival, in seconds.
+        """Check the next arrival, in seconds.
 
         Args:
-            line: where it was read.
-            where: which request of the line it belongs to, if there are several.
+            line: the line of the arrival.
+            where: the request within the line, if the line has several.
 
         Raises:
-            TraceError: it is earlier than the one before.
+            TraceError: it is earlier than the previous arrival.
         """
         if arrival_s < self._latest_s:
             before = "the one before" if self._latest_line == line.number else f"line {self._latest_line}"

@@ -1,4 +1,4 @@
-"""Lines that cannot be read: skipped, up to the number that the user allows, and counted by kind."""
+"""Skips lines that cannot be read, up to a limit that the user sets, and counts them by kind."""
 
 import re
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ VALUE: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\d+(?:[.,]\d+)*")
 
 
 class BadLines:
-    """Counts lines that are passed over.
+    """Skips and counts bad lines.
 
     Args:
-        most: how many may be skipped; the next one is an error.
+        most: most lines to skip; the next bad line is an error.
 
     Raises:
         ConfigurationError: ``most`` is negative.
@@ -34,7 +34,7 @@ class BadLines:
 
     @property
     def notes(self) -> list[str]:
-        """Say how many lines were passed over, each kind with its first one."""
+        """Return one note: the number of skipped lines, with the first one of each kind; empty if there are none."""
         num = sum(self._num_of_kind.values())
         if not num:
             return []

@@ -1,10 +1,10 @@
-"""Block ids of a prompt: their run-length coding, and how many tokens each stands for.
+"""Block ids of a prompt: their run-length coding, and the number of tokens that each id covers.
 
-Owns the two facts about ids that no single row states. Ids come as runs ``[first, count]``, standing for
-``first, first + 1, ... first + count - 1``. A trace of full blocks whose rows do not name the block size b still
-determines it: a row of ``length`` tokens has ``length // b`` ids, and b is a power of two. For k >= 1 ids, ``length //
-b == k`` holds for b in ``(length / (k + 1), length / k]``, which is never longer than a factor of two and contains at
-most one power of two: the first row with ids settles b, all others must agree.
+Ids come as runs ``[first, count]``, which mean ``first, first + 1, ... first + count - 1``. A trace of full blocks that
+does not state the block size b still determines it: a row of ``length`` tokens has ``length // b`` ids, and b is a
+power of two. For k >= 1 ids, ``length // b == k`` holds for b in ``(length / (k + 1), length / k]``. This interval
+spans at most a factor of two, so it contains at most one power of two: the first row with ids determines b, and all
+other rows must agree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_BLOCK_ID: Final = 2**63 - 1
 
 
 def expand_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """Write out run-length coded ids.
+    """Expand run-length coded ids.
 
     Args:
         runs: pairs ``(first, count)`` with ``first >= 0`` and ``count >= 1``.
@@ -39,7 +39,7 @@ def expand_runs(runs: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
 
 
 def run_lengths(block_ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Code ids as the fewest runs: the inverse of :func:`expand_runs`. O(ids).
+    """Code ids as the fewest runs; the inverse of :func:`expand_runs`. O(ids).
 
     Args:
         block_ids: int64 ``[n]``, none negative.
@@ -55,16 +55,16 @@ def run_lengths(block_ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def count_ids(line: Line, runs: Sequence[tuple[int, int]], offset: int = 0, key: str = "hash_runs") -> int:
-    """Check the runs of a row and count their ids, without writing them out: a count may be absurd.
+    """Check the runs of a row and count their ids without expanding them, since a count may be absurd.
 
     Args:
         line: the row.
         runs: pairs ``(first, count)``.
-        offset: what will be added to each id.
-        key: what the format calls the runs.
+        offset: added to each id later.
+        key: name of the runs in the format.
 
     Raises:
-        TraceError: a run is empty, an id is negative, or one exceeds ``MAX_BLOCK_ID`` once ``offset`` is added.
+        TraceError: a run is empty, an id is negative, or one exceeds ``MAX_BLOCK_ID`` after ``offset`` is added.
     """
     for first, count in runs:
         if first < 0 or count < 1 or offset + first + count - 1 > MAX_BLOCK_ID:
@@ -81,10 +81,10 @@ def wrong_number_of_ids(line: Line, input_length: int, num_ids: int, block_size:
 
 
 class InferredBlockSize:
-    """Tokens an id stands for, in a trace of full blocks: given, or inferred from the first row with ids.
+    """Number of tokens per id in a trace of full blocks: given, or inferred from the first row with ids.
 
     Args:
-        given: the block size that the user states, or None to infer it.
+        given: the block size that the user states; None: infer it.
     """
 
     def __init__(self, given: int | None) -> None:
@@ -95,7 +95,7 @@ class InferredBlockSize:
         """Infer the block size from one row, or check it against the row.
 
         Returns:
-            The block size, or 0 as long as no row had ids.
+            The block size, or 0 while no row has had ids.
 
         Raises:
             TraceError: this row, or an earlier one without ids, contradicts the block size.

@@ -1,11 +1,11 @@
-"""Times of arrival as files write them, turned into seconds: which unit, and from when.
+"""Turns arrival times of files into seconds: determines their unit and their origin.
 
-Each format has a unit. If a file counts from 1970, its first number determines the unit instead, for present times in
-seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601, those without a zone as
-UTC. ``--time-unit`` overrides all of this. A wait of a year between two requests is refused: it is a change of units,
-or damage.
+Each format has a unit. If a file counts from 1970, its first number determines the unit instead, since present times in
+seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601; without a zone they are
+UTC. ``--time-unit`` overrides all of this. A gap of a year between two requests is refused, since it comes from a
+change of units or from damage.
 
-:func:`rebased` lets a trace begin at 0 if its clock began long before its first request.
+:func:`rebased` shifts a trace to begin at 0 if its clock began long before its first request.
 """
 
 import math
@@ -23,25 +23,25 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["FIRST_EPOCH_S", "TIME_UNITS", "ArrivalClock", "Rebased", "rebased", "require_time_unit"]
 
 TIME_UNITS: Final = MappingProxyType({"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9})
-"""How many of each make a second."""
+"""Number of each unit in a second."""
 ISO: Final = "ISO 8601"
 FIRST_EPOCH_S: Final = 10**9
 LAST_EPOCH_S: Final = 10**10
 """Seconds since 1970 in the years 2001 and 2286: present times in other units lie outside."""
 LONGEST_WAIT_S: Final = 366 * 86_400
 LONGEST_LEAD_S: Final = 3600
-"""A trace whose first request comes later than this was not timed from its own start."""
+"""A trace whose first request comes later than this was not timed from its own beginning."""
 FEWEST_WHOLE: Final = 20
-"""From this number of times on, a note says if all of them are whole seconds."""
+"""From this number of times on, a note reports that all of them are whole seconds."""
 EQUAL_SHARE: Final = 4
 """Times are in bursts if a quarter of them equal the time before."""
 COARSE_S: Final = 0.5
-"""If no step of the clock is smaller, its rounding gives one time to requests that arrived apart."""
+"""If no step of the clock is smaller, rounding gives equal times to requests that arrived apart."""
 REMEDY: Final = "Say in which unit the times are (`time_unit=s`, ms, us or ns), or repair the row"
 PLACES: Final = 9
 MOST_SEEN: Final = 2**20
-"""Number of times that are remembered of an unsorted file, where equal times need not be adjacent."""
-MOST_DIGITS: Final = 30  # of a whole number, which is exact where a float of nanoseconds is not
+"""Number of times remembered of an unsorted file, where equal times need not be adjacent."""
+MOST_DIGITS: Final = 30  # digits of a whole number, which stays exact; a float of nanoseconds would not
 
 
 class ArrivalClock:
@@ -64,7 +64,7 @@ class ArrivalClock:
 
     @property
     def notes(self) -> list[str]:
-        """Say what must be known of the times: whether they are rounded to seconds, or come in other coarse steps."""
+        """List warnings about the times: whether they are rounded to seconds or come in other coarse steps."""
         if self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
             return []
         bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
@@ -78,14 +78,14 @@ class ArrivalClock:
 
     @property
     def told(self) -> str:
-        """Say how times were read, for humans; empty before the first time."""
+        """How times were read, as text for users; empty before the first time."""
         return f"times in {self._unit}" if self._latest_s is not None else "times"
 
     def seconds(self, line: Line, value: float | str, *, any_order: bool = False) -> float:
         """Turn a time into seconds.
 
         Raises:
-            TraceError: it is no time, or far from the one before.
+            TraceError: it is no time, or far from the previous one.
         """
         arrival_s = self._in_seconds(line, value)
         latest_s, self._latest_s = self._latest_s, arrival_s
@@ -118,14 +118,14 @@ def require_time_unit(unit: str | None) -> None:
 
 
 class Rebased:
-    """Moves a trace to begin at 0 if its first request comes over an hour after its clock began. Iterate once.
+    """Shifts a trace to begin at 0 if its first request comes over an hour after its clock began. Iterate once.
 
     Args:
-        requests: on their clock.
+        requests: the requests, on their clock.
 
     Attributes:
-        origin_s: the seconds that were subtracted from arrivals, known after the first request; added, they give
-            recorded times.
+        origin_s: seconds that were subtracted from arrivals, set by the first request; recorded times are arrivals
+            plus ``origin_s``.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -133,7 +133,7 @@ class Rebased:
         self.origin_s = 0.0
 
     def __iter__(self) -> Iterator[Request]:
-        """Give the requests on the moved clock."""
+        """Yield the requests on the shifted clock."""
         for number, request in enumerate(self._requests):
             if not number and request.arrival_s > LONGEST_LEAD_S:
                 self.origin_s = request.arrival_s
@@ -142,7 +142,7 @@ class Rebased:
 
 
 def rebased(requests: Iterable[Request]) -> Iterator[Request]:
-    """Let a trace begin at 0, as :class:`Rebased` does."""
+    """Shift a trace to begin at 0, as :class:`Rebased` does."""
     return iter(Rebased(requests))
 
 

@@ -1,4 +1,4 @@
-"""Kinds of files that are not text, recognised by their first bytes, and what to do with each."""
+"""Kinds of files that are not text, recognised by their first bytes, each with a remedy."""
 
 from typing import Final
 
@@ -28,13 +28,13 @@ FEWEST: Final = 16
 
 
 def named_kind(head: bytes) -> tuple[str, str] | None:
-    """Name the kind of a file that is not text.
+    """Return the kind of a file that is not text.
 
     Args:
-        head: its first bytes, some hundred.
+        head: the first bytes of the file, some hundred.
 
     Returns:
-        the kind, and what to do with it; None for a file that may be text.
+        the kind, and a remedy; None for a file that may be text.
     """
     for magic, name, remedy in KINDS:
         if head.startswith(magic):

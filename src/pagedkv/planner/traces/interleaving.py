@@ -1,8 +1,8 @@
 """Sessions with clocks of their own, merged into one order of arrival.
 
-A trace of sessions has the time of each request within its session, but not when the sessions began. Here session k
-(from 0, in file order, those without requests included) begins at ``k * interval_s``. A gap between two requests of a
-session may be cut, because long pauses of users would dominate a cache under study.
+A trace of sessions has the time of each request within its session, but not the beginnings of the sessions. Here
+session k (from 0, in file order, including those without requests) begins at ``k * interval_s``. A gap between two
+requests of a session may be cut, because long pauses of users would dominate a cache under study.
 
 A heap holds the next request of each session under way. Sessions are read only until the next one begins after the
 earliest request in the heap, so memory is that of the sessions that overlap.
@@ -21,7 +21,7 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["interleave_sessions"]
 
 NUM_DECIMALS: Final = 6
-"""Arrivals are rounded to the microsecond, so that equal times stay equal when they are different sums."""
+"""Arrivals are rounded to the microsecond, so that equal times from different sums are equal."""
 
 
 def interleave_sessions(
@@ -32,11 +32,11 @@ def interleave_sessions(
     Args:
         sessions: each session's requests, in order of arrival on the session's clock, which starts at 0.
         interval_s: seconds from the start of one session to that of the next, at least 0.
-        max_gap_s: longest time between two requests of a session, in seconds; longer ones are cut to it. None: as long
-            as recorded. The time from a session's start to its first request is kept.
+        max_gap_s: longest time between two requests of a session, in seconds; longer ones are cut to it. None: gaps
+            are kept. The time from a session's start to its first request is always kept.
 
     Returns:
-        the requests, their arrivals on the common clock and never falling. O(log of sessions under way) each.
+        the requests, with arrivals on the common clock that never decrease. O(log of sessions under way) each.
 
     Raises:
         ConfigurationError: a time is negative or not finite.
@@ -48,7 +48,7 @@ def interleave_sessions(
 
 
 def _merged(sessions: Iterator[Iterable[Request]], interval_s: float, max_gap_s: float | None) -> Iterator[Request]:
-    # Entries are ordered by arrival and number, so that requests are never compared.
+    # Entries are ordered by arrival and number, so requests are never compared.
     under_way: list[tuple[float, int, Request, Iterator[Request]]] = []
     for number in count():
         start_s = interval_s * number
@@ -66,7 +66,7 @@ def _merged(sessions: Iterator[Iterable[Request]], interval_s: float, max_gap_s:
 
 
 def _advance(under_way: list[tuple[float, int, Request, Iterator[Request]]]) -> Request:
-    """Take the earliest request, and put the next one of its session in its place."""
+    """Return the earliest request, and replace it by the next one of its session."""
     _, number, earliest, requests = under_way[0]
     following = next(requests, None)
     if following is None:
@@ -77,7 +77,7 @@ def _advance(under_way: list[tuple[float, int, Request, Iterator[Request]]]) -> 
 
 
 def _on_common_clock(session: Iterable[Request], start_s: float, max_gap_s: float | None) -> Iterator[Request]:
-    """Move a session's requests to its start, and cut its gaps."""
+    """Shift a session's requests to its start, and cut its gaps."""
     cut_s = arrival_s = 0.0
     local_s = None
     for request in session:

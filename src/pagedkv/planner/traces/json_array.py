@@ -1,7 +1,7 @@
-"""A JSON array of objects in any layout, one object at a time, since a file that is one array may not fit in memory.
+"""Splits a JSON array of objects in any layout, one object at a time, since the whole array may not fit in memory.
 
-Owns no file: takes pieces of one, which need not end where objects do, nor lines. Strings and brackets are found by one
-regular expression; the objects themselves are parsed by the caller.
+It takes pieces of a file, which may end anywhere. One regular expression finds strings and brackets; the caller parses
+the objects.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Numbered lines of a trace file, plain, gzip or zst, as a stream.
 
-Owns the open file. Knows nothing of what a line means; every fault of a *file* (missing, a directory, cut short,
-damaged, not text) becomes a :class:`~pagedkv.memory.contract.errors.TraceError` with the line at which reading had to
-stop. At most one line is held in memory.
+It owns the open file. Every fault of a *file* (missing, a directory, cut short, damaged, not text) becomes a
+:class:`~pagedkv.memory.contract.errors.TraceError` with the line at which reading stopped. At most one line is held in
+memory.
 """
 
 import codecs
@@ -27,7 +27,7 @@ __all__ = ["MAX_LINE_NBYTES", "Line", "LineReader"]
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
 MAX_LINE_NBYTES: Final = 64 * 2**20
-"""Longest line read: a damaged or foreign file without line ends must not fill the memory."""
+"""Longest line read, so that a damaged or foreign file without line ends cannot fill the memory."""
 
 PIECE_NBYTES: Final = 2**20
 PEEKED_NBYTES: Final = 256
@@ -43,8 +43,8 @@ class Line:
 
     Args:
         path: the file, as the user named it.
-        number: 1-based.
-        text: without the line end.
+        number: number of the line, from 1.
+        text: the line without its end.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Line:
     text: str
 
     def fault(self, reason: str, remedy: str) -> TraceError:
-        """Build the error that blames this line, for the caller to raise."""
+        """Build an error about this line, for the caller to raise."""
         return TraceError(self.path, self.number, reason, remedy)
 
 
@@ -76,7 +76,7 @@ class LineReader:
             reason = f"cannot be opened: {error.strerror or error}"
             raise TraceError(self._path, None, reason, "Name a readable trace file") from error
         self.is_parquet = head.startswith(PARQUET_MAGIC)
-        """Whether it is a Parquet file, which has rows and no lines."""
+        """Whether it is a Parquet file, which has rows instead of lines."""
         try:
             self._stream = self._opened(head)
         except BaseException:
@@ -135,7 +135,7 @@ class LineReader:
 
     @property
     def is_array(self) -> bool:
-        """Whether the file is a JSON array of objects; looks at its beginning alone.
+        """Whether the file is a JSON array of objects; reads only its beginning.
 
         Raises:
             TraceError: the file is cut short there, or damaged.
@@ -143,7 +143,7 @@ class LineReader:
         return ARRAY.match(self._taken(lambda: self._stream.peek(PEEKED_NBYTES), 1)) is not None
 
     def pieces(self) -> Iterator[Line]:
-        """Yield the file in pieces of about a MiB, wherever lines end, each with the number of its first line.
+        """Yield the file in pieces of about a MiB, cut anywhere, each with the number of its first line.
 
         Raises:
             TraceError: as iterating does.
@@ -160,7 +160,7 @@ class LineReader:
             number += text.count("\n")
 
     def _taken(self, take: Callable[[], bytes], number: int) -> bytes:
-        """Take bytes from the stream; an error names the line."""
+        """Take bytes from the stream; errors name the line."""
         try:
             return take()
         except EOFError as error:

@@ -1,10 +1,10 @@
-"""Several logs as one trace: their requests on one clock, each with the tenant of its log.
+"""Merges several logs into one trace: their requests on one clock, each with the tenant of its log.
 
-Files share a clock if all count from 1970, or if none does: then each clock began with its file. A mixture of the two
+Files share a clock if all count from 1970, or if none does; then each clock begins with its file. A mixture of the two
 is refused, unless all files are to begin together. Equal arrivals come in the order of the files.
 
-Block ids of different files are moved apart, unless the files share one numbering. Tokens and texts are compared across
-files.
+Block ids of different files are made distinct, unless the files share one numbering. Tokens and texts are compared
+across files.
 """
 
 import heapq
@@ -31,9 +31,9 @@ class LogFile:
     """One of several logs.
 
     Args:
-        path: for messages.
-        tenant: of the requests that name none; None: no tenant.
-        requests: in order of arrival, on the file's clock.
+        path: the file's path, for messages.
+        tenant: tenant of the requests without one; None: no tenant.
+        requests: requests in order of arrival, on the file's clock.
     """
 
     path: str
@@ -42,12 +42,12 @@ class LogFile:
 
 
 class MergedLogs:
-    """Merges logs. Iterate once; notes are complete when all has been read.
+    """Merges logs. Iterate once; notes are complete when all requests have been read.
 
     Args:
-        files: at least one.
+        files: the logs, at least one.
         has_shared_ids: whether all files share one numbering of blocks.
-        starts_together: whether each file's first request is to come at 0.
+        starts_together: whether each file's first request arrives at 0.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class MergedLogs:
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about several files together, one sentence each."""
+        """List warnings about several files together, one sentence each."""
         return [*self._clock_notes(), *self._id_notes()] if len(self._files) > 1 else []
 
     def __iter__(self) -> Iterator[Request]:
-        """Give the requests of all files in order of arrival.
+        """Yield the requests of all files in order of arrival.
 
         Raises:
             TraceError: a file cannot be read; the files have no common clock.

@@ -1,6 +1,6 @@
-"""The rows of a Parquet file as lines of JSON, so that every format of JSON lines may be in a Parquet file.
+"""Reads the rows of a Parquet file as lines of JSON, so that a Parquet file can have every format of JSON lines.
 
-A row's number is used as that of its line. Only a batch of rows is in memory.
+A row's number serves as its line number. Only a batch of rows is in memory.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ ROWS_AT_ONCE: Final = 256
 
 
 def parquet_rows(path: str) -> Iterator[Line]:
-    """Give the rows of a file, each as an object.
+    """Yield the rows of a file, each as an object.
 
     Raises:
         ConfigurationError: the package is missing.
-        TraceError: the file cannot be read; while iterating too.
+        TraceError: the file cannot be read; may be raised while iterating.
     """
     try:
-        parquet: Any = import_module("pyarrow.parquet")  # an extra that few need
+        parquet: Any = import_module("pyarrow.parquet")  # an extra that few users need
     except ModuleNotFoundError as error:
         reason = "reading Parquet files needs the package pyarrow: pip install 'pagedkv[parquet]'"
         raise ConfigurationError(f"{reason}, or write the rows as JSON lines") from error
@@ -46,7 +46,7 @@ def _rows(path: str, parquet: Any) -> Iterator[Line]:  # noqa: ANN401 - a module
                 for row in batch.to_pylist():
                     number += 1
                     yield Line(path, number, encoder.encode(row).decode())
-    except (OSError, ValueError) as error:  # pyarrow's errors are such
+    except (OSError, ValueError) as error:  # base classes of pyarrow's errors
         if isinstance(error, TraceError):
             raise
         raise TraceError(path, number + 1, f"not a whole Parquet file: {error}", "Fetch the file again") from error

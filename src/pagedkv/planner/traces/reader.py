@@ -1,7 +1,7 @@
-"""A trace file as a stream of requests.
+"""TraceReader: a trace file as a stream of requests.
 
-Joins the two halves of reading: :mod:`~pagedkv.planner.traces.lines`, which reads files, and
-:mod:`~pagedkv.planner.traces.formats`, which reads rows. Only the row being read is in memory.
+It combines :mod:`~pagedkv.planner.traces.lines`, which reads files, and :mod:`~pagedkv.planner.traces.formats`, which
+reads rows. Only the row being read is in memory.
 """
 
 import os
@@ -31,25 +31,25 @@ class TraceReader:
 
     Args:
         path: the file, plain, gzip, zst or Parquet; its content determines which, and the format.
-        block_size: tokens an id stands for, when the trace's own (or the inferred) value must not be used.
-        time_unit: of the arrivals, when the format's own unit, or the one that its numbers determine, must not be used.
-        columns: of a CSV or Parquet file, or fields of JSON lines, by what they hold: arrival, input, output, session,
+        block_size: tokens per id; replaces the trace's own or the inferred value.
+        time_unit: unit of the arrivals; replaces the format's own, or the one that its numbers determine.
+        columns: columns of a CSV or Parquet file, or fields of JSON lines, by role: arrival, input, output, session,
             user, prompt, answer, status; dots lead into objects.
         texts: how texts become tokens; 4 characters a token by default.
-        keep_failed: take requests that failed, too; by default they are left out and counted.
+        keep_failed: whether failed requests are read too; by default they are left out and counted.
         arrivals: times that replace the file's, which may have none.
-        skip_bad: how many bad lines may be skipped; they are counted.
-        tenant_by: the column or field that names the tenant.
+        skip_bad: most bad lines to skip; skipped lines are counted.
+        tenant_by: the column or field with the tenant.
         is_spread: whether the caller spreads requests of one stamp.
-        any_order: accept unsorted requests. By default arrivals must not fall, in a trace of sessions within each
-            session. A line that holds a whole session is sorted by arrival, as all of it is in memory.
+        any_order: whether unsorted requests are accepted. By default arrivals must not decrease; in a trace of
+            sessions, within each session. A line that has a whole session is always sorted by arrival.
 
     Raises:
         ConfigurationError: ``block_size`` is not positive, or the unit of time is unknown.
         TraceError: the file cannot be opened; while iterating, also every fault of its content.
     """
 
-    def __init__(  # noqa: PLR0913 - one file, and all that may be said of it, by keywords
+    def __init__(  # noqa: PLR0913 - one file and all options of its reading, by keywords
         self,
         path: str | os.PathLike[str],
         block_size: int | None = None,
@@ -95,7 +95,7 @@ class TraceReader:
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised, and how times and texts were read; more is known when it has been read.
+        """What was recognised, as text for users: format, times and texts; complete when all has been read.
 
         Raises:
             TraceError: as :attr:`session_per_row`.
@@ -105,7 +105,7 @@ class TraceReader:
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know before trusting figures, one sentence each; complete when all has been read.
+        """List warnings about figures, one sentence each; complete when all has been read.
 
         Raises:
             TraceError: as :attr:`session_per_row`.
@@ -153,7 +153,8 @@ class TraceReader:
     def sessions(self) -> Iterator[Iterator[Request]]:
         """Yield the sessions of a trace with a session a line, each as its requests, on its own clock.
 
-        A session may be iterated at any time, also when later ones have been read. A session without requests counts.
+        A session may be iterated at any time, even after later ones were read. A session without requests is yielded
+        too.
 
         Raises:
             TraceError: the trace is not one of sessions, or a line is wrong.
@@ -166,7 +167,7 @@ class TraceReader:
             yield requests
 
     def _rows(self) -> Iterator[tuple[Line, Iterator[Request]]]:
-        """Yield every line with its requests; refuse a trace without any request."""
+        """Yield every line with its requests; raise an error for a trace without any request."""
         row_format, has_requests = self._format, False
         last = self._first
         for line in self._remaining if row_format.starts_with_header else chain([self._first], self._remaining):

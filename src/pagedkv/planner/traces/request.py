@@ -1,14 +1,13 @@
-"""The two values that flow through a replay: a request as it is in a trace, and one with tokens.
+"""The two values that flow through a replay: a request of a trace, and a request with tokens.
 
 ::
 
     trace file --TraceReader--> Request --tokenized()--> TokenizedRequest --Replayer--> ReplaySummary
                                 seeded workload -------------^
 
-A trace seldom holds tokens. It holds lengths and, at best, ids of prompt blocks. Figures about the trace
-alone need no more than :class:`Request`. The block space matches and stores tokens, so its callers take
-:class:`TokenizedRequest`, from a trace through :func:`pagedkv.planner.traces.tokens.tokenized` or from a generator that
-knows its tokens.
+A trace seldom has tokens. It has lengths and, at best, ids of prompt blocks. Figures about the trace alone need no more
+than :class:`Request`. The block space matches and stores tokens, so its callers take :class:`TokenizedRequest`, from a
+trace through :func:`pagedkv.planner.traces.tokens.tokenized` or from a generator of tokens.
 """
 
 from dataclasses import dataclass
@@ -27,15 +26,15 @@ class Request:
         arrival_s: seconds from the start of the trace; in a trace of sessions, from the session's start.
         input_length: tokens of the prompt, at least 1.
         output_length: generated tokens, possibly 0.
-        block_ids: int64 ``[n]``, ids of the prompt's leading blocks, or None when the trace has no ids. Equal ids
-            mean an equal *whole prefix* up to the end of that block.
-        block_size: tokens an id stands for, whether this request has ids or not; 0 when that is not known.
-        session: name of the conversation that the request belongs to, if the trace has it.
+        block_ids: int64 ``[n]``, ids of the prompt's leading blocks; None: the trace has no ids. Equal ids mean an
+            equal *whole prefix* up to the end of that block.
+        block_size: tokens per id, whether this request has ids or not; 0: unknown.
+        session: name of the request's conversation, if the trace has it.
         num_samples: sequences generated from the one prompt, at least 1.
-        priority: requests of a higher one are admitted first.
-        prompt_token_ids: int32 ``[input_length]`` when the trace has tokens, instead of block ids.
-        output_token_ids: int32 ``[output_length]`` when the trace has these too.
-        tenant: a customer, a team, or one of several logs; if that is known.
+        priority: requests of a higher priority are admitted first.
+        prompt_token_ids: int32 ``[input_length]`` if the trace has tokens, instead of block ids.
+        output_token_ids: int32 ``[output_length]`` if the trace has these too.
+        tenant: a customer, a team, or one of several logs, if known.
         salt: blocks with equal tokens and different salts are different; None: no salt.
     """
 
@@ -60,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizedRequest:
-    """One request with the tokens it sends and the tokens it gets back.
+    """One request with the tokens of its prompt and of its output.
 
     Args:
         arrival_s: as in :class:`Request`.

@@ -1,9 +1,9 @@
 """Requests of a trace that may not fit in memory, sorted by arrival: an external merge sort.
 
 Requests are gathered up to a bound, sorted, and written to a temporary file as a *run*; then the runs are merged. Both
-steps are stable, and runs are merged in the order in which they were read, so equal arrivals keep their order. The
-temporary files have no names: they vanish with the process, however it ends. They lie where the environment variable
-TMPDIR says, or in the system's folder for such files.
+steps are stable, and runs are merged in the order of reading, so equal arrivals keep their order. The temporary files
+have no names: they vanish with the process, however it ends. They lie in the folder of the environment variable TMPDIR,
+or in the system's folder for such files.
 
 Source: Knuth, "The Art of Computer Programming", volume 3, section 5.4 (external sorting).
 """
@@ -26,15 +26,15 @@ __all__ = ["sorted_by_arrival"]
 
 DEFAULT_RUN_NBYTES: Final = 64 * 2**20
 MAX_NUM_RUNS: Final = 64
-"""Files merged at once: well below what a process may have open."""
+"""Files merged at once: well below the limit of open files of a process."""
 REQUEST_NBYTES: Final = 500
-"""A request's Python objects, besides its arrays."""
+"""Size of a request's Python objects, apart from its arrays."""
 
 _ARRIVAL: Final = attrgetter("arrival_s")
 
 
 class _Record(msgspec.Struct):
-    """A line of a run: a row, and the value that a trace has in its header."""
+    """A line of a run: a row, and the block size, which a trace has in its header."""
 
     row: TraceRow
     block_size: int
@@ -48,7 +48,7 @@ def sorted_by_arrival(
     Args:
         requests: in any order; all of them are read before the first is yielded.
         max_run_nbytes: memory of the requests gathered for one run.
-        max_num_runs: runs merged at once, at least 2; more of them are first merged into one.
+        max_num_runs: runs merged at once, at least 2; above it, runs are first merged into one.
 
     Raises:
         OSError: a temporary file cannot be written.

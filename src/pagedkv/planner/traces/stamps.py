@@ -1,4 +1,4 @@
-"""Times of arrival for a file without times or with coarse ones: generated, or spread over the span of a stamp."""
+"""Arrival times for a file without times or with coarse ones: generated, or spread over the span of a stamp."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ class MadeUpArrivals:
     """Generates random independent arrivals: a Poisson process with a fixed seed.
 
     Args:
-        per_s: requests a second in the mean, positive and finite.
+        per_s: mean number of requests a second, positive and finite.
 
     Raises:
         ConfigurationError: the rate is not positive, or not finite.
@@ -37,17 +37,17 @@ class MadeUpArrivals:
 
     @property
     def told(self) -> str:
-        """Say that these times are generated, for humans."""
+        """How these times were generated, as text for users."""
         return f"arrivals made up: at random, {self.per_s:g} a second"
 
     @property
     def note(self) -> str:
-        """Say what figures rest on, in one sentence."""
+        """A note about generated times, in one sentence."""
         made_up = f"at random, {self.per_s:g} a second"
         return f"arrivals are made up, {made_up}: that is the recorded traffic wherever it is named"
 
     def given_to(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Give requests these arrivals, in their order; the first comes at 0."""
+        """Yield the requests with these arrivals, in their order; the first arrives at 0."""
         random = np.random.default_rng(0)
         arrival_s = 0.0
         for request in requests:
@@ -56,7 +56,7 @@ class MadeUpArrivals:
 
 
 def parse_arrivals(text: str) -> MadeUpArrivals:
-    """Read arrivals as users type them. Raises ConfigurationError.
+    """Parse arrivals in the user's notation. Raises ConfigurationError.
 
     >>> parse_arrivals("poisson:2.5")
     MadeUpArrivals(per_s=2.5)
@@ -76,7 +76,7 @@ def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Reques
 
     Args:
         requests: in order of arrival.
-        span_s: seconds that a stamp covers, or less where the next stamp is sooner.
+        span_s: seconds that a stamp covers; less where the next stamp is sooner.
 
     Returns:
         the requests in their order, the first of each stamp unmoved. Memory holds the requests of one stamp.

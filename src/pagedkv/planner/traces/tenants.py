@@ -1,4 +1,4 @@
-"""Tenants of a trace by number: customers, teams, or logs among several, in the order in which they appear."""
+"""Numbers the tenants of a trace (customers, teams, or several logs) in the order in which they appear."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ class Tenants:
         self._numbers: dict[str | None, int] = {}
 
     def number(self, tenant: str | None) -> int:
-        """Give the number of a tenant, a new one if it was not seen before."""
+        """Return the number of a tenant; a new tenant gets the next number."""
         return self._numbers.setdefault(tenant, len(self._numbers))
 
     @property
@@ -30,5 +30,5 @@ class Tenants:
 
     @property
     def are_known(self) -> bool:
-        """Whether any request named one."""
+        """Whether any request had a tenant."""
         return bool(self._numbers.keys() - {None})

@@ -1,10 +1,10 @@
-"""Texts of logs turned into tokens: by a tokenizer's file, or by a fixed number of characters a token.
+"""Turns texts of logs into tokens: by a tokenizer's file, or by a fixed number of characters a token.
 
-Only two things about tokens matter here: how many there are, and that equal texts have equal ones. So without a
-tokenizer a text is cut into pieces of a stated number of characters, and a piece's token is a hash of it, the same on
-every machine (splitmix64 of its characters and their places, 31 bits). Texts that end differently differ in their last
-piece alone. Pieces never reach over the end of a text, so that a conversation whose messages are given one by one
-begins with the tokens of the conversation before.
+Only the number of tokens matters here, and that equal texts have equal tokens. So without a tokenizer a text is cut
+into pieces of a stated number of characters. A piece's token is a hash of it, the same on every machine (splitmix64 of
+its characters and their places, 31 bits). Texts that end differently differ in their last piece alone. A piece never
+crosses the end of a text, so a conversation whose messages are passed one by one begins with the tokens of the
+conversation before.
 """
 
 from importlib import import_module
@@ -28,21 +28,21 @@ __all__ = [
 ]
 
 CHARS_PER_TOKEN: Final = 4.0
-"""Of English text with today's vocabularies, roughly; a result that rests on it says so."""
+"""Roughly the value of English text with today's vocabularies; results that depend on it are marked as estimates."""
 MOST_CHARS_PER_TOKEN: Final = 1000
 FIRST_MULTIPLIER: Final = np.uint64(0xBF58476D1CE4E5B9)
 SECOND_MULTIPLIER: Final = np.uint64(0x94D049BB133111EB)
 
 
 class TextTokens(Protocol):
-    """Makes tokens of texts."""
+    """Turns texts into tokens."""
 
     is_estimate: bool
-    """Whether their number is an estimate of a model's."""
+    """Whether the number of tokens is only an estimate."""
 
     @property
     def told(self) -> str:
-        """Say how, for humans."""
+        """How texts become tokens, as text for users."""
         ...
 
     def token_ids(self, text: str) -> Int32Array:
@@ -51,13 +51,13 @@ class TextTokens(Protocol):
 
 
 class CharacterTokens:
-    """Tokens of a fixed number of characters.
+    """Makes tokens of a fixed number of characters.
 
     Args:
-        chars_per_token: a number from 1 to 1,000, not necessarily whole.
+        chars_per_token: a number from 1 to 1,000, possibly a fraction.
 
     Raises:
-        ConfigurationError: it is out of range.
+        ConfigurationError: the number is out of range.
 
     >>> tokens = CharacterTokens(4)
     >>> [len(tokens.token_ids(text)) for text in ("", "four", "fives")]
@@ -77,7 +77,7 @@ class CharacterTokens:
 
     @property
     def told(self) -> str:
-        """Say how, for humans."""
+        """How texts become tokens, as text for users."""
         return f"{self._chars:g} characters a token"
 
     def token_ids(self, text: str) -> Int32Array:
@@ -95,7 +95,7 @@ class CharacterTokens:
 
 
 class FileTokens:
-    """A tokenizer's file, as Hugging Face's tokenizers write it (tokenizer.json).
+    """Uses a file of Hugging Face's tokenizers (tokenizer.json).
 
     Raises:
         ConfigurationError: the package is missing, or the file is not such a file.
@@ -105,7 +105,7 @@ class FileTokens:
 
     def __init__(self, path: str) -> None:
         try:
-            tokenizers: Any = import_module("tokenizers")  # an extra that few need
+            tokenizers: Any = import_module("tokenizers")  # an extra that few users need
         except ModuleNotFoundError as error:
             reason = "`tokenizer` needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
             raise ConfigurationError(f"{reason}, or give `chars_per_token` instead") from error
@@ -119,7 +119,7 @@ class FileTokens:
 
     @property
     def told(self) -> str:
-        """Say how, for humans."""
+        """How texts become tokens, as text for users."""
         return f"tokens of {self._name}"
 
     def token_ids(self, text: str) -> Int32Array:
@@ -128,7 +128,7 @@ class FileTokens:
 
 
 def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTokens:
-    """Choose how texts become tokens. Raises ConfigurationError."""
+    """Make the object that turns texts into tokens. Raises ConfigurationError."""
     if tokenizer is None:
         return CharacterTokens(CHARS_PER_TOKEN if chars_per_token is None else chars_per_token)
     if chars_per_token is not None:
@@ -137,22 +137,22 @@ def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTok
 
 
 def marked_tokens(digest: bytes, num_tokens: int) -> Int32Array:
-    """Make tokens that stand for content known by its digest alone: int32 ``[num_tokens]``, none negative."""
+    """Make tokens for content of which only a digest is known: int32 ``[num_tokens]``, none negative."""
     seed = np.uint64(int.from_bytes(digest[:8], "little"))
     numbers = _mixed(np.full(num_tokens, seed) ^ _mixed(np.arange(num_tokens, dtype=np.uint64)))
     return (numbers >> np.uint64(33)).astype(np.int32)
 
 
 def stretched_tokens(pieces: Int32Array, rate: tuple[int, int], num_tokens: int, digest: bytes) -> Int32Array:
-    """Write pieces of a text as a given number of tokens; equal leading pieces give equal leading tokens.
+    """Turn pieces of a text into a given number of tokens; equal leading pieces give equal leading tokens.
 
     Args:
         pieces: int32 ``[n]``.
-        rate: a number of tokens, and of the pieces that they are made from: texts that begin alike must have the same
-            rate. If the two numbers are equal, a piece is its token.
-        num_tokens: how many to make: if the rate gives more, the others are left out; if it gives fewer, tokens for the
+        rate: a number of tokens, and the number of pieces from which they are made. Texts that begin alike must have
+            the same rate. If the two numbers are equal, a piece is its token.
+        num_tokens: tokens to make. If the rate gives more, the others are left out; if it gives fewer, tokens from the
             digest follow.
-        digest: of the whole text, represented by the last token if others were left out.
+        digest: digest of the whole text; the last token comes from it if others were left out.
 
     Returns:
         int32 ``[num_tokens]``, none negative. O(pieces + tokens).

@@ -1,7 +1,7 @@
-"""Block ids from tokens: prompts cut into blocks, and each block named together with everything before it.
+"""Block ids from tokens: cuts prompts into blocks, and names each block by its content and everything before it.
 
 Distinct content gets consecutive ids, from 0, in order of first appearance. Two prompts have the same id at a position
-exactly if they are equal up to the end of that block. Only full blocks get ids, as an engine caches only these.
+if and only if they are equal up to the end of that block. Only full blocks get ids, since an engine caches only these.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]
 
 FIRST_UNSHARED: Final = 2**62
-"""Ids from here on belong to prompts of unknown content: beyond all numbers by first appearance."""
+"""First id of prompts of unknown content; ids by first appearance are smaller."""
 COUNTED_BITS: Final = 40
 COUNTED: Final = 2**COUNTED_BITS
 """Ids below this are numbers of blocks."""
@@ -30,14 +30,14 @@ MIXING: Final = (
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
 MOST_HELD: Final = 1000
-"""Requests without content that are held until one has content."""
+"""Most requests without content that are held until one has content."""
 
 
 class TokenBlocks:
     """Numbers the distinct blocks of prompts.
 
-    Remembers 32 bytes and an id for each distinct block, whatever its size: a SHA-256 digest of its tokens and the
-    digest before it.
+    It remembers 32 bytes and an id for each distinct block, whatever its size: a SHA-256 digest over its tokens and the
+    previous digest.
 
     Args:
         block_size: tokens of a block.
@@ -75,19 +75,19 @@ class TokenBlocks:
         return ids
 
     def __len__(self) -> int:
-        """Count the distinct blocks."""
+        """Return the number of distinct blocks."""
         return len(self._ids_by_digest)
 
     def knows(self, digest: bytes) -> bool:
-        """Return whether a prompt had the block that a digest of :func:`chain_digests` names, without a salt."""
+        """Return whether a prompt had the block of a digest of :func:`chain_digests`, without a salt."""
         return digest in self._ids_by_digest
 
 
 class ContentBlocks:
-    """Replaces tokens by block ids, where a trace has tokens; requests with ids stay as they are.
+    """Replaces tokens by block ids, where a trace has tokens; requests with ids are unchanged.
 
     A prompt without content, in a trace where others have content, shares no block, as in a replay. If none of the
-    first thousand has content, nothing is changed.
+    first thousand requests has content, nothing is changed.
 
     Args:
         block_size: tokens of a block.
@@ -96,7 +96,7 @@ class ContentBlocks:
         ConfigurationError: ``block_size`` is not positive.
 
     Attributes:
-        num_unshared: prompts without content that were given blocks of their own.
+        num_unshared: prompts without content that got blocks of their own.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -108,15 +108,15 @@ class ContentBlocks:
         self.num_unshared = 0
 
     def of(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Give the requests with ids. O(tokens); memory as :class:`TokenBlocks`."""
+        """Yield the requests with ids. O(tokens); memory as :class:`TokenBlocks`."""
         return (request for request, _ in self._named(requests, keeps_answers=False))
 
     def with_answers(self, requests: Iterable[Request]) -> Iterator[tuple[Request, int]]:
-        """Give the requests with ids of their prompts and answers, and how many ids at the end are the answer's.
+        """Yield the requests with ids of their prompts and answers, and the number of ids at the end for the answer.
 
-        An engine keeps the blocks of an answer after those of its prompt, and the next turn hits them. Only computed
-        tokens are in them, and the last token never is computed. If the first block of an answer is not new, the answer
-        gets no ids, so that ids of answers are always new; of two answers that begin alike the first gets ids.
+        An engine keeps the blocks of an answer after those of its prompt, and the next turn hits them. They contain
+        only computed tokens, and the last token is never computed. If the first block of an answer is not new, the
+        answer gets no ids, so that ids of answers are always new; of two answers that begin alike the first gets ids.
         O(tokens).
         """
         return self._named(requests, keeps_answers=True)
@@ -159,7 +159,7 @@ class ContentBlocks:
     def _answer_ids(
         self, request: Request, prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int64]:
-        """Name the blocks that an answer adds; none if the first of them is not new."""
+        """Return ids of the blocks that an answer adds; none if the first of them is not new."""
         num_known, num_prompt_blocks = len(self._blocks), len(prompt) // self._block_size
         if (len(prompt) + len(answer) - 1) // self._block_size <= num_prompt_blocks:
             return np.empty(0, np.int64)
@@ -167,21 +167,21 @@ class ContentBlocks:
         return ids if ids[0] >= num_known else ids[:0]
 
     def _apart(self, request: Request) -> Request:
-        """Move the ids of a request with a salt away from those of others."""
+        """Make the ids of a request with a salt distinct from those of others."""
         if request.block_ids is None or request.salt is None:
             return request
         return with_ids_apart(request, self._salts.setdefault(request.salt, len(self._salts)))
 
 
 def with_ids_apart(request: Request, number: int) -> Request:
-    """Move the block ids of a request apart from those of other numberings.
+    """Make the block ids of a request distinct from those of other numberings.
 
     Exact for ids below 2^40, as numbers of blocks are. Larger ids, such as digests, are mixed; two of them are then
     equal with a probability of 2^-62, as digests are.
 
     Args:
-        request: with ids or without.
-        number: the numbering that the ids belong to, below 2^22; 0 leaves ids below 2^40 unchanged.
+        request: a request with or without ids.
+        number: the numbering of the ids, below 2^22; 0 leaves ids below 2^40 unchanged.
     """
     if request.block_ids is None or not len(request.block_ids):
         return request
@@ -200,12 +200,12 @@ def _mixed(ids: npt.NDArray[np.int64], number: int) -> npt.NDArray[np.int64]:
 
 
 def chain_digests(token_ids: npt.NDArray[np.int32], block_size: int, parent: bytes = b"") -> Iterator[bytes]:
-    """Name full blocks by SHA-256 digests, each over the one before it and the block's tokens.
+    """Yield SHA-256 digests of full blocks, each over the previous digest and the block's tokens.
 
     Args:
         token_ids: int32 ``[n]``.
         block_size: tokens of a block, at least 1.
-        parent: digest of the block before the first; empty where there is none.
+        parent: digest of the block before the first; empty: there is none.
 
     Returns:
         ``n // block_size`` digests of 32 bytes. O(n).
@@ -223,12 +223,12 @@ def with_block_ids(path: str, requests: Iterable[Request], block_size: int) -> I
 
     Args:
         path: the trace, for messages.
-        requests: with the tokens of their prompts; a request of unknown content keeps only its lengths.
+        requests: requests with the tokens of their prompts; one of unknown content keeps only its lengths.
         block_size: tokens of a block.
 
     Raises:
         ConfigurationError: ``block_size`` is not positive.
-        TraceError: a request has other block ids already; at the end, if no request had tokens.
+        TraceError: a request has other block ids already; or, at the end, no request had tokens.
     """
     blocks = TokenBlocks(block_size)
     number, has_tokens = 0, False

@@ -1,12 +1,11 @@
-"""Tokens for every request of a trace: its own, or else a fixed function of block ids, the same everywhere.
+"""Tokens for every request of a trace: its own, or else a fixed function of block ids, the same on every machine.
 
-Tokens of a prompt or of an output that a trace holds are used. All others are generated.
+Tokens of prompts or outputs in the trace are used. All others are generated.
 
 An id of a trace stands for a block of tokens *together with everything before it*: equal ids mean an equal
-whole prefix. So the tokens of a block may be a function of its id and the offset alone; prefixes that were
-equal stay equal, and prefixes that differed differ from the first token of the first block whose ids differ,
-whatever block size the replay uses. (Text that two different blocks had in common cannot be known
-from a trace, and is lost.)
+whole prefix. So the tokens of a block may be a function of its id and the offset alone. Equal prefixes stay equal, and
+different prefixes differ from the first token of the first block whose ids differ, whatever block size the replay
+uses. (Text that two different blocks had in common cannot be restored from a trace, and is lost.)
 
 Tokens that no id covers are not shared, since the trace shows no sharing of them: the end of a prompt past its ids,
 prompts without ids, and all output.
@@ -52,12 +51,12 @@ def block_token_ids(block_ids: npt.NDArray[np.int64], block_size: int) -> npt.ND
 
 
 def unique_token_ids(request_number: int, part: int, num_tokens: int) -> npt.NDArray[np.int32]:
-    """Make tokens that no block id and no other request or part yields.
+    """Make tokens that differ from those of all block ids and of all other requests and parts.
 
     Args:
         request_number: position of the request in its trace, from 0.
         part: ``PROMPT_PART`` or ``OUTPUT_PART``.
-        num_tokens: how many.
+        num_tokens: number of tokens.
 
     Returns:
         int32 ``[num_tokens]``, none negative.
@@ -67,13 +66,13 @@ def unique_token_ids(request_number: int, part: int, num_tokens: int) -> npt.NDA
 
 
 def tokenized(requests: Iterable[Request]) -> Iterator[TokenizedRequest]:
-    """Give each request of a trace its tokens, one at a time; numbers the requests from 0."""
+    """Yield each request of a trace with its tokens; requests are numbered from 0."""
     for number, request in enumerate(requests):
         yield tokenize(request, number)
 
 
 def tokenize(request: Request, number: int) -> TokenizedRequest:
-    """Give a request its tokens; ``number`` is its position in the trace, from 0."""
+    """Return a request with its tokens; ``number`` is its position in the trace, from 0."""
     return TokenizedRequest(
         arrival_s=request.arrival_s,
         prompt_token_ids=_prompt_token_ids(request, number),

@@ -1,7 +1,7 @@
-"""Windows of recorded time: the hours of a trace, or the times of day, by which figures are divided.
+"""Windows of recorded time, by which figures are divided: the hours of a trace, or times of day.
 
-A window says which requests arrived in it. The trace is served as a whole, so that the cache is as warm in each window
-as without windows; only the counting is divided.
+A window contains the requests that arrived in it. The whole trace is served, so the cache is as warm in each window
+as without windows; only the counts are divided.
 """
 
 import re
@@ -36,8 +36,8 @@ class Window:
     """One window.
 
     Args:
-        name: for tables.
-        duration_s: seconds of it that lie between the first and the last arrival of the trace.
+        name: name of the window, for tables.
+        duration_s: seconds of the window between the first and the last arrival of the trace.
         is_whole: whether that is the whole window.
     """
 
@@ -48,12 +48,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """How recorded time is divided.
+    """How recorded time is divided into windows.
 
     Args:
         length_s: seconds of a window, or None for times of day.
         times_s: begin and end of each time of day, in seconds from midnight; all other times are one more window.
-        utc_offset_h: hours that the clocks of the place are ahead of UTC.
+        utc_offset_h: hours by which local clocks are ahead of UTC.
     """
 
     length_s: float | None
@@ -64,14 +64,14 @@ class WindowRule:
         """Divide a trace.
 
         Args:
-            arrivals_s: float64 ``[n]``, when each request arrives, never falling.
-            origin_s: added to arrivals, it gives recorded times.
+            arrivals_s: float64 ``[n]``, arrival of each request, never decreasing.
+            origin_s: arrivals plus this are recorded times.
 
         Returns:
-            The windows in order, and the number of each request's: int32 ``[n]``. O(n + windows).
+            The windows in order, and the window number of each request: int32 ``[n]``. O(n + windows).
 
         Raises:
-            ConfigurationError: times of day for a trace whose clock has none; very many windows.
+            ConfigurationError: times of day for a trace whose clock has none, or too many windows.
         """
         if not len(arrivals_s):
             return [], np.zeros(0, np.int32)
@@ -133,7 +133,7 @@ class WindowRule:
 
 
 def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
-    """Read windows as typed: a length, or times of day separated by commas.
+    """Parse windows in the user's notation: a length, or times of day separated by commas.
 
     Raises:
         ConfigurationError: the text is neither; times overlap; the offset is impossible.
@@ -168,7 +168,7 @@ def _times(part: str, text: str) -> tuple[float, float]:
 
 
 def _unwrapped(begin_s: float, end_s: float) -> Sequence[tuple[float, float]]:
-    """Give the parts of one day that a time of day covers: two if it crosses midnight."""
+    """Return the parts of one day that a time of day covers: two if it crosses midnight."""
     return [(begin_s, end_s)] if begin_s < end_s else [(begin_s, DAY_S), (0.0, end_s)]
 
 
@@ -179,7 +179,7 @@ def _is_within(of_day_s: Float64Array, begin_s: float, end_s: float) -> np.ndarr
 
 
 def _overlaps_s(first_s: float, last_s: float, begin_s: float, end_s: float) -> Iterator[float]:
-    """Give the seconds of a time of day on each day between two times."""
+    """Yield the seconds of a time of day on each day between two times."""
     length_s = (end_s - begin_s) % DAY_S or DAY_S
     day = int(first_s // DAY_S) - 1
     while day * DAY_S + begin_s < last_s:

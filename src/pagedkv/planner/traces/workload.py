@@ -1,7 +1,7 @@
 """A conversation workload, generated from a seed, for runs without a trace.
 
 Sessions start at random, pick one of a few shared system prompts, and take turns. The prompt of turn k + 1 is the
-prompt and the answer of turn k followed by what the user says next, so that a prefix cache may hit prompts *and*
+prompt and the answer of turn k followed by the user's next text, so that a prefix cache may hit prompts *and*
 generated tokens. Turns of different sessions interleave by time::
 
     turn 1   [system prompt][user 1]                      -> [answer 1]
@@ -40,9 +40,9 @@ from pagedkv.planner.traces.request import TokenizedRequest
 __all__ = ["ConversationWorkload", "LogNormal"]
 
 VOCABULARY_SIZE: Final = 128_256
-"""Of Llama 3; tokens are drawn evenly from it."""
+"""Llama 3's; tokens are drawn uniformly from it."""
 SHARED_STREAM: Final = 0
-"""Random stream of what sessions share: system prompts and starting times."""
+"""Random stream of the shared values: system prompts and starting times."""
 SESSION_STREAM: Final = 1
 """Random streams of the sessions, each with a further number."""
 
@@ -69,7 +69,7 @@ class ConversationWorkload:
     """Parameters of the workload; iterate over :meth:`requests`. See the module's text for the sources.
 
     Args:
-        seed: everything random follows from it.
+        seed: determines all random values.
         num_sessions: conversations.
         system_prompt_lengths: tokens of each shared system prompt, most popular first.
         user_turn: tokens the user adds each turn.
@@ -132,7 +132,7 @@ class ConversationWorkload:
 
 
 _SessionUnderWay: TypeAlias = tuple[float, int, TokenizedRequest, Iterator[TokenizedRequest]]
-"""Arrival and session number, by which sessions are ordered; the next request, and those after it."""
+"""Arrival and session number, which order the sessions; the next request, and those after it."""
 
 
 def _resume(under_way: list[_SessionUnderWay], session: int, turns: Iterator[TokenizedRequest]) -> None:

@@ -1,8 +1,7 @@
 """Writes requests in the pagedkv trace format, in its canonical form: equal requests give equal bytes.
 
-Owns the order of bytes. A header names the block size, so rows wait until it is known: a foreign trace has it only in
-its first row with ids. Rows wait in memory up to a bound, then in a temporary file. Knows nothing of paths or
-compression.
+A header has the block size, so rows wait until it is known: a foreign trace has it only in its first row with ids. Rows
+wait in memory up to a bound, then in a temporary file. The caller opens and compresses the file.
 """
 
 import shutil
@@ -28,7 +27,7 @@ class ByteSink(Protocol):
     """A sink of bytes: a binary file, plain or compressed."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of ``data``."""
+        """Write all of ``data``."""
         ...
 
 
@@ -36,7 +35,7 @@ class TraceWriter:
     """Writes one trace; use it as a context manager. Leaving it without an error writes the waiting rows.
 
     Args:
-        sink: takes the bytes; stays open.
+        sink: receives the bytes; it stays open.
     """
 
     def __init__(self, sink: ByteSink) -> None:
@@ -53,7 +52,7 @@ class TraceWriter:
         return self._num_requests
 
     def __enter__(self) -> Self:
-        """Get ready to write."""
+        """Return the writer itself."""
         return self
 
     def __exit__(
@@ -81,7 +80,7 @@ class TraceWriter:
         (self._sink if self._has_header else self._waiting).write(line)
 
     def _learn_block_size(self, request: Request) -> None:
-        """Settle the block size, and with it the header, at the first request that has one or cannot have one."""
+        """Determine the block size, and so the header, at the first request that has one or cannot have one."""
         if not self._has_header:
             self._block_size = request.block_size
             if request.block_size or request.block_ids is None:

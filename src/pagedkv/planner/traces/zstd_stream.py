@@ -22,7 +22,7 @@ def zstd_stream(file: IO[bytes]) -> io.BufferedReader:
         ConfigurationError: the package is missing.
     """
     try:
-        package: Any = import_module("zstandard")  # an extra, asked for by few
+        package: Any = import_module("zstandard")  # an extra that few users need
     except ModuleNotFoundError as error:
         reason = "reading .zst files needs the package zstandard: pip install 'pagedkv[zstd]'"
         raise ConfigurationError(f"{reason}, or decompress the file (zstd -d)") from error
@@ -30,7 +30,7 @@ def zstd_stream(file: IO[bytes]) -> io.BufferedReader:
 
 
 class _Frames(io.RawIOBase):
-    """The bytes of all frames, one after the other."""
+    """The bytes of all frames, concatenated."""
 
     def __init__(self, file: IO[bytes], package: Any) -> None:  # noqa: ANN401 - a module, imported late
         super().__init__()

@@ -2,14 +2,14 @@
 
 ::
 
-    app                      paths, errors, who may call
+    app                      paths, errors, access checks
     openai | anthropic       protocols: what clients send and get
     exchange                 one request from its arrival to its answer's end
     service                  the engine and what all protocols share
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
-    chat_prompts, kept_answers  conversations to tokens, so that a next turn hits
-    parsing | grammars       what an answer says | what an answer may say
-    inspector                a page that shows blocks, requests and misses, where it was asked for
+    chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
+    parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
+    inspector                a page that shows blocks, requests and misses (``--inspect``)
     connections              deadlines of clients that stop sending or reading
     metrics, token_gaps, request_log, tracing   what operators see
     access, config, errors, usage, ...   values and small parts
@@ -18,7 +18,7 @@
 from pagedkv.memory.contract.extras import needing
 
 with needing("server", "pagedkv.server"):
-    import fastapi  # noqa: F401 - first of all, so that the absence of any is told in our words
+    import fastapi  # noqa: F401 - imported first, so that a missing package raises our MissingExtraError
     import httptools  # noqa: F401 - as fastapi
     import msgspec  # noqa: F401 - as fastapi
     import uvicorn  # noqa: F401 - as fastapi

@@ -1,10 +1,10 @@
-"""Access: who may ask, which tenant a request belongs to, and the salt of its cached blocks.
+"""Access: maps a request's API key to a caller, its tenant, and the salt of its cached blocks.
 
-A salt comes from the tenant of the API key and never from a request's body: a caller who could name another tenant's
-salt would hit, and so learn of, that tenant's prompts (CVE-2025-46570, vllm#53347). Keys are kept as SHA-256 digests
-alone.
+The salt is derived from the tenant of the API key, never from a request's body. A caller that could choose another
+tenant's salt would hit that tenant's blocks, and so learn its prompts (CVE-2025-46570, vllm#53347). Of each key only
+the SHA-256 digest is stored.
 
-A file of keys is TOML, an entry a key::
+A file of keys is TOML, with one entry for each key::
 
     [[keys]]
     tenant = "team-a"
@@ -42,13 +42,13 @@ BEARER: Final = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is.
+    """The sender of a request.
 
     Args:
-        tenant: name of the tenant; None: the server does not tell callers apart.
-        salt: part of the identity of every block that its prompts publish or hit.
-        is_admin: whether it may read metrics and the inspector.
-        trace: names and values of its trace's headers.
+        tenant: name of the tenant; None: the server does not distinguish callers.
+        salt: part of the identity of every block that the caller's prompts publish or hit.
+        is_admin: whether the caller may read metrics and the inspector.
+        trace: names and values of the request's trace headers.
     """
 
     tenant: str | None
@@ -58,18 +58,18 @@ class Caller:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other caller's content can lie beside its own."""
+        """Whether the cache holds no other tenant's content."""
         return self.tenant is None
 
 
 class Access(Protocol):
-    """Tells callers apart by the headers of their requests. A hook of your own has this one method."""
+    """Identifies the caller of a request by its headers. Your own class needs this one method."""
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """Return whose request it is.
+        """Return the caller of a request.
 
         Args:
-            headers: of the request, by their names in lower case.
+            headers: the request's headers, names in lower case.
 
         Raises:
             ApiError: 401, for a request of an unknown caller.
@@ -78,10 +78,10 @@ class Access(Protocol):
 
 @final
 class OpenAccess:
-    """Every request is served, and all callers share one cache: for one's own machine."""
+    """Serves every request; all callers share one cache. Meant for one's own machine."""
 
     def identify(self, headers: Mapping[str, str]) -> Caller:  # noqa: ARG002 - see Access
-        """Return the one caller that there is."""
+        """Return the same caller for every request."""
         return Caller(None, is_admin=True)
 
 
@@ -90,11 +90,11 @@ class ApiKeys:
     """API keys and their tenants, by the keys' digests.
 
     Args:
-        callers: by SHA-256 of the key, in hexadecimal digits.
-        limits: caps and floors of tenants that have some.
+        callers: the caller of each key, by the key's SHA-256 in hexadecimal digits.
+        limits: caps and floors, by tenant; tenants without an entry have none.
 
     Attributes:
-        limits: of all tenants, as the engine's configuration takes them.
+        limits: limits of every tenant, as the engine's configuration takes them.
     """
 
     def __init__(self, callers: Mapping[str, Caller], limits: Mapping[str, TenantLimits] | None = None) -> None:
@@ -112,7 +112,7 @@ class ApiKeys:
         """Read a file of keys.
 
         Raises:
-            ConfigurationError: the file cannot be read, or an entry is not one; the text names no key.
+            ConfigurationError: the file cannot be read, an entry is invalid, or the file has no key.
         """
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -149,7 +149,7 @@ class ApiKeys:
 
 
 def new_key() -> tuple[str, str]:
-    """Make a key; return it and its SHA-256 in hexadecimal digits, which alone is to be kept."""
+    """Make a key; return it and its SHA-256 in hexadecimal digits. Store only the digest."""
     key = f"pk-{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 
@@ -190,5 +190,5 @@ def _limits(given: object, path: Path) -> dict[str, TenantLimits]:
 
 
 def _salt(tenant: str) -> bytes:
-    """Derive a tenant's salt: the same in every process, so that replicas can share stored blocks."""
+    """Derive a tenant's salt. It is the same in every process, so that replicas can share stored blocks."""
     return hashlib.sha256(b"pagedkv tenant\0" + tenant.encode()).digest()

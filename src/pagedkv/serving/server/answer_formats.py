@@ -1,4 +1,4 @@
-"""AnswerFormats: what holds an answer to a JSON schema, to a regular expression, or to a call of a tool."""
+"""AnswerFormats: constrains an answer to a JSON schema, to a regular expression, or to a call of a tool."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -16,13 +16,13 @@ __all__ = ["AnswerFormats"]
 
 @final
 class AnswerFormats:
-    """Makes matchers of tokens out of what requests say of their answers.
+    """Makes token matchers from the format fields of requests.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: a tokenizer of transformers.
         vocabulary_size: columns of the logits.
         end_ids: tokens that end an answer.
-        tool_parser: how calls are read, and so how they must be written.
+        tool_parser: name of the parser that reads calls; forced calls are written in its format.
     """
 
     def __init__(
@@ -46,17 +46,18 @@ class AnswerFormats:
         several: bool = True,
         after: str | None = None,
     ) -> TokenMatcher | None:
-        """Return what an answer is held to; None where it is free.
+        """Return the matcher that constrains an answer; None: the answer is free.
 
         Args:
-            response_format: of the type ``text``, ``json_object``, ``json_schema`` or ``regex``.
-            tools: that are offered; tool_choice: ``required`` or a function's name force a call, in OpenAI's form.
-            several: whether more than one call may follow each other.
-            after: a marker up to which the answer is free, as that of reasoning's end.
+            response_format: its type is ``text``, ``json_object``, ``json_schema`` or ``regex``.
+            tools: offered tools.
+            tool_choice: in OpenAI's form; ``required`` or a function's name forces a call.
+            several: whether the answer may have more than one call.
+            after: a marker, such as the end of reasoning; the answer is free up to it.
 
         Raises:
-            ApiError: the fields are not what they must be, or the server reads no calls.
-            RequestError: a schema or expression that cannot be enforced.
+            ApiError: a field is invalid, or the server has no parser of calls.
+            RequestError: the schema or expression cannot be enforced.
             MissingExtraError: llguidance is not installed.
         """
         named = _named_tool(tool_choice)
@@ -111,7 +112,7 @@ class AnswerFormats:
 
 
 def _named_tool(tool_choice: object) -> str | None:
-    """Return the function that must be called. Raises ApiError."""
+    """Return the name of the function that must be called, or None. Raises ApiError."""
     if tool_choice is None or tool_choice in ("auto", "none", "required"):
         return None
     function = tool_choice.get("function", tool_choice) if isinstance(tool_choice, Mapping) else None

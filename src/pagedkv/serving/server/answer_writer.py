@@ -1,4 +1,4 @@
-"""AnswerWriter: one answer's tokens as text, reasoning and tool calls, as they come.
+"""AnswerWriter: turns one answer's tokens into text, reasoning and tool calls while they arrive.
 
 ::
 
@@ -22,14 +22,14 @@ class AnswerWriter:
     """Writes one answer.
 
     Args:
-        decode: gives the text of token ids.
-        stops: texts that end the answer, and do not belong to it.
-        parser: finds reasoning and tool calls in its text.
+        decode: turns token ids into text.
+        stops: texts that end the answer and are not part of it.
+        parser: finds reasoning and tool calls in the text.
 
     Attributes:
-        token_ids: its tokens, the one that ended it left out.
-        has_calls: whether it calls a tool.
-        is_cut: whether a stop text ended it, whose tokens are among its tokens.
+        token_ids: the answer's tokens, without the token that ended it.
+        has_calls: whether the answer calls a tool.
+        is_cut: whether a stop text ended the answer; ``token_ids`` then includes the stop text's tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], parser: AnswerParser) -> None:
@@ -41,7 +41,7 @@ class AnswerWriter:
         self.is_cut = False
 
     def take(self, update: TokenUpdate) -> list[Part]:
-        """Take new tokens; return the parts that are certain now, and all that is left where the answer ends."""
+        """Take new tokens; return the parts that are certain now. With the last tokens, return all remaining parts."""
         ended_by_token = isinstance(update.stop, int)
         self.is_cut = isinstance(update.stop, str)
         token_ids = update.token_ids[:-1] if ended_by_token else update.token_ids

@@ -1,6 +1,6 @@
-"""The HTTP application: its paths, who may call them, and how errors are answered.
+"""The HTTP application: its paths, their access checks, and its error responses.
 
-What the paths do is in the protocols' rooms.
+The packages of the protocols implement the paths.
 """
 
 import logging
@@ -59,18 +59,18 @@ BODIES: Final[list[type[BaseModel]]] = [
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 
 CLIENT_GONE: Final = 499
-"""Status of a request whose client has gone; no response is sent."""
+"""Status of a request after its client disconnected; no response is sent."""
 
 
 def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
     """Make the application.
 
     Args:
-        service: what serves; the application starts it and stops it.
-        tracer_provider: one of OpenTelemetry, which gets a span a request; None: no spans.
+        service: the service; the application starts and stops it.
+        tracer_provider: a provider of OpenTelemetry; each request makes one span. None: no spans.
 
     Raises:
-        MissingExtraError: there is a provider, and OpenTelemetry is not installed.
+        MissingExtraError: a provider is given, and OpenTelemetry is not installed.
     """
     if tracer_provider is not None:
         from pagedkv.serving.server.tracing import Tracing  # noqa: PLC0415 - an extra of its own
@@ -102,7 +102,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
 
 
 def caller_of(service: Service, request: Request) -> Caller:
-    """Tell whose request it is. Raises ApiError."""
+    """Return the caller of a request. Raises ApiError."""
     caller = service.access.identify(request.headers)
     trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
     return replace(caller, trace=trace) if trace else caller
@@ -178,12 +178,12 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Answer 200 while new requests are taken."""
+        """Answer 200 while the server accepts new requests."""
         return Response(status_code=200 if service.is_alive and not service.is_draining else 503)
 
     @app.get("/metrics")
     async def numbers(request: Request) -> Response:
-        """Answer with the numbers of the server, for Prometheus; needs an administrator's key where there are keys."""
+        """Answer with the server's metrics, for Prometheus. Where API keys exist, an administrator's key is needed."""
         if not caller_of(service, request).is_admin:
             raise ApiError(403, "metrics are for administrators: this key is none")
         await metrics.read_engine()
@@ -228,7 +228,7 @@ def _refusal(service: Service, request: Request, problem: ApiError) -> Response:
 
 
 def _describe(app: FastAPI) -> None:
-    """Let the application's description of itself have the bodies that are read, and all answers."""
+    """Add the schemas of all bodies and answers to the application's OpenAPI document."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,6 +1,6 @@
-"""Bodies of requests, read by pydantic; their schemas stand in the server's description of itself.
+"""Bodies of requests: read by pydantic, with their schemas in the server's OpenAPI document.
 
-FastAPI's own reading goes through Python's JSON, which lets lone halves of characters through that no tokenizer takes.
+FastAPI reads bodies with Python's JSON module, which accepts lone surrogates. No tokenizer accepts them.
 """
 
 from typing import Any, Final, Self, TypeVar
@@ -24,7 +24,7 @@ class Body(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its JSON; 0 of what was not read from a request."""
+        """Bytes of the body's JSON; 0 for a body that was not read from a request."""
         return self._nbytes
 
     @classmethod
@@ -39,8 +39,8 @@ async def read_body(request: Request, model: type[B]) -> B:
     """Read a body.
 
     Raises:
-        ApiError: it is no JSON, or not what the path takes; the first field that is wrong is named.
-        HTTPException: it is too large.
+        ApiError: the body is no JSON, or invalid for the path; the message names the first invalid field.
+        HTTPException: the body is too large.
     """
     raw = await request.body()
     try:
@@ -61,7 +61,7 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def schemas_of(models: list[type[BaseModel]]) -> dict[str, Any]:
-    """Return the schemas of bodies, and of what they hold, by name."""
+    """Return the schemas of bodies and of their parts, by name."""
     schemas: dict[str, Any] = {}
     for model in models:
         schema = model.model_json_schema(ref_template=COMPONENTS)

@@ -1,4 +1,4 @@
-"""BodyLimit: no request's body takes more memory than the server allows."""
+"""BodyLimit: bounds the memory of a request's body."""
 
 from typing import Final, final
 
@@ -12,11 +12,11 @@ TOO_LARGE: Final = 413
 
 @final
 class BodyLimit:
-    """Refuses bodies that are larger than a limit: at their header, or when that many bytes have come.
+    """Refuses a body above a limit: by its Content-Length header, or as soon as too many bytes have arrived.
 
     Args:
-        app: what serves the others.
-        max_nbytes: of a body, at most.
+        app: serves the requests that are not refused.
+        max_nbytes: the largest body, in bytes.
     """
 
     def __init__(self, app: ASGIApp, max_nbytes: int) -> None:
@@ -24,7 +24,7 @@ class BodyLimit:
         self._max_nbytes = max_nbytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. The app answers the HTTPException that reading a large body raises."""
+        """Serve one request. Reading too large a body raises HTTPException, which the app answers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,8 @@
-"""Breakpoints: the places of a prompt up to which a client asks that it stays cached.
+"""Breakpoints: places in a prompt up to which a client asks to keep the prompt cached.
 
-A breakpoint's place in tokens is the length of the prefix that the whole prompt has in common with the prompt of the
-conversation up to the marked part. Templates write the end of a message and the head of the next one behind a part; as
-far as these are common to both they belong to the prefix.
+A breakpoint's place in tokens is the length of the common prefix of two prompts: the whole prompt, and the prompt of
+the conversation up to the marked part. After a part, templates write the end of its message and the head of the next
+one; the prefix includes them as far as both prompts have them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = ["MOST_BREAKPOINTS", "breakpoints_at", "num_common"]
 
 MOST_BREAKPOINTS: Final = 4
 SOME_QUESTION: Final = {"role": "user", "content": "?"}
-"""Stands behind a beginning that a template refuses by itself, so that nothing behind it is common by chance."""
+"""Added after a beginning that a template refuses on its own, so that no token after it is common by chance."""
 
 
 def breakpoints_at(
@@ -30,12 +30,14 @@ def breakpoints_at(
     """Find places in tokens. O(text) for each.
 
     Args:
-        beginnings: the conversation up to each place, at most four, and seconds for which it is to stay cached.
-        whole: the conversation; prepared: its prompt.
-        chats: makes prompts; caller: whose request it is.
+        beginnings: the conversation up to each place, at most four, and the seconds for which to keep it cached.
+        whole: the conversation.
+        prepared: the prompt of ``whole``.
+        chats: makes prompts.
+        caller: the sender of the request.
 
     Returns:
-        The breakpoints, without those that have no token in common with the prompt.
+        The breakpoints, without those that share no token with the prompt.
     """
     places = [(_num_tokens(chat, whole, prepared, chats, caller), keep_for_s) for chat, keep_for_s in beginnings]
     return tuple(Breakpoint(num_tokens, keep_for_s) for num_tokens, keep_for_s in places if num_tokens)

@@ -1,4 +1,4 @@
-"""ChatPrompts: a conversation as token ids, by the tokenizer's template and by the answers that were kept."""
+"""ChatPrompts: turns a conversation into token ids, by the tokenizer's template and the kept answers."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ __all__ = ["ChatPrompts", "longest_token", "require_short"]
 
 ANSWER_ROLE: Final = "assistant"
 LONGEST_TOKEN: Final = 1024
-"""Characters of a token where a tokenizer does not list its own."""
+"""Assumed length of the longest token, in characters, where a tokenizer does not list its tokens."""
 
 
 @final
@@ -23,9 +23,9 @@ class ChatPrompts:
     """Turns conversations into prompts.
 
     Args:
-        tokenizer: one of transformers, with a chat template.
-        kept: the answers that were kept.
-        longest_text: characters that a text may have; longer ones are refused before they are tokenised.
+        tokenizer: a tokenizer of transformers with a chat template.
+        kept: the kept answers.
+        longest_text: most characters of a text; longer ones are refused before they are tokenised.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class ChatPrompts:
 
     @property
     def num_kept_tokens(self) -> int:
-        """Tokens that are kept for next turns."""
+        """Number of tokens that are kept for next turns."""
         return self._kept.num_tokens
 
     def prepare(self, chat: Chat, caller: Caller) -> Prepared:
         """Turn a conversation into a prompt. O(its text).
 
         Raises:
-            RequestError: there is no template, or it refuses the conversation.
+            RequestError: there is no template, or the template refuses the conversation.
         """
         setting = [chat.tools, chat.template, dict(chat.options), chat.is_continued]
         digests = conversation_digests(caller.salt, setting, chat.messages)
@@ -66,20 +66,20 @@ class ChatPrompts:
     def keep(
         self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int], tenant: str | None = None
     ) -> None:
-        """Keep what was computed for a conversation, with the message that its client got.
+        """Keep the tokens of a conversation and its answer for the next turn.
 
         Args:
-            prepared: its prompt.
+            prepared: the conversation's prompt.
             message: the answer, as the client got it.
-            token_ids: of the answer, without the token that ended it.
-            tenant: whose conversation it is.
+            token_ids: the answer's tokens, without the token that ended it.
+            tenant: the tenant of the conversation.
         """
         if prepared.conversation is not None:
             digest = next_digest(prepared.conversation, message)
             self._kept.keep(digest, [*prepared.token_ids, *token_ids], tenant)
 
     def _continued(self, chat: Chat, digests: Sequence[bytes], caller: Caller) -> tuple[list[int], int] | None:
-        """Find the last answer that was kept; return its conversation's tokens with those of what follows it."""
+        """Find the last kept answer; return its conversation's tokens and those after it, and the number kept."""
         for place in range(len(digests) - 1, -1, -1):
             if chat.messages[place].get("role") != ANSWER_ROLE:
                 continue
@@ -94,25 +94,25 @@ class ChatPrompts:
         return None
 
     def _tail_behind(self, chat: Chat, place: int) -> str | None:
-        """Write what the template writes behind a message; None where that cannot be told apart."""
+        """Return the text that the template writes after a message; None where it cannot be separated."""
         marked = {"role": ANSWER_ROLE, "content": self._mark}
         messages = [*chat.messages[:place], marked, *chat.messages[place + 1 :]]
         try:
             text = chat_text(self._tokenizer, Chat(messages, chat.tools, chat.template, options=chat.options))
-        except Exception:  # noqa: BLE001 - a template that wants the calls before their results: it is written whole
+        except Exception:  # noqa: BLE001 - a template that needs the calls before their results: write it whole
             return None
         _, found, tail = text.partition(self._mark)
         return tail if found and self._mark not in tail else None
 
 
 def longest_token(tokenizer: Any) -> int:  # noqa: ANN401 - of transformers, or like it
-    """Return the characters of the longest token; those of bytes count each byte. O(vocabulary)."""
+    """Return the number of characters of the longest token; a byte token counts each byte. O(vocabulary)."""
     vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     return max(map(len, vocabulary), default=LONGEST_TOKEN)
 
 
 def require_short(text: str, longest: int) -> None:
-    """Refuse a text that is longer than any prompt, before it is tokenised. Raises RequestError."""
+    """Refuse a text too long for any prompt, before it is tokenised. Raises RequestError."""
     if len(text) > longest:
         raise RequestError(
             f"the text has {len(text):,} characters, and no prompt of the longest sequence has more than {longest:,}"

@@ -1,4 +1,4 @@
-"""ServerConfig: the name, limits and habits of a server."""
+"""ServerConfig: the name, the limits and the parsers of a server."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,30 +11,31 @@ __all__ = ["ServerConfig", "SlowCause"]
 MIB = 2**20
 
 SlowCause: TypeAlias = Literal["header", "body", "write"]
-"""What a client was too slow at: sending a header, sending a body, reading an answer."""
+"""What the client did too slowly: sending a header, sending a body, reading an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server is told beside its engine.
+    """Settings of a server, apart from those of its engine.
 
     Args:
         model_name: the model's name for clients; requests that name another one are refused.
         max_body_nbytes: the largest body of a request, in bytes.
-        max_waiting: requests that wait to be admitted, at most; more are answered 429.
-        max_prompts: prompts of one request of ``/v1/completions``, at most.
-        max_answers: answers of one request (``n`` times its prompts), at most.
-        deadline_s: seconds after which a request ends with an error; None: none. A request may ask for less.
-        header_deadline_s, body_deadline_s: seconds in which a client has to send the header, and then the body, of a
-            request; else its connection is ended with 408.
-        write_deadline_s: seconds in which a client has to read what fills the write buffer, some 64 KiB; else its
-            connection is ended, and its request with it.
-        drain_s: seconds that requests under way have to end once the server was asked to stop.
-        kept_tokens: tokens of prompts and answers that are kept so that a conversation's next turn continues with the
-            very tokens of its last answer; 4 bytes each. 0: none are kept.
-        tool_parser: how tool calls are read out of an answer: ``auto`` by the tokenizer's template, a parser's name, or
+        max_waiting: most requests that wait for admission; further ones are answered 429.
+        max_prompts: most prompts of one request of ``/v1/completions``.
+        max_answers: most answers of one request (``n`` times its prompts).
+        deadline_s: seconds after which a request ends with an error; None: no deadline. A request may set a shorter
+            one.
+        header_deadline_s: seconds in which a client must send a request's header; else its connection ends with 408.
+        body_deadline_s: seconds in which a client must then send the body; else its connection ends with 408.
+        write_deadline_s: seconds in which a client must read a full write buffer, some 64 KiB; else its connection and
+            its request end.
+        drain_s: seconds that requests under way have left once the server is stopped.
+        kept_tokens: most tokens of prompts and answers that are kept, 4 bytes each. A conversation's next turn reuses
+            the exact tokens of its last answer from them. 0: none are kept.
+        tool_parser: reads tool calls out of an answer: ``auto`` (by the tokenizer's template), a parser's name, or
             ``none``.
-        reasoning_parser: how reasoning is read out of an answer: ``auto``, ``think`` or ``none``.
+        reasoning_parser: reads reasoning out of an answer: ``auto``, ``think`` or ``none``.
     """
 
     model_name: str

@@ -1,4 +1,4 @@
-"""Connection: one client's connection, ended where the client stops sending its request or stops reading its answer.
+"""Connection: ends a client's connection when the client stops sending its request or reading its answer.
 
 ::
 
@@ -6,10 +6,10 @@
         |---- header_deadline_s ----|-- body_deadline_s --|                          |
                                                           |-- write_deadline_s while the write buffer is full --|
 
-An application sees requests and no connections: its ``send`` waits for ever where a client reads nothing, and a client
-that sends half a header has no request yet. So the protocol of the event loop keeps the deadlines. The application sees
-an ended connection as a disconnect, which ends its request within a step. Timers run only while a request is read or
-the buffer is full, so a streamed chunk costs nothing.
+An ASGI application sees requests, not connections. Its ``send`` waits for ever when the client reads nothing, and half
+a header is no request yet. So this protocol of the event loop enforces the deadlines. To the application, an ended
+connection is a disconnect, which ends its request within a step. Timers run only while a request is read or the buffer
+is full, so a streamed chunk costs nothing.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Connection(HttpToolsProtocol):
     Args:
         limits: has the deadlines.
         on_slow: called with the cause when a connection is ended.
-        uvicorn: what uvicorn gives its protocols.
+        uvicorn: the arguments that uvicorn passes to its protocols.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
     # Requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a first header."""
+        """Start the deadline of the first header."""
         super().connection_made(transport)
         self._await_header()
 
@@ -62,48 +62,48 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those of an idle connection begin a header."""
+        """Receive bytes; on an idle connection they begin a header."""
         if self._reading is None and not self._is_answering:
             self._await_header()
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Wait for the rest of a header, which may be that of a pipelined request."""
+        """Start the deadline of a header, which may be that of a pipelined request."""
         super().on_message_begin()
         if self._reading is None:
             self._await_header()
 
     def on_headers_complete(self) -> None:
-        """Wait for the body."""
+        """Start the deadline of the body."""
         self._stop_reading_timer()
         self._reading = self.loop.call_later(self._limits.body_deadline_s, self._end_slow_body)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Wait for nothing: the request is complete."""
+        """Stop the deadline: the request is complete."""
         self._stop_reading_timer()
         super().on_message_complete()
 
     # Answers
 
     def pause_writing(self) -> None:
-        """Wait until the client has read so much that the buffer has room."""
+        """Start the deadline of the client's reading: the write buffer is full."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """Go on: the buffer has room."""
+        """Stop that deadline: the buffer has room."""
         self._stop_writing_timer()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Bound the time of a connection that is closed when its last bytes are read."""
+        """Bound the time of a connection that closes once its last bytes are read."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; end one whose last answer was not read, since closing waits for its reader."""
+        """Close an idle connection; abort one with an unread answer, since closing would wait for the client."""
         if self.transport.get_write_buffer_size():
             self._end_slow_reader()
         else:
@@ -133,13 +133,13 @@ class Connection(HttpToolsProtocol):
             self._writing = None
 
     def _end_slow_header(self) -> None:
-        if self._is_answering:  # of a pipelined request, behind one that is being answered
+        if self._is_answering:  # the header of a pipelined request, while an earlier request is answered
             self._await_header()
         else:
             self._refuse("header")
 
     def _end_slow_body(self) -> None:
-        if self.pipeline:  # reading is paused until the request before it is answered
+        if self.pipeline:  # reading is paused until the earlier request is answered
             self._reading = self.loop.call_later(self._limits.body_deadline_s, self._end_slow_body)
         else:
             self._refuse("body")

@@ -1,6 +1,6 @@
-"""The server's description of itself: what each path answers, by status, beside what it takes (:mod:`.bodies`).
+"""The OpenAPI document's responses: what each path answers, by status. :mod:`.bodies` describes the requests.
 
-Every path that takes a key or a body may be answered with an error; :mod:`.errors` says when.
+Every path that takes a key or a body may answer with an error; :mod:`.errors` lists them.
 """
 
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ ANSWERS: Final[Mapping[str, type]] = {
     "/detokenize": Detokenized,
     "/version": Version,
 }
-"""What a path answers with JSON."""
+"""JSON answer of each path."""
 
 STREAMING: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 """Paths that answer with server-sent events where ``stream`` is true."""
 
 OPEN: Final = frozenset({"/version"})
-"""Paths of JSON that need no key and take no input, so that no request of them is refused."""
+"""JSON paths that need no key and take no input, so that they refuse no request."""
 
 ERRORS: Final[Mapping[int, str]] = {
     400: "The request contradicts itself, the model or the memory.",
@@ -60,7 +60,7 @@ RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema
 
 
 def describe_answers(schema: dict[str, Any]) -> None:
-    """Put the answers of this server's paths into an OpenAPI document, in place of those that FastAPI supposes."""
+    """Replace the responses that FastAPI assumes by this server's, in an OpenAPI document."""
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     for answer in (*ANSWERS.values(), OpenAIError, AnthropicError):
         described = TypeAdapter(answer).json_schema(ref_template=COMPONENTS, mode="serialization")

@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection; there is no one to answer."""
+    """The client has closed its connection, so the request needs no answer."""
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has gone. The body must have been read."""
+    """Return when the client has disconnected. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work; cancel it when the client goes.
+    """Run some work; cancel it when the client disconnects.
 
     Raises:
-        ClientGoneError: it went; the work has been cancelled, and has ended.
+        ClientGoneError: the client has disconnected; the work has been cancelled, and has ended.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(disconnected(receive))

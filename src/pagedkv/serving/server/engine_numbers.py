@@ -1,4 +1,4 @@
-"""EngineNumbers: the engine at one moment, for metrics."""
+"""EngineNumbers: numbers of the engine at one moment, for metrics."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,10 +13,12 @@ class EngineNumbers:
     """Numbers of an engine between two steps.
 
     Args:
-        num_running, num_waiting: requests.
-        num_live: blocks that running sequences use; num_blocks: all but the null blocks.
+        num_running: running requests.
+        num_waiting: waiting requests.
+        num_live: blocks that running sequences use.
+        num_blocks: all blocks but the null blocks.
         num_leased: free blocks that leases keep cached.
-        num_evictions: blocks handed out since the engine was built whose cached content was lost.
+        num_evictions: cached blocks evicted since the engine was built.
     """
 
     num_running: int
@@ -28,7 +30,7 @@ class EngineNumbers:
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
-        """Read them. O(rows + blocks held)."""
+        """Read them from the engine. O(rows + blocks in tables)."""
         core = llm.core
         pools = core.space.config.blocks_by_pool()
         statistics = core.space.statistics()

@@ -1,4 +1,4 @@
-"""ApiError: what a client is answered where its request cannot be served, in the words of the protocol that it speaks.
+"""ApiError: the error response to a request that cannot be served, in the form of each protocol.
 
 ::
 
@@ -8,7 +8,7 @@
     403     permission_error         permission_error        a key without the rights that the path needs
     404     not_found_error          not_found_error         no such path, model or message
     413     invalid_request_error    request_too_large       the body is larger than the server takes
-    429     rate_limit_error         rate_limit_error        the queue is full: Retry-After says when to come again
+    429     rate_limit_error         rate_limit_error        the queue is full: Retry-After has the seconds to wait
     405     invalid_request_error    invalid_request_error   no such method of a path
     500     server_error             api_error               a fault of the server
     501     server_error             api_error               a package that the request needs is not installed
@@ -56,7 +56,7 @@ ANTHROPIC_TYPES: Final = {
 
 
 NEVER_AGAIN: Final = frozenset({500, 501, 504})
-"""What clients would meet again; the official ones try again at any status from 500 on, unless a header says no."""
+"""Statuses whose requests fail again. Official clients retry any status from 500 on, unless a header forbids it."""
 
 
 FIRST_FAULT: Final = 500
@@ -71,17 +71,18 @@ REASONS: Final = {
     422: "invalid",
     429: "queue_full",
 }
-"""Words for metrics where an error has no code of its own."""
+"""Labels in metrics of errors that have no code of their own."""
 
 
 class ApiError(Exception):
-    """A request that is refused, or an answer that ended without what was asked for.
+    """A refused request, or an answer that ended without what was asked for.
 
     Args:
-        status: HTTP's number.
+        status: the HTTP status.
         message: a sentence for the client: what was wrong, where, and what to do. No content of other requests.
-        param: the field that is wrong; code: a word for programs, as ``model_not_found``.
-        retry_after_s: seconds after which the client may ask again.
+        param: the invalid field.
+        code: a word for programs, such as ``model_not_found``.
+        retry_after_s: seconds after which the client may retry.
     """
 
     def __init__(
@@ -102,27 +103,27 @@ class ApiError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether nothing was computed for the request: it was wrong, not allowed, or came when there was no room."""
+        """Whether nothing was computed for the request: it was invalid, not allowed, or found no room."""
         return self.status < FIRST_FAULT or self.code in REFUSALS
 
     @property
     def reason(self) -> str:
-        """Why, in a word for metrics: the code, else what the status means."""
+        """The reason as a word for metrics: the code, else a word for the status."""
         return self.code or REASONS.get(self.status, "other")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
+        """Headers of the response."""
         told = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         return {**told, "x-should-retry": "false"} if self.status in NEVER_AGAIN else told
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the body for OpenAI's clients."""
+        """Return the response body for OpenAI's clients."""
         kind = OPENAI_TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def as_anthropic(self) -> dict[str, Any]:
-        """Return the body for Anthropic's clients."""
+        """Return the response body for Anthropic's clients."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
@@ -131,8 +132,8 @@ def as_api_error(problem: Exception, retry_after_s: int = 1) -> ApiError:
     """Translate an error of the engine.
 
     Args:
-        problem: what was raised while a request was taken or served.
-        retry_after_s: what a client is answered whose request finds the queue full.
+        problem: raised while a request was accepted or served.
+        retry_after_s: seconds in the Retry-After header when the queue is full.
     """
     match problem:
         case ApiError():

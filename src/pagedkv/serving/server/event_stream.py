@@ -1,6 +1,6 @@
-"""EventStream: server-sent events to one client, as they are made, until the end or until the client goes.
+"""EventStream: sends server-sent events to one client as they are made, until the end or a disconnect.
 
-A slow client holds up its own events alone: sending waits for it, and meanwhile its answer's tokens gather and are sent
+A slow client delays only its own events: sending waits for it, and meanwhile its answer's tokens gather and are sent
 together.
 """
 
@@ -16,7 +16,7 @@ from pagedkv.serving.server.disconnects import ClientGoneError, while_connected
 __all__ = ["DONE", "EventStream", "event"]
 
 DONE: Final = b"data: [DONE]\n\n"
-"""What ends the streams of OpenAI's chat and text completions."""
+"""Last event of the streams of OpenAI's chat and text completions."""
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
@@ -24,18 +24,18 @@ def event(data: bytes, name: str | None = None) -> bytes:
 
     Args:
         data: JSON in one line.
-        name: the event's, where the protocol gives events names.
+        name: name of the event, in protocols whose events have names.
     """
     return b"data: " + data + b"\n\n" if name is None else b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 @final
 class EventStream(Response):
-    """An answer of events.
+    """A response of server-sent events.
 
     Args:
-        events: gives them, each whole; closed when the client goes.
-        end: called when nothing more is sent, whether or not the first event was asked for.
+        events: yields whole events; closed when the client disconnects.
+        end: called once nothing more is sent, even if no event was sent.
         headers: further headers.
     """
 
@@ -53,7 +53,7 @@ class EventStream(Response):
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as Response has it
-        """Send all events; a client that goes ends it quietly."""
+        """Send all events; a disconnect ends it without an error."""
         try:
             await while_connected(receive, self._send_all(send))
         except ClientGoneError:

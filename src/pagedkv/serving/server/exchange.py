@@ -1,6 +1,6 @@
-"""Exchange: one request from its arrival to its answer's end, whichever protocol, whole or as a stream.
+"""Exchange: one request of any protocol, from its arrival to the end of its answer, whole or streamed.
 
-Metrics and logs get each request once. A request whose client has gone ends within a step.
+Metrics and logs count each request once. A request whose client has disconnected ends within a step.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ class Exchange:
     """Serves one request.
 
     Args:
-        service: the engine and all that is shared.
-        ask: what is asked for.
-        receive: of the connection, its body read.
+        service: the engine and what all protocols share.
+        ask: the request for the engine.
+        receive: ``receive`` of the connection, after the body was read.
     """
 
     def __init__(self, service: Service, ask: Ask, receive: Receive) -> None:
@@ -41,14 +41,14 @@ class Exchange:
         self._is_noted = False
 
     async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
-        """Wait for all answers, and make the response of them.
+        """Wait for all answers, and make the response from them.
 
         Args:
-            answer: makes it, from the generation that has ended and an event for each answer.
+            answer: makes the response from the ended generation and one event for each answer.
 
         Raises:
             ApiError: the request cannot be served, or its answer ended without what was asked for.
-            ClientGoneError: the client has gone.
+            ClientGoneError: the client has disconnected.
         """
         self._service.note_arrived(self._ask)
         return await while_connected(self._receive, self._whole(answer))
@@ -76,12 +76,12 @@ class Exchange:
         """Answer with events.
 
         Args:
-            chunks: gives the events of a generation under way.
-            failed: writes what a client gets where it fails in the middle.
+            chunks: yields the events of a generation under way.
+            failed: writes the event that reports a failure in the middle of a stream.
 
         Raises:
             ApiError: the request cannot be served.
-            ClientGoneError: the client has gone.
+            ClientGoneError: the client has disconnected.
         """
         self._service.note_arrived(self._ask)
         try:
@@ -94,7 +94,7 @@ class Exchange:
             self._note(None, error)
             raise error from problem
 
-        async def end() -> None:  # also of a stream that was left before its first event
+        async def end() -> None:  # runs too for a stream that ended before its first event
             await generation.aclose()
             self._note(generation, None)
 
@@ -111,7 +111,7 @@ class Exchange:
         try:
             async for each in events:
                 yield each
-        except Exception as error:  # noqa: BLE001 - the stream has begun: whatever it is, the client is told in it
+        except Exception as error:  # noqa: BLE001 - the stream has begun, so any error is reported in it
             problem = self._service.as_api_error(error)
             yield failed(problem)
         finally:
@@ -124,7 +124,7 @@ class Exchange:
         return generation
 
     def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
-        """Tell metrics and logs, once; of answers that were ended as soon as the engine has counted their tokens."""
+        """Report the request to metrics and logs, once; an aborted one after the engine has counted its tokens."""
         if self._is_noted:
             return
         self._is_noted = True

@@ -1,4 +1,4 @@
-"""What a client gets of an explanation: where its prompt's hit ended and why, without other tenants' content."""
+"""The explanation that a client gets: where its prompt's hit ended and why, without other tenants' content."""
 
 from typing import Any, Final
 
@@ -17,14 +17,14 @@ TOLD_ALIKE: Final = frozenset(
         MissCause.UNKNOWN,
     }
 )
-"""Causes whose difference may rest on what another tenant has cached, where nothing of the prompt hits."""
+"""Causes that may depend on what other tenants have cached, where nothing of the prompt hits."""
 
 
 def as_explanation(explanation: Explanation | None, caller: Caller) -> dict[str, Any] | None:
-    """Return where a prompt's hit ended and why, without what another tenant's content would give away.
+    """Return where a prompt's hit ended and why, without revealing other tenants' content.
 
-    Which token stands where a prompt differs is never told. Where nothing hits, causes that compare the prompt with
-    other content, and those of content without a record, are all told as "never stored" at position 0.
+    The answer never has the token at which a prompt differs. Where nothing hits, all causes that compare the prompt
+    with other content, and those of content without a record, are reported as "never stored" at position 0.
     """
     if explanation is None:
         return None

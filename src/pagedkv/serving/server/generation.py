@@ -1,7 +1,7 @@
-"""Generation: the answers to one HTTP request, as they come, whichever protocol asked.
+"""Generation: the answers to one HTTP request of any protocol, while they are generated.
 
-A protocol makes an :class:`Ask`, reads :class:`AnswerEvent` values until there are no more, and then finds the engine's
-outputs, tokens and receipts, in :attr:`Generation.outputs`.
+A protocol makes an :class:`Ask` and reads all :class:`AnswerEvent` values. Then :attr:`Generation.outputs` has the
+engine's outputs, with tokens and receipts.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ __all__ = ["AnswerEvent", "Ask", "Generation", "Prepared"]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt as the engine takes it.
+    """A prompt in the form that the engine takes.
 
     Args:
-        token_ids: its tokens.
-        conversation: digest of the conversation that it is (:mod:`.kept_answers`); None: it is none.
-        num_kept_tokens: leading tokens that were taken as they were computed, from the last answer's turn.
+        token_ids: tokens of the prompt.
+        conversation: digest of the conversation (:mod:`.kept_answers`); None: the prompt is no conversation.
+        num_kept_tokens: leading tokens that were taken from the kept tokens of the last answer.
     """
 
     token_ids: Sequence[int]
@@ -37,19 +37,20 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """What a client wants, in the engine's words.
+    """A client's request in the engine's terms.
 
     Args:
-        endpoint: the path that was called; request_id: the answer's identity.
-        caller: whose request it is.
-        prompts: of the request, at least one.
-        params: of each of them.
-        decode: gives the text of token ids.
-        new_parser: makes what finds reasoning and tool calls in an answer.
-        deadline_s: seconds from now to its end; None: none.
-        priority: requests of a higher one are scheduled first.
-        breakpoints: leading tokens of the prompt that are to stay cached for a time.
-        prediction: tokens that the answers may have, as guesses.
+        endpoint: the path that was called.
+        request_id: identity of the answer.
+        caller: the sender of the request.
+        prompts: the prompts, at least one.
+        params: sampling parameters of every prompt.
+        decode: turns token ids into text.
+        new_parser: makes a parser that finds reasoning and tool calls in an answer.
+        deadline_s: seconds from now to the deadline; None: none.
+        priority: requests of a higher priority are scheduled first.
+        breakpoints: leading tokens of the prompt to keep cached for a time.
+        prediction: guessed tokens of the answers.
     """
 
     endpoint: str
@@ -67,13 +68,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """Something new of one answer.
+    """New content of one answer.
 
     Args:
-        index: of the answer: those of the first prompt come first.
+        index: index of the answer; those of the first prompt come first.
         parts: text, reasoning and calls that are certain now.
-        token_ids: new tokens; logprobs: of each, where they were asked for.
-        finish_reason: why it ended, with its last part; stop: the token id or text that ended it.
+        token_ids: new tokens.
+        logprobs: of each new token, if requested.
+        finish_reason: why the answer ended; set in its last event.
+        stop: the token id or text that ended it.
     """
 
     index: int
@@ -90,10 +93,10 @@ class Generation:
     """Answers under way.
 
     Args:
-        ask: what was asked.
-        streams: of the engine, one a prompt.
-        writers: of the answers, those of the first prompt first.
-        outputs: of the prompts, once :meth:`events` or :meth:`finished` has ended.
+        ask: the request.
+        streams: streams of the engine, one for each prompt.
+        writers: a writer for each answer, those of the first prompt first.
+        outputs: the engine's outputs, one for each prompt, once :meth:`events` or :meth:`finished` has ended.
     """
 
     ask: Ask
@@ -109,10 +112,10 @@ class Generation:
         )
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Give what is new, until all answers have ended. Closing it ends the requests.
+        """Yield new content until all answers have ended. Closing the generator ends the requests.
 
         Raises:
-            ApiError: an answer ended without what was asked for, or the engine did.
+            ApiError: an answer ended without what was asked for, or the engine failed.
         """
         try:
             if len(self.streams) == 1:
@@ -129,7 +132,7 @@ class Generation:
     async def finished(self) -> list[AnswerEvent]:
         """Wait for all answers; return each as one event. Raises as :meth:`events`.
 
-        Tokens are read once, at the end: a task that runs at each of them would cost 20 us a token.
+        Tokens are read once, at the end: waking a task for each token would cost 20 us a token.
         """
         try:
             if len(self.streams) == 1:
@@ -151,35 +154,35 @@ class Generation:
 
     @property
     def results(self) -> list[RequestOutput]:
-        """Outputs of the prompts that have ended, by themselves or since the request did."""
+        """Outputs of the prompts that have ended, by themselves or because the request ended."""
         return [stream.result for stream in self.streams if stream.result is not None]
 
     @property
     def num_generated(self) -> int:
-        """Tokens so far of the longest answer. O(answers + updates that were not read)."""
+        """Tokens so far of the longest answer. O(answers + unread updates)."""
         read = max((len(writer.token_ids) for writer in self.writers), default=0)
         return read + max((stream.num_unread for stream in self.streams), default=0)
 
     @property
     def leased(self) -> tuple[Breakpoint, ...]:
-        """Breakpoints of the request, which has ended, that became leases; the others were refused."""
+        """Breakpoints of an ended request that became leases; the others were refused."""
         taken = self.outputs[0].breakpoint_tokens if self.outputs else ()
         return tuple(each for each, num_tokens in zip(self.ask.breakpoints, taken, strict=False) if num_tokens)
 
     @property
     def leases_refused(self) -> dict[str, int]:
-        """The field of an answer that says how many of its breakpoints became no lease; empty where all did."""
+        """The answer's field that counts the breakpoints that became no lease; empty where all did."""
         num_refused = len(self.ask.breakpoints) - len(self.leased)
         return {"cache_leases_refused": num_refused} if num_refused else {}
 
     async def over(self) -> None:
-        """Wait until the engine has ended all answers, whatever became of them."""
+        """Wait until the engine has ended all answers, with or without errors."""
         for stream in self.streams:
             with suppress(Exception):
                 await stream.output()
 
     async def aclose(self) -> None:
-        """End what is still under way; its blocks are free within a step."""
+        """End the answers still under way; their blocks are free within a step."""
         for stream in self.streams:
             await stream.aclose()
 
@@ -191,7 +194,7 @@ class Generation:
 
 
 def require_answered(reason: FinishReason | None) -> None:
-    """Refuse to pass an answer on that ended for want of something. Raises ApiError."""
+    """Raise where an answer ended without what was asked for. Raises ApiError."""
     match reason:
         case "deadline":
             raise ApiError(504, "the deadline came before the end of the answer", code="deadline")
@@ -206,7 +209,7 @@ def require_answered(reason: FinishReason | None) -> None:
 
 
 async def _merged(streams: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
-    """Give the updates of several streams, as they come."""
+    """Yield the updates of several streams as they arrive."""
     waiting = {asyncio.ensure_future(stream.take()): place for place, stream in enumerate(streams)}
     try:
         while waiting:

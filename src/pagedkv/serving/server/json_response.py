@@ -1,4 +1,4 @@
-"""JSON responses, written by msgspec: a float that is no number becomes null, as JSON has none."""
+"""JSON responses, written by msgspec: NaN becomes null, since JSON has no NaN."""
 
 from typing import Any
 

@@ -1,16 +1,16 @@
-"""KeptAnswers: the very tokens of conversations so far, so that a next turn continues them and hits.
+"""KeptAnswers: the exact tokens of earlier turns, so that a conversation's next turn hits all of them.
 
-A conversation that comes back has its answers as text. Tokenised anew they are often other tokens; a template leaves
-their reasoning out, or writes their tool calls as other JSON. Each of these differences ends the prefix hit before the
+A client sends back earlier answers as text. Tokenised again, they often give other tokens; and a template leaves out
+their reasoning, or writes their tool calls as other JSON. Each of these differences ends the prefix hit before the
 last answer. So the server keeps the tokens that it computed, prompt and answer, by a digest of the conversation's
-messages. A conversation that begins with the same messages continues with the kept tokens, and only what follows the
-last known answer is tokenised.
+messages. A conversation that begins with the same messages continues with the kept tokens, and only the text after the
+last kept answer is tokenised.
 
 ::
 
     messages   system | user | assistant | user          digest of each beginning: d1 d2 d3 d4
     kept                      d3 -> tokens of prompt and answer
-    prompt     `------ kept tokens -----'`- template's text behind the answer, tokenised -'
+    prompt     `------ kept tokens -----'`- template's text after the answer, tokenised --'
 """
 
 import hashlib
@@ -29,18 +29,18 @@ from pagedkv.memory.contract.arrays import Int32Array
 __all__ = ["KeptAnswers", "conversation_digests", "next_digest"]
 
 TOLD: Final = ("role", "content", "name", "tool_call_id")
-"""Fields of a message that a template may write, besides its tool calls."""
+"""Fields of a message that a template may write, apart from its tool calls."""
 
 
 @final
 class KeptAnswers:
-    """Tokens by the digest of the conversation that they are.
+    """Tokens of conversations, by the conversation's digest.
 
-    Where there are too many, the tenant with the most tokens loses those that it used least recently. So a tenant that
-    has no more than its equal share keeps all of them, whatever others do. Threads may use it at once.
+    Above the limit, the tenant with the most tokens loses its least recently used conversations. So a tenant within
+    its equal share loses none, whatever others do. Thread-safe.
 
     Args:
-        max_tokens: tokens that are kept at most, 4 bytes each.
+        max_tokens: most tokens that are kept, 4 bytes each.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -51,7 +51,7 @@ class KeptAnswers:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are kept."""
+        """Number of tokens that are kept."""
         with self._lock:
             return sum(self._num_tokens.values())
 
@@ -68,7 +68,7 @@ class KeptAnswers:
                 self._drop(largest, next(iter(self._kept[largest])))
 
     def find(self, digest: bytes, tenant: str | None = None) -> Int32Array | None:
-        """Return the tokens of a tenant's conversation: int32; None where they are not kept."""
+        """Return the tokens of a tenant's conversation, int32; None where they are not kept."""
         with self._lock:
             kept = self._kept.get(tenant, OrderedDict())
             found = kept.get(digest)
@@ -86,12 +86,12 @@ class KeptAnswers:
 
 
 def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Return the digest of a conversation's beginning up to each of its messages.
+    """Return the digest of each beginning of a conversation, one for each message.
 
     Args:
-        salt: of its tenant; others' conversations have other digests.
+        salt: the tenant's salt; conversations of different tenants have different digests.
         setting: what else the template writes: tools, options.
-        messages: the conversation. Of an answer its content and calls count, not its reasoning, which clients drop.
+        messages: the conversation. Reasoning of an answer is left out, since clients drop it.
     """
     digest = hashlib.sha256(salt + _canonical(setting)).digest()
     digests: list[bytes] = []
@@ -102,7 +102,7 @@ def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mappin
 
 
 def next_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
-    """Return the digest of a conversation with one message more."""
+    """Return the digest of a conversation extended by one message."""
     told = (
         {name: message[name] for name in TOLD if message.get(name) not in {None, ""}} if _is_plain(message) else message
     )

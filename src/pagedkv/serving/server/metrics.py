@@ -1,7 +1,7 @@
-"""Metrics: numbers of the server for Prometheus, under vLLM's names where they mean the same, and ours beside them.
+"""Metrics: the server's metrics for Prometheus, under vLLM's names where the meaning is the same, and our own.
 
-Counters of a request are raised once, when it has ended. Gauges are read by the engine's thread between two steps when
-they are asked for: another thread may find the block space half changed. No label names a tenant, a key or a text.
+Counters of a request are raised once, when it has ended. On a scrape, the engine's thread reads the gauges between two
+steps: during a step another thread may see the block space half changed. No label has a tenant, a key or a text.
 """
 
 import time
@@ -62,8 +62,8 @@ class Metrics:
     """Counts what a service does.
 
     Args:
-        service: what serves; :meth:`served` and :meth:`stepped` are to be called by it.
-        clock: gives seconds, never backwards; gaps between tokens are by it.
+        service: the service, which calls :meth:`served` and :meth:`stepped`.
+        clock: returns monotonic seconds; the gaps between tokens are measured by it.
     """
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,9 +112,9 @@ class Metrics:
             tokens = sum(len(each.token_ids) for output in request.outputs for each in output.completions)
             self._left_tokens.labels(*self._labels).inc(tokens)
         for output in request.outputs:
-            if output.queue_seconds is not None:  # it was admitted
+            if output.queue_seconds is not None:  # the request was admitted
                 self._count(output)
-            if output.first_token_seconds is not None:  # its prompt was computed, and each breakpoint decided
+            if output.first_token_seconds is not None:  # its prompt was computed, and each breakpoint leased or refused
                 num_taken = sum(map(bool, output.breakpoint_tokens))
                 self._leases.labels(*self._labels, "taken").inc(num_taken)
                 self._leases.labels(*self._labels, "refused").inc(len(output.breakpoint_tokens) - num_taken)
@@ -126,7 +126,7 @@ class Metrics:
             self._rejections.labels(*self._labels, "max_num_queued_reqs").inc()
 
     def slowed(self, cause: SlowCause) -> None:
-        """Count a connection that was ended since its client was too slow."""
+        """Count a connection that was ended because its client was too slow."""
         self._slow.labels(*self._labels, cause).inc()
 
     def stepped(self, record: StepRecord) -> None:
@@ -138,10 +138,10 @@ class Metrics:
             self._preemptions.labels(*self._labels).inc(num_preempted)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Write all numbers, as text or OpenMetrics.
+        """Write all metrics, as Prometheus text or OpenMetrics.
 
         Args:
-            accept: of the request's header.
+            accept: the request's Accept header.
 
         Returns:
             the text, and its content type.
@@ -183,7 +183,7 @@ class Metrics:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
     async def read_engine(self) -> None:
-        """Read the engine between two steps, by its thread; one that has ended keeps its last numbers."""
+        """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""
         with suppress(EngineError):
             self._now = await self._service.engine.between_steps(EngineNumbers.of)
         self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)

@@ -1,10 +1,10 @@
-"""RequestLog: the requests that were served, as a trace that ``pagedkv curve``, ``plan`` and ``replay`` read.
+"""RequestLog: writes the served requests as a trace that ``pagedkv curve``, ``plan`` and ``replay`` read.
 
-A trace is in order of arrival, so a row is written when its request and all earlier requests have ended. A request that
-holds back too many rows is written before its end, with the tokens that it has so far and the status ``under way``: its
-prompt is known, which decides what later prompts hit. A prompt is
-written as the identities of its blocks under a random key of the file: the same content has the same identity within a
-file, and cannot be guessed from it. A tenant's salt is part of them, as it is of the blocks'.
+A trace is in order of arrival, so a row is written once its request and all earlier requests have ended. A request that
+delays too many rows is written before its end, with its tokens so far and the status ``under way``; its prompt, which
+determines what later prompts hit, is complete. A prompt is written as the ids of its blocks under a random key of the
+file: equal content has equal ids within a file, and the ids do not reveal the content. They depend on the tenant's
+salt, as the blocks do.
 """
 
 import hashlib
@@ -35,15 +35,15 @@ class RequestLog:
     """Writes a trace of the pagedkv format.
 
     Args:
-        path: a file that is not there yet.
+        path: a file that does not exist yet.
         block_size: tokens of a block.
-        tells_tokens: whether the tokens of prompts and answers are written, in place of block identities.
-        num_so_far: gives the tokens of a request's longest answer while it is under way.
-        most_held: rows of ended requests that an earlier one may hold back.
-        clock: gives seconds, never backwards.
+        tells_tokens: whether the tokens of prompts and answers are written, in place of block ids.
+        num_so_far: returns the tokens of a request's longest answer while the request is under way.
+        most_held: most rows of ended requests that an earlier request may delay.
+        clock: returns monotonic seconds.
 
     Raises:
-        ConfigurationError: the file cannot be written, or is there already.
+        ConfigurationError: the file cannot be written, or exists.
     """
 
     def __init__(  # noqa: PLR0913 - a file's form, a bound, and what a test replaces
@@ -77,11 +77,11 @@ class RequestLog:
         self._write([header if tells_tokens else {**header, "block_size": block_size}])
 
     def arrived(self, ask: Ask) -> None:
-        """Note a request that has come."""
+        """Record the arrival of a request."""
         self._rows[ask] = (self._clock() - self._start_s, None)
 
     def served(self, request: Served) -> None:
-        """Write a request that has ended, and what waited for it. O(tokens)."""
+        """Record a request that has ended, and write all rows that are no longer delayed. O(tokens)."""
         if request.ask not in self._rows:
             return
         arrival_s, _ = self._rows[request.ask]
@@ -93,7 +93,7 @@ class RequestLog:
             self._write_ended()
 
     def _write_ended(self) -> None:
-        """Write the rows that no earlier request holds back."""
+        """Write the rows before the first request under way."""
         while self._rows:
             ask = next(iter(self._rows))
             rows = self._rows[ask][1]
@@ -104,13 +104,13 @@ class RequestLog:
             self._write(rows)
 
     def _write_early(self) -> None:
-        """Write the request under way that came first, with what it has so far; its end is not written."""
+        """Write the earliest request under way, with its tokens so far; its end is not written."""
         ask, (arrival_s, _) = self._rows.popitem(last=False)
         length = self._num_so_far(ask)
         self._write([self._row(ask, place, arrival_s, length, "under way") for place in range(len(ask.prompts))])
 
     def close(self) -> None:
-        """Write what has ended, and close the file."""
+        """Write the ended requests, and close the file."""
         for _, rows in self._rows.values():
             self._write(rows or [])
         self._rows.clear()

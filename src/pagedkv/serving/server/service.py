@@ -33,9 +33,9 @@ LONGEST_RETRY_S: Final = 60
 SERVERS_FAULT: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
 LONG_NBYTES: Final = 16 * 2**10
-"""Bytes of a body from which on it is tokenised beside the event loop: some 10 ms."""
+"""Size of a body from which it is tokenised outside the event loop: some 10 ms."""
 TOKENS_OF_BEGINNING: Final = 32
-"""Tokens at a prompt's end that say how an answer begins."""
+"""Tokens at a prompt's end from which the beginning of its answer is determined."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +43,12 @@ class Served:
     """A request that has ended, for metrics and logs.
 
     Args:
-        ask: what was asked.
-        arrived_s: when it came, in seconds of the Unix epoch; total_s: seconds to its end.
-        outputs: of its prompts; empty where the engine did not take it.
-        problem: why it failed; None where it was answered, or its client has left.
-        has_left: whether its client left before the end.
+        ask: the request.
+        arrived_s: time of arrival, in seconds of the Unix epoch.
+        total_s: seconds from arrival to end.
+        outputs: outputs of its prompts; empty where the engine did not accept the request.
+        problem: why it failed; None where it was answered, or its client disconnected.
+        has_left: whether its client disconnected before the end.
     """
 
     ask: Ask
@@ -64,18 +65,20 @@ class Service:
 
     Args:
         llm: the engine, with its tokenizer.
-        config: name, limits and habits.
-        access: tells callers apart.
+        config: name, limits and parsers.
+        access: identifies callers.
         tokenizer: for prompts and answers; None: token ids alone.
-        wall_clock: gives seconds of the Unix epoch.
+        wall_clock: returns seconds of the Unix epoch.
 
     Attributes:
-        engine: the engine for event loops, once :meth:`start` was called.
-        is_draining: whether new requests are refused, since the server is about to end.
-        on_arrived: what is called with each request that has come; on_served: with each that has ended; on_step: with
-            the record of each step, by the engine's thread; on_slow: with the cause, for each connection that was ended
-            since its client did not send or read in time; on_refused: with the error of each request that was refused.
-        under_way: requests that the engine has taken and that were not noted as ended, with their answers so far.
+        engine: the asynchronous engine, once :meth:`start` was called.
+        is_draining: whether new requests are refused because the server is stopping.
+        on_arrived: callbacks, called with each request that arrives.
+        on_served: callbacks, called with each request that has ended.
+        on_step: callbacks, called with the record of each step, in the engine's thread.
+        on_slow: callbacks, called with the cause when a connection is ended because its client was too slow.
+        on_refused: callbacks, called with the error of each refused request.
+        under_way: requests accepted by the engine and not yet reported as ended, with their answers so far.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Service:
     # Life
 
     def start(self) -> None:
-        """Let the engine's thread begin. Raises EngineError where another thread has it."""
+        """Start the engine's thread. Raises EngineError where another thread already runs the engine."""
         self._engine = AsyncLLM(
             self.llm, max_waiting=self.config.max_waiting, when_full="refuse", on_step=self._note_step
         )
@@ -125,7 +128,7 @@ class Service:
             tell(record)
 
     async def stop(self) -> None:
-        """End the engine's thread, and what is still under way."""
+        """End the engine's thread, and all requests under way."""
         if self._engine is not None:
             await self._engine.aclose()
         await asyncio.gather(*self._notes)
@@ -133,7 +136,7 @@ class Service:
 
     @property
     def engine(self) -> AsyncLLM:
-        """The engine for event loops."""
+        """The asynchronous engine."""
         assert self._engine is not None, "a service that was not started"
         return self._engine
 
@@ -150,33 +153,33 @@ class Service:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Turn a plain text into token ids, special tokens of the tokenizer added. Raises ApiError."""
+        """Turn a text into token ids, with the special tokens that the tokenizer adds. Raises ApiError."""
         self.require_tokenizer()
         require_short(text, self.longest_text)
         return list(self.tokenizer.encode(text))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Turn a text into token ids, nothing added. Raises ApiError."""
+        """Turn a text into token ids without adding any. Raises ApiError."""
         self.require_tokenizer()
         require_short(text, self.longest_text)
         return list(plain_encoding(self.tokenizer)(text))
 
     def decode(self, token_ids: Sequence[int], *, keeps_special: bool = False) -> str:
-        """Turn token ids into text. Without a tokenizer: the ids, with blanks between them."""
+        """Turn token ids into text. Without a tokenizer: the ids, separated by blanks."""
         if self.tokenizer is None:
             return "".join(f"{token} " for token in token_ids)
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=not keeps_special))
 
     def decoding(self, *, keeps_special: bool) -> Callable[[Sequence[int]], str]:
-        """Return what gives the text of token ids, with or without special tokens, which markers of calls may be."""
+        """Return a function that decodes token ids, with or without special tokens. Markers of calls may be special."""
         return partial(self.decode, keeps_special=keeps_special)
 
     def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: Prepared) -> Callable[[], AnswerParser]:
-        """Return what makes a parser of one answer: of its reasoning, and of its calls where tools are offered.
+        """Return a function that makes the parser of one answer: of its reasoning, and of calls if tools are offered.
 
         Args:
-            tools: that are offered.
-            prompt: what the answer continues; its end says whether reasoning has begun.
+            tools: offered tools.
+            prompt: the prompt of the answer; its end shows whether reasoning has begun.
         """
         return partial(
             parser_for,
@@ -189,7 +192,7 @@ class Service:
         )
 
     def end_of_reasoning(self, prompt: Prepared) -> str | None:
-        """Return the marker up to which an answer reasons, and no format holds it; None where it does not begin so."""
+        """Return the marker that ends an answer's reasoning, before which no format applies; None without reasoning."""
         is_read = self.config.reasoning_parser != "none"
         return end_of_open_reasoning(self._beginning(prompt)) if is_read else None
 
@@ -198,12 +201,12 @@ class Service:
 
     @cached_property
     def formats(self) -> AnswerFormats:
-        """What holds answers to formats and calls."""
+        """Constrains answers to formats and calls."""
         return AnswerFormats(self.tokenizer, self.vocabulary_size, self.llm.core.model_end_ids, self.config.tool_parser)
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether the engine guesses tokens from what a request predicts."""
+        """Whether the engine drafts tokens from a request's prediction."""
         return self.llm.core.config.predicted_tokens > 0
 
     @property
@@ -217,15 +220,15 @@ class Service:
         return self._engine is not None and not self._engine.has_ended
 
     def require_tokenizer(self) -> None:
-        """Refuse a request that needs text. Raises ApiError."""
+        """Refuse a request that needs a tokenizer where there is none. Raises ApiError."""
         if self.tokenizer is None:
             raise ApiError(400, "this server has no tokenizer: give prompts as token ids to /v1/completions")
 
     async def prepared(self, nbytes: int, make: Callable[[], T]) -> T:
-        """Make something of a body; of a long one in a thread, one at a time, so that other requests go on.
+        """Run ``make``; for a long body in a thread, one at a time, so that other requests continue.
 
         Args:
-            nbytes: of the body.
+            nbytes: size of the body.
             make: renders templates and tokenises texts, some microseconds a character.
         """
         if nbytes < LONG_NBYTES:
@@ -233,10 +236,10 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, make)
 
     async def begin(self, ask: Ask) -> Generation:
-        """Give a request to the engine; return its answers under way, once the engine has taken it.
+        """Submit a request to the engine; return its answers under way once the engine has accepted it.
 
         Raises:
-            ApiError: it cannot be served, or not now.
+            ApiError: the request cannot be served, or not now.
         """
         if self.is_draining:
             raise ApiError(503, "the server is about to end", code="draining", retry_after_s=1)
@@ -262,12 +265,13 @@ class Service:
     def keep_answer(self, generation: Generation, index: int, message: Mapping[str, Any]) -> None:
         """Keep an answer's tokens for the next turn of its conversation.
 
-        Not one that a stop text ended, since its tokens go on behind the text that its client got, and of many answers
-        to a prompt only the first ones.
+        An answer that a stop text ended is not kept, since it has more tokens than the client's text. Of many answers
+        to a prompt only the first ones are kept.
 
         Args:
-            generation: under way or ended; index: of the answer.
-            message: what the client got.
+            generation: under way or ended.
+            index: index of the answer.
+            message: the message that the client got.
         """
         writer = generation.writers[index]
         if not writer.is_cut and index < MOST_KEPT_ANSWERS:
@@ -275,7 +279,7 @@ class Service:
             self.chats.keep(generation.ask.prompts[0], message, writer.token_ids, tenant)
 
     def note_arrived(self, ask: Ask) -> None:
-        """Tell metrics and logs of a request that has come."""
+        """Report a request that has arrived to metrics and logs."""
         for tell in self.on_arrived:
             tell(ask)
 
@@ -288,7 +292,7 @@ class Service:
         problem: ApiError | None,
         has_left: bool = False,
     ) -> None:
-        """Tell metrics and logs of a request that has ended."""
+        """Report a request that has ended to metrics and logs."""
         self.under_way.pop(ask, None)
         for output in outputs:
             if output.queue_seconds is not None:
@@ -297,26 +301,26 @@ class Service:
         for tell in self.on_served:
             try:
                 tell(served)
-            except OSError as failure:  # a full disk is no fault of an answer that was computed
-                LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - its sentence says it
+            except OSError as failure:  # a full disk must not fail an answer that was computed
+                LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - the message has the cause
 
     def num_so_far(self, ask: Ask) -> int:
-        """Return the tokens that the longest answer to a request has, while it is under way; else 0."""
+        """Return the number of tokens of a request's longest answer while it is under way; else 0."""
         return self.under_way[ask].num_generated if ask in self.under_way else 0
 
     def note_later(self, note: Coroutine[Any, Any, None]) -> None:
-        """Run what notes a request whose end is under way; :meth:`stop` waits for it."""
+        """Run a coroutine that reports a request whose end is under way; :meth:`stop` waits for it."""
         task = asyncio.ensure_future(note)
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)
 
     def note_refused(self, problem: ApiError) -> None:
-        """Tell metrics of a request that was refused before the engine computed anything for it."""
+        """Report a request that was refused before the engine computed anything for it to metrics."""
         for tell in self.on_refused:
             tell(problem)
 
     def note_slow(self, cause: SlowCause) -> None:
-        """Tell metrics of a connection that was ended since its client was too slow."""
+        """Report a connection that was ended because its client was too slow to metrics."""
         for tell in self.on_slow:
             tell(cause)
 
@@ -325,14 +329,14 @@ class Service:
         return usage_of(outputs, self.block_size, is_caching=self._is_caching)
 
     def as_api_error(self, problem: Exception) -> ApiError:
-        """Translate an error; a client whose request finds the queue full comes back after about a queue's time."""
+        """Translate an error. After a full queue, the client should retry after about the time a request queues."""
         error = as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
         if error.status >= SERVERS_FAULT and error is not problem:
             LOG.error("a request failed", exc_info=problem)
         return error
 
     def _intent(self, ask: Ask) -> Intent:
-        """Return what the space is to know of a request: whose it is, by its caller alone, and what it keeps."""
+        """Return the intent of a request; its tenant and salt come from the caller alone."""
         tenant = ask.caller.tenant if ask.caller.tenant in self._tenants else None
         return Intent(
             tenant=tenant,
@@ -357,5 +361,5 @@ class Service:
 
 
 def new_id(prefix: str) -> str:
-    """Make an identity that no other answer has."""
+    """Make a unique identity."""
     return f"{prefix}{uuid.uuid4().hex}"

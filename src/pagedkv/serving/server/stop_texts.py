@@ -1,7 +1,6 @@
-"""StopCut: an answer's text up to the first stop text, while it comes in pieces.
+"""StopCut: returns an answer's text up to the first stop text, while it arrives in pieces.
 
-Text that may be the beginning of a stop text is held back until that is known, so that nothing that was sent has to be
-taken back.
+Text that may begin a stop text is held back until it is certain, so that sent text is never taken back.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ class StopCut:
     """The text of one answer before its first stop text.
 
     Args:
-        stops: texts that end it.
+        stops: texts that end the answer.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -24,7 +23,7 @@ class StopCut:
         self._is_over = False
 
     def feed(self, text: str) -> str:
-        """Take more text; return what certainly belongs to the answer. O(text x stops)."""
+        """Take more text; return the text that certainly belongs to the answer. O(text x stops)."""
         if not self._stops or self._is_over:
             return "" if self._is_over else text
         self._held += text
@@ -35,7 +34,7 @@ class StopCut:
         return self._release(len(self._held) - self._num_possible())
 
     def finish(self) -> str:
-        """Return what is held back, now that no text follows."""
+        """Return the text that is held back, now that no text follows."""
         return "" if self._is_over else self._release(len(self._held))
 
     def _release(self, count: int) -> str:

@@ -1,4 +1,4 @@
-"""TokenGaps: a histogram of the time between tokens, filled once a step and not once a token."""
+"""TokenGaps: a histogram of the time between tokens, filled once a step instead of once a token."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ __all__ = ["TokenGaps"]
 
 @final
 class TokenGaps(Collector):
-    """Counts the gap between two steps for each sequence that the later one decoded.
+    """Counts the gap between two steps once for each sequence that the later step decoded.
 
-    A sequence gets at most one update a step, so that the gap between steps is the gap between its tokens. The time
-    that a preempted sequence waits is not in it.
+    A sequence gets at most one update a step, so the gap between steps is the gap between its tokens. The waiting time
+    of a preempted sequence is not included.
 
     Args:
-        name: of the metric.
-        bounds: of its buckets, in seconds, rising.
-        labels: names and values.
+        name: name of the metric.
+        bounds: upper bounds of the buckets, in seconds, rising.
+        labels: names and values of the labels.
     """
 
     def __init__(self, name: str, bounds: Sequence[float], labels: Mapping[str, str]) -> None:
@@ -34,10 +34,11 @@ class TokenGaps(Collector):
         self._last_s: float | None = None
 
     def note(self, now_s: float, num_decoded: int) -> None:
-        """Note a step that has ended.
+        """Count a step that has ended.
 
         Args:
-            now_s: when; num_decoded: sequences that it decoded.
+            now_s: time of its end.
+            num_decoded: sequences that it decoded.
         """
         if self._last_s is not None and num_decoded:
             gap_s = now_s - self._last_s
@@ -46,7 +47,7 @@ class TokenGaps(Collector):
         self._last_s = now_s
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Give the histogram to prometheus_client."""
+        """Yield the histogram, as prometheus_client expects it."""
         family = HistogramMetricFamily(
             self._name, "Seconds between two tokens of an answer.", labels=list(self._labels)
         )

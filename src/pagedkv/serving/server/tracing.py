@@ -1,9 +1,9 @@
-"""Tracing: a span of OpenTelemetry for each request, by the names of the conventions for generative AI.
+"""Tracing: an OpenTelemetry span for each request, named by the semantic conventions for generative AI.
 
-A span is made when its request has ended, with the times of its beginning and its end, since all of its numbers are
-known then. Its parent is that of the client's ``traceparent`` header. No attribute has a text of a prompt, an answer, a
-stop or a key. The conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/) are in development, and their names
-may change.
+A span is made when its request has ended, with the times of its begin and end, since all of its numbers are known then.
+Its parent is the span in the client's ``traceparent`` header. No attribute has the text of a prompt, an answer or a
+stop, or a key. The conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/) are in development, and their
+names may change.
 """
 
 from typing import TYPE_CHECKING, Final, TypeAlias, final
@@ -31,8 +31,8 @@ class Tracing:
     """Makes spans.
 
     Args:
-        service: what serves; :meth:`served` is to be called by it.
-        provider: where spans go.
+        service: the service, which calls :meth:`served`.
+        provider: receives the spans.
     """
 
     def __init__(self, service: "Service", provider: TracerProvider) -> None:

@@ -1,7 +1,7 @@
-"""Usage: where the tokens of a request's prompts came from, once for all answers of a prompt.
+"""Usage: where the tokens of a request's prompts came from, counted once for all answers to a prompt.
 
-``num_prompt = num_read + num_written + num_plain``, exactly, by what each prompt hit when it was first admitted. What
-is computed again after a preemption is never called cached.
+``num_prompt = num_read + num_written + num_plain``, exactly, by what each prompt hit at its first admission. Tokens
+that are recomputed after a preemption do not count as cached.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ class Usage:
     """Tokens of a request.
 
     Args:
-        num_prompt: of its prompts.
-        num_read: of these, tokens that were cached.
-        num_written: of these, tokens that it computed and that later prompts can hit: those of whole blocks.
-        num_generated: of its answers, the tokens that ended them included.
-        num_drafted: guessed tokens that were computed for its answers; num_accepted: those that were right.
+        num_prompt: tokens of its prompts.
+        num_read: prompt tokens that were cached.
+        num_written: prompt tokens that the request computed and later prompts can hit: those of whole blocks.
+        num_generated: tokens of its answers, including those that ended them.
+        num_drafted: guessed tokens that were computed for its answers.
+        num_accepted: guessed tokens that were right.
     """
 
     num_prompt: int
@@ -33,7 +34,7 @@ class Usage:
 
     @property
     def num_plain(self) -> int:
-        """Tokens of the prompts that were computed and that no later prompt can hit."""
+        """Prompt tokens that were computed and that no later prompt can hit."""
         return self.num_prompt - self.num_read - self.num_written
 
     @property
@@ -46,8 +47,8 @@ def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: b
     """Count the tokens of a request that has ended.
 
     Args:
-        outputs: of its prompts.
-        block_size: tokens of a block of the coarsest group that is cached.
+        outputs: outputs of its prompts.
+        block_size: tokens of a block of the coarsest cached group.
         is_caching: whether prompts are cached at all.
     """
     num_prompt = num_read = num_written = num_generated = 0

@@ -1,8 +1,8 @@
-"""Attention on a CPU: sequences that decode read blocks in place by compiled loops, prompts by SDPA on gathered keys.
+"""Attention on a CPU: compiled loops read blocks in place for decoding sequences; prompts use SDPA on gathered keys.
 
 In the order in which data flows::
 
-    backend    CPUBackend: the path of each sequence
+    backend    CPUBackend: chooses the path of each sequence
     memory     a layer's keys as a flat array and strides, for compiled loops
     decode     one query a sequence, blocks read in place
     prefill    many queries a sequence, keys gathered

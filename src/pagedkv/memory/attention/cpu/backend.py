@@ -1,7 +1,7 @@
 """CPUBackend: computes each sequence of a step by the faster path, and writes keys and values.
 
-The keys of a sequence with one query, in 32-bit floats, are read in place; those of all others are gathered. A step in
-which all sequences decode gathers nothing.
+If a sequence has one query and 32-bit floats, its keys are read in place; the keys of all others are gathered. A step
+in which all sequences decode gathers nothing.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ class CPUBackend:
     """Attention on a CPU; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        storage: of the keys.
+        storage: storage of the keys.
         layers: the layers, by number.
         latent_dim: leading dimensions of latents that are values.
 
     Raises:
-        ConfigurationError: a layer that it cannot serve, or a layout in which the elements of a key are not contiguous.
+        ConfigurationError: a layer cannot be served, or its layout does not keep the elements of a key contiguous.
     """
 
     def __init__(self, storage: KVStorage, layers: Sequence[AttentionLayer], *, latent_dim: int = 0) -> None:
@@ -78,7 +78,7 @@ class CPUBackend:
     def attend(
         self, layer: int, query: torch.Tensor, step: StepMetadata, *, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention of a step's queries; gathered keys are freed sequence by sequence."""
+        """Compute attention of a step's queries; gathered keys are freed after each sequence."""
         spec, keys, values = self._layers[layer], self._keys[layer].blocks, self._values[layer].blocks
         group = step.groups[spec.group]
         out = step.new_answers(query, values.shape[3])
@@ -126,7 +126,7 @@ class CPUBackend:
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> int:
-        """Serve the sequences with one query in place. Returns their number."""
+        """Compute the sequences with one query in place. Returns their number."""
         spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
         places = np.flatnonzero(np.diff(offsets) == 1)

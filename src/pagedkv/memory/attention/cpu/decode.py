@@ -1,14 +1,14 @@
 """Decode attention that reads blocks in place: one query a sequence, no copied keys (Kwon et al., vLLM, SOSP 2023).
 
 For each sequence and key head, the scores of the query heads that share it are computed block by block into a scratch
-row, then turned into weights, then the values are added up in a second pass over the blocks::
+row and turned into weights; a second pass over the blocks adds up the weighted values::
 
     scores   | block 0: dot products | block 1 | ... |      one row a query head of the group
     weights  exp(score - largest), their sum with the sink's
     out      += weight * value, block by block
 
-Two passes over the scores, not one with a running maximum: the scores of a sequence fit the processor's cache, and the
-sums of the second pass use vectors.
+There are two passes over the scores instead of one with a running maximum: the scores of a sequence fit the processor's
+cache, and the sums of the second pass are vectorised.
 """
 
 import math
@@ -22,7 +22,7 @@ from pagedkv.memory.contract.arrays import Float32Array, Int32Array, Int64Array
 __all__ = ["decode_attention", "write_tokens"]
 
 FOUR: Final = 4
-"""Positions whose keys, or values, are processed at once."""
+"""Positions whose keys, or values, are processed together."""
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126.0)
 EXPONENT_BIAS: Final = np.int32(127)
@@ -34,7 +34,7 @@ C3: Final = np.float32(0.055480629205703735)
 C4: Final = np.float32(0.009684186428785324)
 C5: Final = np.float32(0.0012391331838443875)
 C6: Final = np.float32(0.00021865784947294742)
-"""2**f on [0, 1), interpolated at the zeros of a Chebyshev polynomial: error 3e-9, before rounding."""
+"""Coefficients of 2**f on [0, 1), interpolated at the zeros of a Chebyshev polynomial: error 3e-9, before rounding."""
 
 
 @compiled_sums
@@ -73,19 +73,23 @@ def decode_attention(
     exponents: Int32Array,
     powers: Float32Array,
 ) -> None:
-    """Attend with the last query of some sequences.
+    """Compute attention of one query for each of some sequences.
 
     Args:
         out: float32 ``[tokens, heads, value_dim]``; only the rows of ``tokens`` are written.
         query: float32 ``[tokens, heads, key_dim]``, C-contiguous.
-        places: int64 ``[n]``, the sequences; tokens: int64 ``[n]``, the query of each in the flat row.
-        tables: int32 ``[places, width]``; seq_lens: int32 ``[places]``.
-        keys, values: flat pools with their strides, see :mod:`pagedkv.memory.attention.cpu.memory`.
-        shape: int64 ``[4]``: block size, key heads, window, chunk (0 for none).
+        places: int64 ``[n]``, places of the sequences.
+        tokens: int64 ``[n]``, index of each sequence's query in the flat row.
+        tables: int32 ``[places, width]``.
+        seq_lens: int32 ``[places]``.
+        keys, values: flat pools, see :mod:`pagedkv.memory.attention.cpu.memory`.
+        key_strides, value_strides: their strides.
+        shape: int64 ``[4]``: block size, key heads, window, chunk (0: none).
         scale, soft_cap: of the layer.
         sinks: float32 ``[heads]``, or empty.
         scores: float32 ``[query heads of a key head, longest sequence]``, scratch.
-        exponents: int32 ``[longest sequence]``, scratch; powers: float32, the same memory.
+        exponents: int32 ``[longest sequence]``, scratch.
+        powers: float32, the same memory.
 
     Cost: O(sum of seen positions x heads x dim), each key read once.
     """
@@ -204,7 +208,7 @@ def _four_products(
 
 @inlined_sums
 def _add_four_weighted(out: Float32Array, weights: Float32Array, values: Float32Array, step: int) -> None:
-    """Add four values that lie ``step`` elements apart, writing the sum once."""
+    """Add four values that lie ``step`` elements apart; the sum is written once."""
     dim = len(out)
     value_0, value_1, value_2, value_3 = (
         values[:dim],
@@ -255,17 +259,18 @@ def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Arr
     The relative error is 4e-6 at x - largest = -87, and 1e-7 near 0, where weights are large.
 
     exp(x) = 2**n * 2**f with n whole and f in [0, 1). The power of two is written as the bits of a float; 2**f is a
-    polynomial (Cody and Waite, 1980). Unlike the library's, this exponential uses vectors: 0.5 ns
-    a score, not 3.8.
+    polynomial (Cody and Waite, 1980). Unlike the library's, this exponential is vectorised: 0.5 ns a score instead of
+    3.8.
 
     Args:
         scores: float32 ``[n]``.
-        exponents: int32 ``[n or more]``, and powers: float32, the same memory: scratch.
+        exponents: int32 ``[n or more]``, scratch.
+        powers: float32, the same memory.
     """
     for seen in range(len(scores)):
         exponent = (scores[seen] - largest) * LOG2_E
         whole = np.floor(exponent)
-        rest = exponent - whole  # NaN if the score is NaN: the bound limits only the power
+        rest = exponent - whole  # NaN if the score is NaN, since the bound limits only the power
         exponents[seen] = (np.int32(max(whole, LEAST_EXPONENT)) + EXPONENT_BIAS) << FRACTION_BITS
         scores[seen] = C0 + rest * (C1 + rest * (C2 + rest * (C3 + rest * (C4 + rest * (C5 + rest * C6)))))
     for seen in range(len(scores)):

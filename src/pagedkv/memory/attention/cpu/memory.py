@@ -1,8 +1,7 @@
 """A layer's keys, or values, for compiled loops: the pool's elements in one flat array, and strides.
 
-A flat array is contiguous for any layout of the pool, and so are the elements of one key, which lets a loop use
-vectors. The place of element c of head h of the token at offset t of block b is ``base + b * block + t * token + h *
-head + c``.
+The flat array is contiguous for every layout of the pool, and so are the elements of one key, so loops are vectorised.
+Element c of head h of the token at offset t of block b is at ``base + b * block + t * token + h * head + c``.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ __all__ = ["LayerMemory"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:
-    """The place of a layer's keys or values.
+    """Location of a layer's keys or values.
 
     Args:
         blocks: the view of the storage, ``[num_blocks, block_size, heads, dim]``.
@@ -42,6 +41,6 @@ class LayerMemory:
         return cls(blocks, strides, storage.pool_of(group).device_bytes)
 
     def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-        """Give the pool's elements. Called anew for each use, since a storage moves when it sleeps."""
+        """Return the pool's elements. Call it anew for each use, since a storage moves when it sleeps."""
         elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
         return elements

@@ -1,6 +1,6 @@
 """Prompts: torch's SDPA for each sequence, on keys gathered from its blocks.
 
-With a soft cap or sinks, which SDPA does not support, scores are computed explicitly.
+If a layer has a soft cap or sinks, which SDPA does not support, scores are computed explicitly.
 """
 
 import torch
@@ -20,12 +20,14 @@ def attend_to(
     value: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend with the queries of one sequence to its gathered keys.
+    """Compute attention of one sequence's queries to its gathered keys.
 
     Args:
-        layer, span: the layer and the sequence.
+        layer: the layer.
+        span: the sequence.
         query: ``[queries, heads, key_dim]``.
-        key: ``[keys, key heads, key_dim]``; value: ``[keys, key heads, value_dim]``: positions from ``first_key`` on.
+        key: ``[keys, key heads, key_dim]``, positions from ``first_key`` on.
+        value: ``[keys, key heads, value_dim]``, likewise.
         sinks: ``[heads]``, if the layer has sinks.
 
     Returns:
@@ -56,7 +58,7 @@ def _in_the_open(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute scores, cap them, and weight the values: all heads first, ``[heads, queries, dim]``."""
+    """Compute scores, cap them, and weight the values. All tensors have heads first, ``[heads, queries, dim]``."""
     repeats = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(repeats, 0), value.repeat_interleave(repeats, 0)
     scores = query @ key.transpose(1, 2) * layer.scale

@@ -1,1 +1,1 @@
-"""Kernels: in Triton for GPUs, and in plain torch, with the same names and signatures."""
+"""Kernels: in Triton for GPUs, and in plain torch with the same names and signatures."""

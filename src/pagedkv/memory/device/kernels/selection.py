@@ -1,4 +1,4 @@
-"""Which kernels run on a device: Triton's on a GPU, plain torch on a CPU."""
+"""Selects the kernels of a device: Triton's on a GPU, plain torch on a CPU."""
 
 from types import ModuleType
 from typing import Literal, TypeAlias
@@ -14,13 +14,13 @@ KernelChoice: TypeAlias = Literal["auto", "torch", "triton"]
 
 
 def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleType:
-    """Return the module whose functions are the kernels.
+    """Return the module with the kernels of a device.
 
     Args:
         choice: "auto" is Triton on a GPU, and plain torch elsewhere; "triton" on a CPU is Triton's interpreter.
 
     Raises:
-        ConfigurationError: no such choice.
+        ConfigurationError: the choice is unknown.
         DeviceUnavailableError: Triton is not installed, or is chosen on a CPU while its interpreter is off.
     """
     if not isinstance(choice, str) or choice not in {"auto", "torch", "triton"}:

@@ -2,13 +2,13 @@
 
 In the order in which data flows::
 
-    steps         MeasuredSteps: what each step computed, and how long it took
+    steps         MeasuredSteps: the work of each step, and its seconds
     step_files    read_steps(): a CSV file, records of steps as JSON lines, or a vLLM log
     vllm_log      steps from a vLLM log, of which only some can be used
     bench_results steps from a result of vllm bench serve
     bench_latencies latencies stated by that result, beside those on the virtual clock
     nonnegative   least squares without negative coefficients
-    fitting       fit(): the parameters of a cost model that fit best
+    fitting       fit(): the best parameters of a cost model
     calibration   calibrate(): the fit, and its error on steps left out of it; validate(): the error of any cost model
 """
 

@@ -2,8 +2,8 @@
 
 The file has the send time and the lengths of each request, so it is itself a trace. Its percentiles of the first token
 (TTFT), of the time per further token (TPOT) and between two tokens (ITL) were measured on the engine. They include the
-network, the server and the hits of its cache. The virtual clock has none of these, for the file does not show what
-prompts share.
+network, the server and the hits of its cache. The virtual clock includes none of these, since the file does not show
+what prompts share.
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = ["BenchLatencies", "ComparedLatency", "compare_latencies"]
 METRICS: Final = ("ttft", "tpot", "itl")
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 STATED: Final = {"mean": "mean", "p50": "median"}
-"""Names in the file of statistics that are not percentiles there."""
+"""Names in the file for statistics that are not percentiles there."""
 MS_A_SECOND: Final = 1000
 BLOCK_SIZE: Final = 16
 MOST_BLOCKS: Final = 2**20
@@ -40,8 +40,10 @@ class ComparedLatency:
     """One figure, stated and predicted.
 
     Args:
-        metric: ttft, tpot or itl; statistic: mean, p50, p90 or p99.
-        stated_s: of the file; predicted_s: of the same requests on the virtual clock.
+        metric: ttft, tpot or itl.
+        statistic: mean, p50, p90 or p99.
+        stated_s: seconds in the file.
+        predicted_s: seconds of the same requests on the virtual clock.
     """
 
     metric: str
@@ -51,11 +53,11 @@ class ComparedLatency:
 
     @property
     def error(self) -> float:
-        """Predicted less stated, as a share of the stated."""
+        """Predicted minus stated seconds, as a share of the stated ones."""
         return self.predicted_s / self.stated_s - 1 if self.stated_s else 0.0
 
     def as_dict(self) -> dict[str, float | str]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "error": self.error}
 
 
@@ -75,17 +77,18 @@ class BenchLatencies:
 def compare_latencies(
     line: Line, result: Mapping[str, Any], model: CostModel, max_sequences: int, max_batched_tokens: int
 ) -> BenchLatencies:
-    """Serve the requests of a result on the virtual clock, and compare latencies with those that it states.
+    """Serve the requests of a result on the virtual clock, and compare latencies with the stated ones.
 
     Memory suffices for all of them; failed requests are left out.
 
     Args:
-        line: where the result was read; result: the result.
+        line: the line of the result.
+        result: the result.
         model: cost model of the virtual clock.
-        max_sequences, max_batched_tokens: limits of a step of the engine that was measured.
+        max_sequences, max_batched_tokens: limits of a step of the measured engine.
 
     Raises:
-        TraceError: a length or a time is not valid.
+        TraceError: a length or a time is invalid.
         ConfigurationError: a limit is out of range.
     """
     requests = _requests(line, result)
@@ -140,7 +143,7 @@ def _served(requests: Sequence[Request], model: CostModel, max_sequences: int, m
 
 
 def _latencies_of(log: RequestLog) -> Iterator[Float64Array]:
-    """Give the times of each kind by request; for ITL those of each further token, as the mean of its request."""
+    """Yield the times of each kind by request; for ITL those of each further token, as the mean of its request."""
     num_further = log.counts("num_output_tokens").astype(np.int64) - 1
     yield log.first_token_s - log.arrival_s
     has_further = num_further > 0
@@ -150,7 +153,7 @@ def _latencies_of(log: RequestLog) -> Iterator[Float64Array]:
 
 
 def _detailed(result: Mapping[str, Any]) -> Iterator[Float64Array]:
-    """Give the same from the details of a file."""
+    """Yield the same from the details of a file."""
     answered = [
         (ttft_s, itl_s)
         for ttft_s, itl_s, num_output in zip(result["ttfts"], result["itls"], result["output_lens"], strict=True)
@@ -162,7 +165,7 @@ def _detailed(result: Mapping[str, Any]) -> Iterator[Float64Array]:
 
 
 def _stated(result: Mapping[str, Any], detailed: Float64Array, metric: str, statistic: str) -> float | None:
-    """Give the statistic that a file states, or else compute it from the details; None without either."""
+    """Return a statistic that the file states, or else compute it from the details; None without either."""
     value = result.get(f"{STATED.get(statistic, statistic)}_{metric}_ms")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return value / MS_A_SECOND

@@ -3,11 +3,11 @@
 For each request, such a file has the send time, and the seconds to the first token and between further ones
 (``start_times``, ``ttfts``, ``itls``). Two kinds of steps can be derived from these:
 
-* While no request waited for its first token, and none ended, all running requests decoded: a step took the time
-  between two tokens, for all these sequences, each as long as its prompt and its tokens until then. Only the request
-  that began first is read, so that no step counts twice.
-* A request that ran alone: its first token took the step of its prompt, and the server's work before and after that
-  step. Prompts longer than an engine computes at once take several steps, and are left out.
+* If no request waited for its first token, and none ended, all running requests decoded. Such a step took the time
+  between two tokens, for all these sequences; the context of each was its prompt and its tokens until then. Only the
+  request that began first is read, so that no step counts twice.
+* If a request ran alone, its first token took the step of its prompt, and the server's work before and after that step.
+  Prompts longer than an engine computes at once take several steps, and are left out.
 
 All other times mix steps of several kinds.
 """
@@ -27,7 +27,7 @@ __all__ = ["DETAILS", "is_bench_result", "steps_of_bench"]
 
 DETAILS: Final = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
 LONGEST_PROMPT: Final = 2048
-"""Tokens that every engine computes in one step by default."""
+"""Tokens that every engine computes in one step by default, at least."""
 MOST_TOKENS: Final = 2**31
 REMEDY: Final = "Write it with --save-result --save-detailed"
 
@@ -39,12 +39,12 @@ def is_bench_result(keys: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """The requests that were answered, in order of their first tokens.
+    """The answered requests, in order of their first tokens.
 
     Args:
-        start_s, first_s, last_s: float64 ``[n]``: when each was sent, and when its first and its last token came.
-        token_s: when each of its tokens came.
-        num_prompt: int64 ``[n]``.
+        start_s, first_s, last_s: float64 ``[n]``: times of sending, of the first and of the last token.
+        token_s: times of each token, by request.
+        num_prompt: int64 ``[n]``, tokens of the prompt.
     """
 
     start_s: Float64Array
@@ -111,7 +111,7 @@ def _served(line: Line, result: Mapping[str, Any]) -> tuple[_Served, int]:
 
 
 def _decoding_steps(served: _Served) -> list[Float64Array]:
-    """Give seconds, new tokens, pairs, context and sequences of steps that only decode."""
+    """Return seconds, new tokens, pairs, context and sequences of steps that only decode."""
     if not len(served.start_s):
         return [np.zeros(0)] * 5
     starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
@@ -133,7 +133,7 @@ def _decoding_steps(served: _Served) -> list[Float64Array]:
 
 
 def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
-    """Give the times between tokens, at each moment those of the running request that began first."""
+    """Return the times between tokens; at each moment, those of the running request that began first."""
     begins, ends, told_until_s = [], [], -np.inf
     for token_s in served.token_s:
         untold = token_s[:-1] >= told_until_s
@@ -144,7 +144,7 @@ def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
 
 
 def _prompt_steps(served: _Served) -> list[Float64Array]:
-    """Give the same for requests that ran alone until their first token."""
+    """Return the same for requests that ran alone until their first token."""
     starts, lasts = np.sort(served.start_s), np.sort(served.last_s)
     num_sent = np.searchsorted(starts, served.first_s, "left")
     num_over = np.searchsorted(lasts, served.start_s, "right")

@@ -1,6 +1,6 @@
 """Calibration: a cost model fitted to steps, and its error on steps left out of the fit.
 
-Errors are relative. Five fits, each to four fifths of the steps (every fifth one is left out), give the errors on the
+Errors are relative. Five fits, each to four fifths of the steps (one in five is left out), give the errors on the
 steps left out. The model itself is fitted to all steps.
 """
 
@@ -21,10 +21,10 @@ __all__ = ["FEWEST_STEPS", "Calibration", "ErrorSummary", "Validation", "calibra
 FEWEST_STEPS: Final = 20
 NUM_PARTS: Final = 5
 UPPER_EDGES: Final = (8, 64, 512, 4096)
-"""Bounds, in tokens of a step, by which errors are grouped."""
+"""Bounds, in tokens of a step, that group the errors."""
 WHAT_IS_CONSTANT: Final = ("weights_s", "fixed_s")
 OF_PROMPTS: Final = ("token_compute_s", "pair_compute_s")
-"""Not fitted if steps only decode, since tokens then equal sequences."""
+"""Not fitted if steps only decode, since then the number of tokens is that of sequences."""
 FREE: Final = CostModel()
 
 
@@ -34,7 +34,7 @@ class ErrorSummary:
 
     Args:
         least, most: tokens of these steps.
-        num_steps: how many there are.
+        num_steps: number of steps.
         median, p90: of the absolute difference of predicted and measured seconds, as a share of the measured.
         bias: the median of the signed difference: positive if predictions are too high.
     """
@@ -47,7 +47,7 @@ class ErrorSummary:
     bias: float
 
     def as_dict(self) -> dict[str, float]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -59,8 +59,8 @@ class Calibration:
         model: the cost model.
         fitted: the parameters that the steps determined; the others are those of the base model.
         overall: errors of all steps.
-        by_tokens: the same by tokens of a step, for groups with steps.
-        notes: what a reader must know before trusting it, one sentence each.
+        by_tokens: the same by tokens of a step, for groups that have steps.
+        notes: warnings about the model, one sentence each.
     """
 
     model: CostModel
@@ -70,7 +70,7 @@ class Calibration:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         return {
             "cost_model": self.model.as_dict(),
             "fitted": list(self.fitted),
@@ -88,8 +88,8 @@ class Validation:
 
     Args:
         overall: errors of all steps.
-        by_tokens: the same by tokens of a step, for groups with steps.
-        notes: what a reader must know about the steps, one sentence each.
+        by_tokens: the same by tokens of a step, for groups that have steps.
+        notes: warnings about the steps, one sentence each.
     """
 
     overall: ErrorSummary
@@ -97,7 +97,7 @@ class Validation:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out for JSON."""
+        """Return the values for JSON."""
         errors = {
             "overall": self.overall.as_dict(),
             "by_num_new_tokens": [each.as_dict() for each in self.by_tokens],
@@ -122,7 +122,7 @@ def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibratio
 
     Args:
         steps: measured steps.
-        base: supplies the parameters that the steps do not determine; None: those are 0.
+        base: has the parameters that the steps do not determine; None: those are 0.
 
     Raises:
         ConfigurationError: the steps are too few, or too similar, to determine any parameter.

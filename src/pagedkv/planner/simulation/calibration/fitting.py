@@ -1,13 +1,13 @@
-"""The parameters of a cost model that fit measured steps best.
+"""Fits the parameters of a cost model to measured steps.
 
 A step takes ``fixed_s + max(compute, memory) + num_sequences * sequence_s``: linear in the parameters once the longer
 of the two is known. So steps are divided by the longer term, the parameters are found by least squares, and the steps
 are divided again by these parameters, until nothing changes (the least squares partition algorithm: Magnani and Boyd,
-Convex piecewise-linear fitting, 2009). This finds a good solution, not always the best, so it begins from several
-divisions, and the best of all solutions is returned.
+Convex piecewise-linear fitting, 2009). This finds a good solution, not always the best. So it starts from several
+divisions and returns the best of all solutions.
 
-Errors are relative to the measured seconds: steps differ by three orders of magnitude, and an outlier (a compilation,
-another process) that took a hundred times as long is then off by 99 %, and not by 9,900.
+Errors are relative to the measured seconds, since steps differ by three orders of magnitude. An outlier (a compilation,
+another process) that took a hundred times as long is then off by 99 %, not by 9,900.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ COUNTED_BY: Final[Mapping[str, str]] = {
     "context_token_s": "num_context_tokens",
     "sequence_s": "num_sequences",
 }
-"""The fitted parameters, with the counts that each needs. The two constants are separated by steps that wait for memory
-and steps that compute; if all steps are of one kind, ``weights_s`` comes first and gets the whole constant."""
+"""The fitted parameters, with the count of each. The two constants are distinguished by steps that are limited by
+memory and steps that are limited by compute. If all steps are of one kind, ``weights_s`` gets the whole constant."""
 
 IN_COMPUTE: Final = ("token_compute_s", "pair_compute_s")
 IN_MEMORY: Final = ("weights_s", "context_token_s")
@@ -57,11 +57,11 @@ class _Terms:
 
 
 def fit(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> CostModel:
-    """Fit some parameters of a cost model to steps; the others stay as they are.
+    """Fit some parameters of a cost model to steps; the others are unchanged.
 
     Args:
         steps: measured steps.
-        base: the model that supplies the other parameters.
+        base: the model with the other parameters.
         names: the parameters to fit, of ``COUNTED_BY``.
     """
     terms = _terms(steps, base, names)
@@ -74,7 +74,7 @@ def fit(steps: MeasuredSteps, base: CostModel, names: tuple[str, ...]) -> CostMo
 
 
 def predicted_s(model: CostModel, steps: MeasuredSteps) -> Float64Array:
-    """Give the seconds that a model predicts for each step: float64 ``[steps]``."""
+    """Return the seconds that a model predicts for each step: float64 ``[steps]``."""
     counts = (
         steps.counts(name).tolist()
         for name in ("num_new_tokens", "num_attended_pairs", "num_context_tokens", "num_sequences")
@@ -83,7 +83,7 @@ def predicted_s(model: CostModel, steps: MeasuredSteps) -> Float64Array:
 
 
 def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterator[CostModel]:
-    """Give the models found from each initial division of the steps."""
+    """Yield the models found from each initial division of the steps."""
     for share in START_SHARES:
         computes = steps.num_new_tokens > np.quantile(steps.num_new_tokens, share)
         if share == 0:
@@ -99,7 +99,7 @@ def _candidates(steps: MeasuredSteps, base: CostModel, terms: _Terms) -> Iterato
 
 
 def _solved(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Find the parameters for a given division into steps that compute and steps that wait for memory."""
+    """Find the parameters for a given division into steps limited by compute and steps limited by memory."""
     applies = {
         name: computes if name in IN_COMPUTE else ~computes if name in IN_MEMORY else np.ones(len(steps), bool)
         for name in terms.columns
@@ -111,7 +111,7 @@ def _solved(steps: MeasuredSteps, terms: _Terms, computes: npt.NDArray[np.bool_]
 
 
 def _with(model: CostModel, values: Mapping[str, float]) -> CostModel:
-    """Give a model with other values of some parameters, all of them seconds."""
+    """Return a model with other values of some parameters, all of them seconds."""
     return CostModel(**(model.as_dict() | dict(values)))  # type: ignore[arg-type] # CostModel checks each value itself
 
 

@@ -1,7 +1,7 @@
 """Least squares without negative coefficients: the active set method of Lawson and Hanson (1974), chapter 23.
 
-Costs are never negative. If the plain solution has a negative coefficient, its column explains no more than the others
-do, and is left out.
+Costs are never negative. If the plain solution gives a column a negative coefficient, the column explains no more than
+the others do, and is left out.
 """
 
 from typing import Final, TypeAlias
@@ -20,9 +20,9 @@ ROUNDS_A_COLUMN: Final = 10
 
 
 def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Float64Array:
-    """Find coefficients, none negative, for which ``columns @ coefficients`` comes nearest to ``wanted``.
+    """Find coefficients, none negative, that minimise the squared error of ``columns @ coefficients`` to ``wanted``.
 
-    Of equivalent columns, the first one gets the coefficient. O(rows * columns^2) for each column that is used.
+    Of equivalent columns, the first one gets the coefficient. O(rows * columns^2) for each used column.
 
     Args:
         columns: float64 ``[rows, columns]``.
@@ -53,7 +53,7 @@ def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Fl
 
 
 def _solved(scaled: Float64Array, wanted: Float64Array, used: BoolArray, found: Float64Array) -> Float64Array:
-    """Solve for the columns in use, leaving out those whose coefficient would be negative; changes ``used``."""
+    """Solve for the used columns, leaving out those whose coefficient would be negative; changes ``used``."""
     while used.any():
         plain = np.zeros_like(found)
         plain[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]

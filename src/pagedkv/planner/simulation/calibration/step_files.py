@@ -2,7 +2,7 @@
 
 The first line determines the kind of file. CSV has a header with ``num_new_tokens`` and ``seconds``, and optionally
 ``num_attended_pairs``, ``num_context_tokens`` and ``num_sequences``, in any order; other columns are ignored. JSON
-lines are the fields of :class:`pagedkv.serving.engine.StepRecord`, of steps in which tokens were computed.
+lines have the fields of :class:`pagedkv.serving.engine.StepRecord`, for steps that computed tokens.
 """
 
 import csv
@@ -67,7 +67,7 @@ class _RecordRow(msgspec.Struct):
 
 
 def bench_result_in(path: str) -> tuple[Line, dict[str, Any]] | None:
-    """Give the result of ``vllm bench serve`` in a file, and its line; None if the file holds something else.
+    """Return the result of ``vllm bench serve`` in a file, and its line; None if the file has other content.
 
     Raises:
         TraceError: the file cannot be read.
@@ -85,7 +85,7 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
 
     Args:
         path: the file, plain or gzip.
-        block_size: tokens a block, for records, which count blocks instead of tokens.
+        block_size: tokens of a block, for records, which count blocks instead of tokens.
 
     Raises:
         TraceError: the file cannot be read, or has no step.

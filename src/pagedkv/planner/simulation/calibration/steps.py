@@ -1,4 +1,4 @@
-"""MeasuredSteps: what each step computed, and how long it took. A value; knows no file and no model."""
+"""MeasuredSteps: the work of each measured step, and its seconds."""
 
 from dataclasses import dataclass, field
 
@@ -12,19 +12,19 @@ __all__ = ["MeasuredSteps"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSteps:
-    """Steps of an engine, in counts that :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s` takes.
+    """Steps of an engine, in the counts of :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s`.
 
     Args:
-        seconds: float64 ``[steps]``, how long each took; all positive.
+        seconds: float64 ``[steps]``, duration of each; all positive.
         num_new_tokens: int64 ``[steps]``, tokens computed.
-        num_attended_pairs: int64 ``[steps]``, or None if they were not counted; likewise the next two.
+        num_attended_pairs: int64 ``[steps]``; None: not counted. Likewise the next two.
         num_context_tokens: see :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s`.
         num_sequences: likewise.
         told_by: description of the source.
-        notes: what a reader must know about them, one sentence each.
+        notes: warnings about the steps, one sentence each.
 
     Raises:
-        ConfigurationError: arrays of different lengths.
+        ConfigurationError: the arrays differ in length.
     """
 
     seconds: Float64Array
@@ -43,16 +43,16 @@ class MeasuredSteps:
                 raise ConfigurationError(f"{name} has {len(counts)} steps, seconds {len(self.seconds)}: give one each")
 
     def __len__(self) -> int:
-        """Count the steps."""
+        """Return the number of steps."""
         return len(self.seconds)
 
     def counts(self, name: str) -> Int64Array:
-        """Give one of the counts; zeros if it was not counted."""
+        """Return one of the counts; zeros if it was not counted."""
         counts: Int64Array | None = getattr(self, name)
         return np.zeros(len(self), np.int64) if counts is None else counts
 
     def chosen(self, places: Int64Array) -> "MeasuredSteps":
-        """Give some of the steps, in the order of ``places``."""
+        """Return some of the steps, in the order of ``places``."""
 
         def of(counts: Int64Array | None) -> Int64Array | None:
             return None if counts is None else counts[places]

@@ -1,9 +1,9 @@
-"""Steps from the lines of throughput that vLLM logs every ten seconds, as far as they determine steps.
+"""Steps from the throughput lines that vLLM logs every ten seconds, as far as they determine steps.
 
 A line has means over an interval, not steps. If no prompt token was computed in the interval, and equally many requests
-run at both its ends, the same sequences decoded all the time: every step made one token of each, so a step took the
-sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long ones, and are left
-out, so such a log does not determine the cost of a prompt token.
+run at both its ends, the same sequences decoded all the time. Every step then made one token of each, so a step took
+the number of sequences divided by the generated tokens a second. Intervals with prompts mix short steps and long ones,
+and are left out, so such a log does not determine the cost of a prompt token.
 
 The context is the mean usage of the cache at both ends of the interval, times the size that the engine logs at its
 start; shared blocks count once.

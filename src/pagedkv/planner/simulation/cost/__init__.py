@@ -1,4 +1,4 @@
-"""How long one step of an engine takes, as a function of what the step computes.
+"""The duration of one step of an engine, as a function of its work.
 
 In the order in which data flows::
 
@@ -9,7 +9,7 @@ In the order in which data flows::
     presets     pairs of model and hardware, by name
     reader      read_cost_model(): a file or a name in, a CostModel out
 
-Pure functions without a clock. A replay computes the seconds of a step, and advances its own clock by them.
+All are pure functions without a clock. A replay computes the seconds of a step, and advances its own clock by them.
 """
 
 from pagedkv.planner.simulation.cost.cost_model import CostModel

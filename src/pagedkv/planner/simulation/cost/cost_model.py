@@ -1,4 +1,4 @@
-"""Seconds that one step of an engine takes, from counts of what it computes: a roofline (Williams et al., 2009).
+"""Seconds of one step of an engine, from counts of its work: a roofline (Williams et al., 2009).
 
 A step does arithmetic and reads memory, and the two overlap; the longer of them counts::
 
@@ -11,13 +11,13 @@ A step does arithmetic and reads memory, and the two overlap; the longer of them
             + min(num_context_tokens, num_sequences * window)  * window_token_s
             + num_sequences * sequence_state_s
 
-Every term grows with every count, so a step never gets shorter by computing more. The limit of a window or a chunk
-applies to the sums. That is exact if all sequences are shorter than the window, or all longer, and too high in between.
-The experts' term is the expected part of the experts that at least one of the step's tokens uses, if tokens choose
-independently and all experts are equally likely.
+Every term grows with every count, so more work never shortens a step. The limit of a window or a chunk applies to the
+sums. That is exact if all sequences are shorter than the window, or all longer, and too high in between. The experts'
+term is the expected share of experts that at least one of the step's tokens uses, if tokens choose independently and
+all experts are equally likely.
 
-Ignored: writing the new keys and values (one token's against all weights), the bandwidth between GPUs (only the delay
-of each exchange is in ``fixed_s``), the imbalance of experts and of GPUs, and how efficiency falls with small batches.
+Ignored: writing the new keys and values (small against all weights), the bandwidth between GPUs (``fixed_s`` has only
+the delay of each exchange), the imbalance of experts and of GPUs, and the lower efficiency of small batches.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +30,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["CostModel"]
 
 LONGEST_S: Final = 1e6
-"""No part of a step takes days: larger numbers must be in another unit."""
+"""No part of a step takes days; larger numbers must be in another unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class CostModel:
     """The cost of everything that a step computes, reads or moves. All fields ending in ``_s`` are seconds.
 
     Args:
-        fixed_s: a step, whatever it computes: launching, exchanging between GPUs, scheduling.
-        token_compute_s: arithmetic for one new token, attention excepted.
+        fixed_s: every step: launching, exchanging between GPUs, scheduling.
+        token_compute_s: arithmetic for one new token, except attention.
         pair_compute_s: arithmetic for one query attending to one key, in layers that see the whole context.
         weights_s: reading the weights that every step needs.
         experts_s: reading all routed experts of a mixture; 0 for a dense model.
         expert_share: share of the experts that one token uses, in (0, 1].
         context_token_s: reading one token's keys and values, in layers that see the whole context.
-        window: tokens that windowed (or chunked) layers see; 0 when there are none.
+        window: tokens that windowed (or chunked) layers see; 0: there are none.
         window_pair_compute_s: as ``pair_compute_s``, in windowed layers.
         window_token_s: as ``context_token_s``, in windowed layers.
         sequence_state_s: reading and writing one sequence's recurrent state.
-        sequence_s: sampling for one sequence, and its bookkeeping; not overlapped.
+        sequence_s: sampling and bookkeeping for one sequence; not overlapped.
         swap_fixed_s: fixed time of moving blocks to or from host memory in a step.
         swap_token_s: moving one token's keys and values.
 
@@ -85,11 +85,11 @@ class CostModel:
     def step_s(
         self, num_new_tokens: int, num_attended_pairs: int, num_context_tokens: int, num_sequences: int
     ) -> float:
-        """Return the seconds of one step. O(1); counts must not be negative, which is not checked.
+        """Return the seconds of one step. O(1). Counts must not be negative, which is not checked.
 
         Args:
             num_new_tokens: tokens computed in this step, over all sequences.
-            num_attended_pairs: pairs of a new token and a token it may attend to, itself included, as if there
+            num_attended_pairs: pairs of a new token and a token to which it may attend, including itself, as if there
                 were no windows: for ``n`` new tokens after ``c`` computed ones ``n * c + n * (n + 1) / 2``.
             num_context_tokens: tokens whose keys and values are read: each sequence's length after the step.
             num_sequences: sequences with tokens in the step.
@@ -115,12 +115,12 @@ class CostModel:
         return self.swap_fixed_s + num_tokens * self.swap_token_s if num_tokens > 0 else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """Lay the model out for JSON, as :func:`~pagedkv.planner.simulation.cost.read_cost_model` reads it back."""
+        """Return the model for JSON; :func:`~pagedkv.planner.simulation.cost.read_cost_model` reads it back."""
         return asdict(self)
 
 
 def _checked_seconds(name: str, value: object) -> float:
-    # Compared before it is converted: an integer of 400 digits does not fit a float. NaN fails both comparisons.
+    # Compared before it is converted, since an integer of 400 digits does not fit a float. NaN fails both comparisons.
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LONGEST_S:
         raise ConfigurationError(
             f"{name} must be a number of seconds from 0 to {LONGEST_S:,.0f}, got {short_repr(value)}"

@@ -1,7 +1,7 @@
-"""A cost model, and the room for keys and values, from a model's memory and a GPU's published numbers.
+"""A cost model, and the memory left for keys and values, from a model's memory and a GPU's published numbers.
 
-Owns the formulas; the peaks are :mod:`~pagedkv.planner.simulation.cost.gpus`', the bytes
-:mod:`pagedkv.planner.models`'s. Work and memory are taken to be split evenly over the GPUs (tensor parallelism)::
+The formulas are here. The peaks are in :mod:`~pagedkv.planner.simulation.cost.gpus`, the bytes in
+:mod:`pagedkv.planner.models`. Work and memory are assumed to be split evenly over the GPUs (tensor parallelism)::
 
     token_compute_s = 2 * active parameters / (compute * flops * num_gpus)
     pair_compute_s  = operations a pair     / (compute * flops * num_gpus)
@@ -10,8 +10,8 @@ Owns the formulas; the peaks are :mod:`~pagedkv.planner.simulation.cost.gpus`', 
     swap_token_s    = bytes a token         / (link * host link * num_gpus)
 
 Two operations a parameter and token (Kaplan et al., 2020, section 2.1); two all-reduces a layer (Megatron-LM, 2019).
-Not modelled: models whose keys cannot be split (fewer key heads than GPUs, latent attention) hold copies on each GPU;
-arithmetic in FP8 is taken at the BF16 rate.
+Not modelled: models whose keys cannot be split (fewer key heads than GPUs, latent attention) have copies on each GPU;
+arithmetic in FP8 is counted at the BF16 rate.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ EXCHANGES_PER_LAYER: Final = 2
 READ_AND_WRITTEN: Final = 2
 MAX_GPUS: Final = 10_000
 DEFAULT_UTILIZATION: Final = 0.9
-"""Share of a GPU's memory; the rest is for activations and the driver. As vLLM's gpu_memory_utilization."""
+"""Share of a GPU's memory; the rest is for activations and the driver. Equals vLLM's gpu_memory_utilization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Assumptions:
     """The share of the peaks that programs reach, and the fixed costs of a step.
 
     Args:
-        compute: share of peak arithmetic. 0.5: an assumption; large matrix products alone reach 0.6 to 0.8.
-        memory: share of peak memory bandwidth. 0.8: gpt-fast reads the weights of Llama-2-7B, step overhead
-            included, at 0.69 of an A100-80's, and its authors measured 1.7 of 2.04 TB/s at most (its README).
+        compute: share of peak arithmetic. 0.5 is an assumption; large matrix products alone reach 0.6 to 0.8.
+        memory: share of peak memory bandwidth. 0.8: gpt-fast reads the weights of Llama-2-7B, including step overhead,
+            at 0.69 of an A100-80's, and its authors measured 1.7 of 2.04 TB/s at most (its README).
         link: share of the host link. 0.84: 54 of 64 GB/s, measured once on an H200.
-        step_s: fixed time of a step on one GPU. 1 ms: an assumption, which brings gpt-fast's figure for one GPU to
+        step_s: fixed time of a step on one GPU. 1 ms is an assumption, which matches gpt-fast's figure for one GPU
             within 3%.
-        exchange_s: one all-reduce of few bytes. 20 us: fits gpt-fast's figures for 2 to 8 A100s within 10%.
-        sequence_s: sampling and bookkeeping for one sequence. 5 us: an assumption.
-        swap_s: starting to move a sequence's blocks. 20 us: an assumption.
+        exchange_s: one all-reduce of few bytes. 20 us matches gpt-fast's figures for 2 to 8 A100s within 10%.
+        sequence_s: sampling and bookkeeping for one sequence. 5 us is an assumption.
+        swap_s: starting to move a sequence's blocks. 20 us is an assumption.
 
     Raises:
-        ConfigurationError: a share is not in (0, 1], or a time is not a sensible number of seconds.
+        ConfigurationError: a share is not in (0, 1], or a time is out of range.
     """
 
     compute: float = 0.5
@@ -62,7 +62,7 @@ class Assumptions:
     swap_s: float = 20e-6
 
     def __post_init__(self) -> None:
-        """Check the shares; the times are checked where they become part of a cost model."""
+        """Check the shares; the cost model checks the times."""
         for name in ("compute", "memory", "link"):
             share = getattr(self, name)
             if not 0 < share <= 1:
@@ -75,7 +75,7 @@ DEFAULTS: Final = Assumptions()
 def derive_cost_model(
     model: ModelMemory, gpu: Gpu, num_gpus: int = 1, assumptions: Assumptions = DEFAULTS
 ) -> CostModel:
-    """Derive what steps of a model cost on some GPUs.
+    """Derive the cost of a model's steps on some GPUs.
 
     Raises:
         ConfigurationError: the number of GPUs is not positive, or the model's number or bytes of weights is unknown.
@@ -109,7 +109,7 @@ def derive_cost_model(
 
 
 def kv_budget_nbytes(model: ModelMemory, gpu: Gpu, num_gpus: int = 1, utilization: float = DEFAULT_UTILIZATION) -> int:
-    """Return the bytes left for keys, values and states: the memory that an engine uses, less the weights.
+    """Return the bytes left for keys, values and states: the memory that an engine uses minus the weights.
 
     Args:
         model: the model; its weights must be known.
@@ -154,8 +154,8 @@ def _weights(model: ModelMemory) -> tuple[int, int, int]:
 def _expert_parameters(model: ModelMemory, num_parameters: int, num_active: int) -> float:
     """Count the weights in routed experts, of which a token uses a share; it uses all other weights.
 
-    From ``active = all - experts + share * experts``. Published numbers are rounded, so the result is limited to all
-    weights.
+    The formula solves ``active = all - experts + share * experts``. Published numbers are rounded, so the result is
+    limited to all weights.
     """
     if model.expert_share == 1:
         return 0.0

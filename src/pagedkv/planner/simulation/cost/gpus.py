@@ -1,9 +1,9 @@
 """Published peak numbers of well-known GPUs.
 
-Owns only the table. Rates are the manufacturer's, from the data sheets named beside each entry: *dense*
-BF16 operations (data sheets print twice as many, for weights of which half are zero), memory bandwidth, and the host
-link in one direction (they print the sum of both). :class:`~pagedkv.planner.simulation.cost.derivation.Assumptions` has
-the shares of them that programs reach.
+Rates are the manufacturer's, from the data sheets named beside each entry: *dense* BF16 operations (data sheets print
+twice as many, for weights of which half are zero), memory bandwidth, and the host link in one direction (they print the
+sum of both). :class:`~pagedkv.planner.simulation.cost.derivation.Assumptions` has the shares of them that programs
+reach.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ GIGA: Final = 10**9
 PCIE_4_X16: Final = 32 * GIGA
 PCIE_5_X16: Final = 64 * GIGA
 GDDR_LEFT_BY_ECC: Final = 15 / 16
-"""Cards with GDDR6 keep a sixteenth of it for error correction: of 24 GiB, 22.5 are left."""
+"""Cards with GDDR6 reserve a sixteenth of it for error correction: 22.5 of 24 GiB are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Gpu:
         flops: dense BF16 operations a second.
         memory_nbytes_per_s: bandwidth of its memory.
         link_nbytes_per_s: bandwidth to the host's memory, in one direction.
-        source: where the numbers come from.
+        source: source of the numbers.
     """
 
     name: str
@@ -76,7 +76,7 @@ def find_gpu(name: str) -> Gpu:
     """Return a GPU by its name, in any case of letters.
 
     Raises:
-        ConfigurationError: it is not in the table.
+        ConfigurationError: the GPU is not in the table.
     """
     gpu = GPUS.get(name.lower())
     if gpu is None:

@@ -1,7 +1,7 @@
-"""CostOrigin: where the seconds of a cost model come from, so that a reader of figures knows their basis.
+"""CostOrigin: the source of a cost model's seconds, which readers of figures need to judge them.
 
-Three kinds: computed from a GPU's data sheet, fitted to steps that were measured (``pagedkv calibrate`` writes the
-error of the fit into its file), or stated, by a file or a name without a measurement. The origin is kept apart from the
+There are three kinds: computed from a GPU's data sheet; fitted to measured steps (``pagedkv calibrate`` writes the
+error of the fit into its file); or stated by a file or a name without a measurement. The origin is separate from the
 model, since models with equal parameters may have different origins.
 """
 
@@ -17,18 +17,18 @@ DATA_SHEET: Final = "data sheet"
 CALIBRATED: Final = "calibrated"
 STATED: Final = "stated"
 CALIBRATION_KEY: Final = "calibration"
-"""Key of the object in a cost model's file that describes its fit."""
+"""Key of the description of the fit in a cost model's file."""
 BEYOND: Final = 1e15
 NUMBERS: Final = ("num_steps", "median", "p90")
 
 
 @dataclass(frozen=True, slots=True)
 class CostOrigin:
-    """Where seconds come from.
+    """Source of the seconds of a cost model.
 
     Args:
         kind: "data sheet", "calibrated" or "stated".
-        num_steps: steps that a calibrated model was fitted to; else None.
+        num_steps: steps to which a calibrated model was fitted; else None.
         median, p90: relative errors of a calibrated model on steps left out of the fit, without sign; else None.
     """
 
@@ -46,7 +46,7 @@ class CostOrigin:
 
     @property
     def sentence(self) -> str:
-        """Explain what that means for figures in seconds."""
+        """Explain the consequence for figures in seconds."""
         if self.kind == CALIBRATED:
             return (
                 f"calibrated on {self.num_steps:,} measured steps, with an error of {self.median:.1%} in the median "

@@ -23,7 +23,7 @@ SIMPLE: Final[Mapping[str, CostModel]] = MappingProxyType(
         "per-token": CostModel(token_compute_s=1e-3),
     }
 )
-"""One without any cost; one where each new token takes a millisecond and all else is free."""
+"""One model without any cost, and one in which each new token takes a millisecond and all else is free."""
 
 PAIRS: Final = (
     "deepseek-v3/8xh200",
@@ -45,7 +45,7 @@ PAIRS: Final = (
     "llama-4-scout/4xh100",
     "mistral-7b-v0.1/l4",
     "mixtral-8x7b/2xh100",
-    "opt-13b/a100-40",  # from the PagedAttention paper, as is the next
+    "opt-13b/a100-40",  # from the PagedAttention paper, like the next one
     "opt-66b/4xa100-40",
     "qwen2.5-72b/4xh100",
     "qwen2.5-7b/l40s",
@@ -63,7 +63,7 @@ def cost_model_names() -> tuple[str, ...]:
 
 
 def cost_model_named(name: str) -> CostModel | None:
-    """Return a cost model by its name, or None if it is not a name (but perhaps a path).
+    """Return a cost model by its name; None if the name is unknown (it may be a path).
 
     Raises:
         ConfigurationError: a known model on an unknown GPU, or on too few GPUs to hold its weights.

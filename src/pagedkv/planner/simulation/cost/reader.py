@@ -1,8 +1,8 @@
-"""A name or a JSON file in, a CostModel out.
+"""Reads a CostModel from a name or a JSON file.
 
-A file holds one JSON object with exactly the fields of :class:`~pagedkv.planner.simulation.cost.CostModel`, and its
-calibration if it has one. A missing or misspelt field must not silently cost nothing. Every fault is a
-ConfigurationError with the file, the key and a remedy.
+A file has one JSON object with exactly the fields of :class:`~pagedkv.planner.simulation.cost.CostModel`, and its
+calibration if there is one. A missing or misspelt field is an error, since it would silently cost nothing. Every fault
+is a ConfigurationError with the file, the key and a remedy.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def read_cost_model(name_or_path: str) -> CostModel:
             ``./name`` is always a path.
 
     Raises:
-        ConfigurationError: no such name or file, or a file with other keys or values than a cost model's.
+        ConfigurationError: there is no such name or file, or the file has other keys or values than a cost model.
 
     >>> read_cost_model("per-token").step_s(100, 5050, 100, 1)
     0.1
@@ -43,10 +43,10 @@ def read_cost_model(name_or_path: str) -> CostModel:
 
 
 def read_cost_origin(name_or_path: str) -> CostOrigin:
-    """Read where the seconds of a cost model come from, by name or file as in :func:`read_cost_model`.
+    """Read the origin of a cost model's seconds, by name or file as in :func:`read_cost_model`.
 
     Raises:
-        ConfigurationError: no such name or file, or its calibration cannot be read.
+        ConfigurationError: there is no such name or file, or its calibration cannot be read.
 
     >>> read_cost_origin("llama-3.1-8b/h100").in_short, read_cost_origin("instant").in_short
     ('data sheet', 'stated, error unknown')

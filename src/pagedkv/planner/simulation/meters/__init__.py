@@ -1,9 +1,9 @@
-"""Measurements while a trace is served, one figure a module; no meter changes the replay.
+"""Measurements while a trace is served, one figure a module. No meter changes the replay.
 
 ::
 
     ages            counts by age, in fixed intervals
-    block_history   when each block was last released: ages of hits and of evictions
+    block_history   time of each block's last release: ages of hits and of evictions
     misses          prompt tokens that did not hit, by cause
     occupancy       blocks live, cached and free: peaks, and means over time
     waste           slots without a token, paged and contiguous

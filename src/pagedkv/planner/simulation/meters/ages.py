@@ -8,7 +8,7 @@ import numpy.typing as npt
 __all__ = ["UPPER_EDGES_S", "AgeHistogram"]
 
 UPPER_EDGES_S: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-"""Upper ends, included, of all intervals but the last, which has none. The first holds the age 0 alone."""
+"""Upper ends, inclusive, of all intervals but the last, which is open. The first has the age 0 alone."""
 
 
 class AgeHistogram:
@@ -23,5 +23,5 @@ class AgeHistogram:
         self._counts += np.bincount(places, minlength=len(self._counts))
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the counts out for JSON; None is the end of the last interval."""
+        """Return the counts for JSON; None is the end of the last interval."""
         return {"upper_edges_s": [*UPPER_EDGES_S, None], "num_blocks": self._counts.tolist()}

@@ -1,7 +1,7 @@
-"""When each block was last released, and whether it was hit again: the ages of hits and of evictions.
+"""The time of each block's last release, and whether it was hit again: ages of hits and of evictions.
 
-The events of the block space show which content is stored and removed. The time of the last release is found by reading
-the reference counts after each operation that may have lowered them. Of the core, only the rules of retention are known
+Events of the block space report which content is stored and removed. The time of the last release is found by reading
+the reference counts after each operation that may have lowered them. Only the rules of retention of the core are used
 here.
 """
 
@@ -27,9 +27,10 @@ class PoolHistory:
     """One pool's blocks.
 
     Attributes:
-        hits_by_age: seconds since each hit block was released, 0 if it was in use.
+        hits_by_age: seconds from release to hit of each hit block; 0 if it was in use.
         evictions_by_age: the same for evicted blocks.
-        num_evictions: evicted blocks; num_never_reused: those of them without any hit.
+        num_evictions: evicted blocks.
+        num_never_reused: evicted blocks without any hit.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -41,19 +42,19 @@ class PoolHistory:
         self.num_never_reused = 0
 
     def hit(self, block_ids: Int32Array, ref_counts: Int32Array, now_s: float) -> None:
-        """Note that a new sequence shares some blocks; their reference counts include it."""
+        """Record that a new sequence shares some blocks; their reference counts include it."""
         self.hits_by_age.add(np.where(ref_counts > 1, 0.0, now_s - self._released_s[block_ids]))
         self._released_s[block_ids] = NOT_RELEASED
         self._was_hit[block_ids] = True
 
     def released(self, block_ids: Int32Array, now_s: float) -> None:
-        """Note that some blocks are no longer referenced."""
+        """Record that some blocks are no longer referenced."""
         self._released_s[block_ids] = now_s
 
     def note(self, events: CacheEvents, ref_counts: Int32Array, now_s: float) -> None:
-        """Note removed and stored blocks; the removal of a block comes before its storing.
+        """Record removed and stored blocks; a block's removal comes before its storing.
 
-        Removed blocks that were free and are now in use were evicted. The others lost a name that could not be hit.
+        Removed blocks that were free and are in use now were evicted. The others lost a name that could not be hit.
         """
         is_removal = events.kinds == REMOVED
         if not is_removal.any():
@@ -67,7 +68,7 @@ class PoolHistory:
         self._forget(events.block_ids)
 
     def _forget(self, block_ids: Int32Array) -> None:
-        """Note that some blocks have new content, or content that cannot be hit."""
+        """Record that some blocks have new content, or content that cannot be hit."""
         self._released_s[block_ids] = NOT_RELEASED
         self._was_hit[block_ids] = False
 
@@ -88,15 +89,15 @@ class BlockHistory:
         self.pools = {name: PoolHistory(count) for name, count in space.config.blocks_by_pool().items()}
 
     def note_events(self, now_s: float) -> None:
-        """Note the events since the last call; called after every operation that stores or evicts."""
+        """Record the events since the last call; called after every operation that stores or evicts."""
         if self._space.has_events:
             for events in self._space.drain_events():
                 self.pools[events.pool].note(events, self._space.ref_counts(events.pool), now_s)
 
     def admitted(self, row: int, num_hit_tokens: int, tails: Sequence[Tail], now_s: float) -> None:
-        """Note the hits of a sequence just allocated, and then what its new blocks evicted.
+        """Record the hits of a sequence just allocated, and then the evictions for its new blocks.
 
-        The sequence holds copies of the kept states of its hit (``tails``).
+        The sequence has copies of the kept states of its hit (``tails``).
         """
         for tail in tails:
             pool, blocks = self._groups[tail.group][1].pool, np.array([tail.block], np.int32)
@@ -108,7 +109,7 @@ class BlockHistory:
         self.note_events(now_s)
 
     def released(self, held: dict[str, list[Int32Array]], now_s: float) -> None:
-        """Note which of some blocks, by pool, are no longer referenced."""
+        """Record which of some blocks, by pool, are no longer referenced."""
         self.note_events(now_s)  # first: a block whose name is withdrawn is not evicted
         self._note_released(held, now_s)
 
@@ -129,10 +130,10 @@ class BlockHistory:
             known = known[known > 0]
             self.pools[pool].released(known[self._space.ref_counts(pool)[known] == 0], now_s)
 
-    # When a step is acknowledged, windows slide, and rows that continued a kept state have its copy
+    # When a step is acknowledged, windows slide, and rows that continued a kept state have their copy of it
 
     def before_acknowledge(self, plan: StepPlan) -> None:
-        """Remember the blocks that acknowledging a plan may release."""
+        """Remember the blocks that the acknowledgement of a plan may release."""
         if not self._sliding:
             return
         self._slid = {}
@@ -145,6 +146,6 @@ class BlockHistory:
             self._slid.setdefault(copies.pool, []).append(copies.src_ids)
 
     def after_acknowledge(self, end_s: float) -> None:
-        """Note which of them are no longer referenced."""
+        """Record which of them are no longer referenced."""
         self.note_events(end_s)
         self._note_released(self._slid, end_s)

@@ -1,4 +1,4 @@
-"""How long requests took: in the queue, to their first token, and in all."""
+"""Latencies of requests: in the queue, to their first token, and in all."""
 
 from array import array
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class LatencyMeter:
         self.request_s = array("d")
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out means, percentiles and largest values for JSON."""
+        """Return means, percentiles and largest values for JSON."""
         return {
             "queueing_s": _summary(self.queueing_s),
             "first_token_s": _summary(self.first_token_s),

@@ -1,4 +1,4 @@
-"""All meters together: they receive reports of the clock, and the result is made from them."""
+"""All meters together: they receive reports from the clock, and the result is made from them."""
 
 from typing import Final
 
@@ -31,8 +31,10 @@ class Meters:
     """Measures all figures of one replay.
 
     Args:
-        config: the configuration; space: the space that serves; watch: follows it.
-        log: notes every request, for figures by parts of the trace; None: no log.
+        config: the configuration.
+        space: the block space of the replay.
+        watch: observes the space.
+        log: records every request, for figures by parts of the trace; None: no log.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Meters:
     # Requests
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
-        """Count a request, and whether its content is known."""
+        """Count a request, by whether its content is known."""
         if self._log is not None:
             self._log.arrived(request, arrival_s, has_content=has_content, tenant=tenant)
         self.num_requests += 1
@@ -86,7 +88,7 @@ class Meters:
         self.timings.end(request)
 
     def scheduled(self, batch: Batch, now_s: float) -> None:
-        """Note admitted, preempted and rejected requests."""
+        """Record admitted, preempted and rejected requests."""
         if self._log is not None:
             self._log.scheduled(batch, now_s)
         for admission, misses in zip(batch.admitted, self._watch.take_misses(), strict=True):
@@ -102,7 +104,7 @@ class Meters:
             self.rejected(request)
 
     def _admitted(self, admission: Admission, misses: tuple[Miss, ...], now_s: float) -> None:
-        """Note an admission: the hits and the misses of the first one count."""
+        """Record an admission; only the hits and the misses of a request's first one count."""
         request, num_hit_tokens = admission.request, admission.num_hit_tokens
         timing = self.timings[request]
         if timing.is_admitted:
@@ -118,7 +120,7 @@ class Meters:
         self._since_step["num_prompt_tokens"] += request.num_prompt_tokens
 
     def progressed(self, progress: Progress, end_s: float) -> None:
-        """Note requests that got their first token, or all tokens."""
+        """Record requests that got their first token, or all tokens."""
         if self._log is not None:
             self._log.progressed(progress, end_s)
         for request in progress.first_tokens:
@@ -134,7 +136,7 @@ class Meters:
     # Steps
 
     def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
-        """Measure a step that was just planned."""
+        """Measure the work of a planned step."""
         self.num_steps += 1
         self.sequences.hold(len(running.rows), 1.0)
         self.num_computed_tokens += work.num_new_tokens
@@ -165,7 +167,7 @@ class Meters:
         self.sharing.measure(Branches(table, running.rows[branches], num_blocks[branches], num_rows))
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Let the present state last for some time."""
+        """Let the present state last for this duration."""
         levels = [len(running.num_rows), num_waiting, num_swapped, len(running.rows)]
         for pool, occupancy in self.occupancy.items():
             num_cached = self._space.num_cached_blocks(pool)

@@ -25,7 +25,7 @@ _KINDS: Final = {
 }
 OTHER: Final = "other"
 MISS_KINDS: Final = (*_KINDS, OTHER)
-"""Kinds of causes. Every cause belongs to one of them."""
+"""Kinds of causes. Every cause has one of them."""
 
 MISS_LABELS: Final = MappingProxyType(
     {
@@ -39,7 +39,7 @@ MISS_LABELS: Final = MappingProxyType(
         "other": "other causes",
     }
 )
-"""The same in words, in the order of tables and pages."""
+"""The kinds in words, in the order of tables and pages."""
 
 KIND_OF: Final = {cause: kind for kind, causes in _KINDS.items() for cause in causes}
 
@@ -56,5 +56,5 @@ class MissMeter:
             self._num_tokens[KIND_OF.get(miss.cause, OTHER)] += miss.num_tokens
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the counts out for JSON."""
+        """Return the counts for JSON."""
         return {"num_tokens": sum(self._num_tokens.values()), "by_cause": dict(self._num_tokens)}

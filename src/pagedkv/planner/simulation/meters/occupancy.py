@@ -11,19 +11,19 @@ class Level:
 
     Args:
         peak: its largest value.
-        weighted_sum: sum of value times weight: seconds, or 1 a step.
+        weighted_sum: sum of value times weight; the weight is seconds, or 1 a step.
     """
 
     peak: int = 0
     weighted_sum: float = 0.0
 
     def hold(self, value: int, duration_s: float) -> None:
-        """Let the quantity have a value for some time."""
+        """Let the quantity have a value for this duration."""
         self.peak = max(self.peak, value)
         self.weighted_sum += value * duration_s
 
     def as_dict(self, total_s: float) -> dict[str, object]:
-        """Lay out its mean over all seconds, and its peak."""
+        """Return its mean over all seconds, and its peak."""
         return {"mean": self.weighted_sum / total_s if total_s else 0.0, "peak": self.peak}
 
 
@@ -36,13 +36,13 @@ class Occupancy:
     free: Level = field(default_factory=Level)
 
     def hold(self, num_live: int, num_cached: int, num_free: int, duration_s: float) -> None:
-        """Let the pool have these blocks for some time."""
+        """Let the pool have these blocks for this duration."""
         self.live.hold(num_live, duration_s)
         self.cached.hold(num_cached, duration_s)
         self.free.hold(num_free, duration_s)
 
     def as_dict(self, total_s: float) -> dict[str, object]:
-        """Lay the three out for JSON."""
+        """Return the three levels for JSON."""
         return {
             "num_live": self.live.as_dict(total_s),
             "num_cached": self.cached.as_dict(total_s),

@@ -1,4 +1,4 @@
-"""Blocks that samples and beams of one request share instead of having copies."""
+"""Blocks that samples and beams of one request share, instead of copying them."""
 
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ class Branches(NamedTuple):
 
     Args:
         table: int32 ``[max_sequences, width]``, the block table.
-        rows: int32 ``[sequences]``, those of one request after those of another.
-        num_blocks: int32 ``[sequences]``, entries of each.
+        rows: int32 ``[sequences]``, grouped by request.
+        num_blocks: int32 ``[sequences]``, table entries of each.
         num_rows: int32 ``[requests]``, sequences of each request.
     """
 
@@ -48,14 +48,14 @@ class SharingMeter:
         self._sum += 1 - num_distinct / int(branches.num_blocks.sum())
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the mean out for JSON; None if no request had several sequences."""
+        """Return the mean for JSON; None if no request had several sequences."""
         mean = self._sum / self._num_steps if self._num_steps else None
         return {"mean_saving": mean, "num_decode_steps": self._num_steps}
 
 
 @compiled
 def _count_distinct(branches: Branches, marks: Int64Array, last_mark: int) -> int:
-    """Count the different blocks of each request, and add them up. Null blocks count once for each entry."""
+    """Sum the numbers of distinct blocks of each request. Null blocks count once for each entry."""
     num_distinct = 0
     place = 0
     for request in range(len(branches.num_rows)):

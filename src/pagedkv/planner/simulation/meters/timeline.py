@@ -1,7 +1,7 @@
 """Levels and counts over time, in a bounded number of intervals for any duration.
 
-At first each step is an interval. When there are too many, neighbours are joined in pairs, and from then on an interval
-lasts as long as their mean. Levels are averaged over the seconds of an interval; counts add up.
+At first each step is an interval. When there are too many, neighbours are merged in pairs; from then on the shortest
+interval is their mean. Levels are averaged over the seconds of an interval; counts add up.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Timeline:
         self._interval_s = 0.0
 
     def hold(self, duration_s: float, levels: Sequence[float], counts: Sequence[float]) -> None:
-        """Let levels have these values for some time, and add counts."""
+        """Let levels have these values for this duration, and add counts."""
         if self._num_rows == 0 or self._is_last_complete():
             self._open_interval()
         row = self._rows[self._num_rows - 1]
@@ -53,7 +53,7 @@ class Timeline:
         self._num_rows += 1
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Give the columns: ``duration_s``, means of levels, sums of counts; float64 ``[intervals]`` each.
+        """Return the columns: ``duration_s``, means of levels, sums of counts; float64 ``[intervals]`` each.
 
         Without any duration there is no interval.
         """

@@ -1,6 +1,6 @@
 """Slots without a token: in the blocks in use, in blocks of other sizes, and in contiguous reservations.
 
-The three reservations are those of the systems that PagedAttention is compared with (Kwon et al., SOSP 2023, sections
+The three reservations are those of the systems to which PagedAttention is compared (Kwon et al., SOSP 2023, sections
 3.1 and 6.1: Orca with an oracle, with powers of two, and with the maximum length). Each figure is a mean over decode
 steps.
 """
@@ -20,8 +20,8 @@ class WasteMeter:
     """Sums of waste over decode steps.
 
     Args:
-        block_size: of the first group.
-        max_length: tokens of the largest reservation, at least that of the longest noted sequence; None: exactly that.
+        block_size: block size of the first group.
+        max_length: tokens of the largest reservation, at least the longest recorded sequence; None: exactly that.
     """
 
     def __init__(self, block_size: int, max_length: int | None) -> None:
@@ -36,7 +36,7 @@ class WasteMeter:
         self._sum_of_mean_lengths = 0.0
 
     def note_length(self, length: int) -> None:
-        """Note the length of a sequence of the trace."""
+        """Record the length of a sequence of the trace."""
         self._longest = max(self._longest, length)
 
     def measure(self, lengths: Int32Array, running: RunningRows, num_live: int, lengths_of_tails: Int32Array) -> None:
@@ -46,8 +46,8 @@ class WasteMeter:
             lengths: int32 ``[sequences]``, tokens of each, at least 1.
             running: the sequences.
             num_live: blocks in use.
-            lengths_of_tails: int32, lengths of sequences with distinct last blocks, since that of a prompt may be
-                shared.
+            lengths_of_tails: int32, lengths of sequences with distinct last blocks, since the last block of a prompt
+                may be shared.
         """
         num_tokens = int(lengths.sum())
         num_empty = _count_slots(lengths_of_tails, self._block_size) - int(lengths_of_tails.sum())
@@ -60,7 +60,7 @@ class WasteMeter:
         self._sum_of_mean_lengths += num_tokens / len(lengths)
 
     def as_dict(self) -> dict[str, object]:
-        """Lay the means out for JSON."""
+        """Return the means for JSON."""
         num_steps = max(1, self._num_steps)
         max_length = max(self._max_length or 0, self._longest)
         mean_maximum = (self._num_steps - self._sum_of_mean_lengths / max_length) / num_steps
@@ -80,7 +80,7 @@ class WasteMeter:
 
 @compiled
 def _count_slots(lengths: Int32Array, block_size: int) -> int:
-    """Count the slots of the blocks that sequences of these lengths take."""
+    """Count the slots of the blocks of sequences with these lengths."""
     num_slots = 0
     for length in lengths:
         num_slots += -(-length // block_size) * block_size

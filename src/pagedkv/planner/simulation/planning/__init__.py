@@ -4,16 +4,16 @@ In the order in which data flows::
 
     bounds        Bounds: the definition of a good answer
     request_log   RequestLog: the times and hits of each request, in place of all meters
-    steadiness    Steadiness: whether a load holds: after a warm-up, for long enough, without a growing queue
+    steadiness    Steadiness: whether a setting holds a load: after a warm-up, for long enough, without a growing queue
     figures       PointFigures: the figures of one run, in all and in parts of the trace
     arrivals      open loop, as recorded; closed loop, after the previous answer
     point         run_point(): one setting, served by the production space and scheduler
     searching     LoadSearch: the highest load that holds, by bisection; LoadLimit: its result
-    load_reasons  why a load holds or fails, and what would help
+    load_reasons  the reason why a load holds or fails, and a remedy
     effects       the gain of one choice over another, over all other choices, with its uncertainty
-    decision      the recommended setting, and why, in words
+    decision      the recommended setting, and the reasons, in words
 
-Points are independent, so that they run in any order and process.
+Points are independent, so they run in any order and process.
 """
 
 from pagedkv.planner.simulation.planning.bounds import Bounds

@@ -1,10 +1,10 @@
-"""How requests arrive: open loop, as recorded, or closed loop, each turn after the answer before it.
+"""The arrivals of requests: open loop, as recorded, or closed loop, each turn after the previous answer.
 
-Open loop: requests arrive by the trace's clock, sped up by the load; a slow server falls behind. Closed loop: a session
-begins as recorded, on the same clock, and its next turn arrives a think time after the end of the previous answer in
-the replay. Think times do not depend on the load, as more users do not think faster. A trace has the times of turns,
-not the ends of answers. So the think time is the recorded gap less the answer at a stated number of tokens a second, or
-0 if the answer takes longer. Requests without a session are sessions of their own.
+Open loop: requests arrive by the trace's clock, accelerated by the load; a slow server falls behind. Closed loop: a
+session begins as recorded, on the same clock, and its next turn arrives a think time after the end of the previous
+answer in the replay. Think times do not depend on the load, since more users do not think faster. A trace has the times
+of turns, not the ends of answers. So the think time is the recorded gap minus the answer's duration at a stated number
+of tokens a second, or 0 if the answer takes longer. Requests without a session are sessions of their own.
 """
 
 import heapq
@@ -28,10 +28,10 @@ REQUEST_NBYTES: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Turns wait for the answers before them.
+    """Turns wait for the previous answer.
 
     Args:
-        answer_tokens_per_s: speed at which answers came when the trace was recorded.
+        answer_tokens_per_s: tokens a second of answers when the trace was recorded.
 
     Raises:
         ConfigurationError: the speed is not positive.
@@ -45,20 +45,20 @@ class ClosedLoop:
             raise ConfigurationError(f"`answer_tokens_per_s` must be positive, got {self.answer_tokens_per_s}")
 
     def think_s(self, earlier: Request, later: Request) -> float:
-        """Give the seconds from the end of an answer to the next turn, as recorded."""
+        """Return the seconds from the end of an answer to the next turn, as recorded."""
         answer_s = earlier.output_length / self.answer_tokens_per_s
         return max(0.0, later.arrival_s - earlier.arrival_s - answer_s)
 
 
 def serve_open(clock: VirtualClock, requests: Iterable[Request], show: Callable[[], None]) -> None:
-    """Serve requests as they arrive; ``show`` is called after each."""
+    """Serve requests as they arrive; ``show`` is called after each arrival."""
     for request in requests:
         clock.offer(request)
         show()
     clock.finish()
 
 
-def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
+def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of arrival
     clock: VirtualClock,
     log: RequestLog,
     requests: Iterable[Request],
@@ -67,12 +67,12 @@ def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
     load: float,
     show: Callable[[], None],
 ) -> None:
-    """Serve sessions, each turn after the answer before it.
+    """Serve sessions, each turn after the previous answer.
 
     Args:
-        clock: with a load of 1; ``log`` is its meters.
-        log: has the requests that have ended.
-        requests: all of them; they are kept in memory.
+        clock: a clock with a load of 1; ``log`` is its meters.
+        log: records the requests that have ended.
+        requests: all requests; they are kept in memory.
         loop: determines think times.
         load: factor by which sessions begin faster.
         show: called after each arrival.
@@ -100,7 +100,7 @@ def serve_closed(  # noqa: PLR0913 - what serves, what comes and how
 
 
 def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:
-    """Gather the sessions, ordered by their beginnings."""
+    """Group the requests by session, ordered by their beginnings."""
     sessions: defaultdict[object, deque[Request]] = defaultdict(deque)
     nbytes = 0
     for number, request in enumerate(requests):

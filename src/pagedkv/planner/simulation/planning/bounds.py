@@ -16,8 +16,8 @@ class Bounds:
     """The definition of a good answer.
 
     Args:
-        ttft_s: most seconds from arrival to the first token; None for no bound.
-        tpot_s: most seconds a token after the first one, as the mean of an answer; None for no bound.
+        ttft_s: most seconds from arrival to the first token; None: no bound.
+        tpot_s: most seconds a token after the first one, as the mean of an answer; None: no bound.
 
     Raises:
         ConfigurationError: a bound is not positive, or longer than a day.
@@ -27,13 +27,13 @@ class Bounds:
     tpot_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the bounds by themselves."""
+        """Check that each bound is possible by itself."""
         for name, seconds in (("ttft_s", self.ttft_s), ("tpot_s", self.tpot_s)):
             if seconds is not None and not 0 < seconds <= LONGEST_S:
                 raise ConfigurationError(f"`{name}` must be over 0 and at most {LONGEST_S:,.0f} seconds, got {seconds}")
 
     def require_possible(self, name: str, costs: CostModel) -> None:
-        """Refuse bounds that a single request on an idle machine would break.
+        """Refuse bounds that even a single request on an idle machine would exceed.
 
         Raises:
             ConfigurationError: a bound is too tight; the message has the seconds that the request takes.
@@ -55,5 +55,5 @@ class Bounds:
         return self.ttft_s is not None or self.tpot_s is not None
 
     def as_dict(self) -> dict[str, float | None]:
-        """Lay out for JSON."""
+        """Return the bounds for JSON."""
         return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}

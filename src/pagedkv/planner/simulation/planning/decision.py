@@ -1,9 +1,9 @@
-"""The recommended setting, and why: plain words with figures, on one screen.
+"""The recommended setting and its reasons: plain words with figures, on one screen.
 
 For each axis, the value with the most traffic is chosen, then the one with the most hits. Without a difference the
-first value stays, for users type their present setting first. The capacity of a setting is its highest load that holds;
-for a trace too short to find it, the text says so. Prices are not known here, so the text has the figures of every
-value of hardware and memory, and the traffic of each GPU.
+first value is kept, since users type their present setting first. The capacity of a setting is its highest load that
+holds; for a trace too short to find it, the text says so. Prices are not known here, so the text has the figures of
+every value of hardware and memory, and the traffic of each GPU.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ GPU_AXIS: Final = "gpu"
 TRAFFIC: Final = "the traffic"
 SPEED: Final = "the speed at which these requests are answered"
 WHOLE_FROM: Final = 10
-"""Ratios from this one on are written without decimals, never with an exponent."""
+"""Ratios from this value on are written without decimals, never with an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def decide(results: Sequence[PointResult], bounds: Bounds, *, is_searched: bool 
     """Choose among settings that were run.
 
     Args:
-        results: one or more runs, of settings that have the same axes.
-        bounds: of good answers; without any, all answers are good.
+        results: one or more runs, of settings with the same axes.
+        bounds: bounds of good answers; without any, all answers are good.
         is_searched: whether loads were searched instead of given.
     """
     best, limits = settings_of(results), limits_of(results)
@@ -128,7 +128,7 @@ def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadL
 
 
 def _rate(result: PointResult) -> float:
-    """Give the answers a second of a setting: by arrivals if its load holds, else over the whole run."""
+    """Return the answers a second of a setting: by arrivals if its load holds, else over the whole run."""
     steady = result.figures.steadiness
     return steady.good_per_s if steady.verdict == HOLDS else traffic_per_s(result.figures)
 
@@ -171,7 +171,7 @@ def _differences(effect: Effect, what: str) -> Iterator[str]:
 
 
 def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tuple[str, ...], LoadLimit]) -> list[str]:
-    """Say how much each GPU sustains, by the number and kind of GPUs, if several were tried."""
+    """Describe the capacity of each GPU, by the number and kind of GPUs, if several were tried."""
     by_gpus: dict[str, float] = {}
     for key, result in settings.items():
         gpus = result.choices.get(GPU_AXIS)
@@ -194,7 +194,7 @@ def num_gpus(gpus: str) -> int:
 
 
 def _good_shares(results: Sequence[PointResult]) -> list[str]:
-    """Say the best share of good answers under the lowest load, for each value of the first axis."""
+    """Describe the best share of good answers under the lowest load, for each value of the first axis."""
     lowest = min(result.load for result in results)
     axis = next(iter(results[0].choices))
     shares: dict[str, float] = {}
@@ -212,7 +212,7 @@ def _limits(
     limits: Mapping[tuple[str, ...], LoadLimit],
     results: Sequence[PointResult],
 ) -> list[str]:
-    """Say the capacity of each value of the first axis, with all else as chosen; or that it is unknown."""
+    """Describe the capacity of each value of the first axis, with the others as chosen; or that it is unknown."""
     if all(each.figures.steadiness.verdict == TOO_SHORT for each in results):
         return ["nothing here says how much traffic is sustained: on a trace so short a queue is filled and drained"]
     axis = next(iter(taken.choices))

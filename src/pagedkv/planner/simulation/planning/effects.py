@@ -1,13 +1,13 @@
 """The gain of one choice over another: paired, over all other choices that were tried, with its uncertainty.
 
 Two settings that differ in one choice alone serve the same requests, so they are compared part by part of the trace.
-The traffic of a setting is that under the highest load that it holds; if no setting holds any, it is the most answers a
-second that keep the bounds, over all loads. Each value of an axis is compared with the first one: by the geometric mean
-of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in which neither
-setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956; Tukey 1958): how
-far the estimate moves when one eighth of the trace is left out. Neighbouring parts are similar, so the interval is
-somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load that held and the
-lowest that did not, and the interval is widened by that.
+The traffic of a setting is that under the highest load that it holds. If no setting holds any, it is the highest number
+of answers a second within the bounds, over all loads. Each value of an axis is compared with the first one: by the
+geometric mean of the ratios of traffic, and the mean difference of hit ratios, over all pairs. For traffic, pairs in
+which neither setting has significant traffic are left out. The interval is that of the jackknife (Quenouille 1956;
+Tukey 1958): the movement of the estimate when one eighth of the trace is left out. Neighbouring parts are similar, so
+the interval is somewhat too narrow. If loads were searched, the capacity of a setting lies between the highest load
+that held and the lowest that did not, and the interval is widened by that.
 """
 
 import math
@@ -24,9 +24,9 @@ STUDENT: Final = 2.365
 """Student's t with 7 degrees of freedom, two-sided, 95 %."""
 LEAST_RATIO: Final = 0.02
 LEAST_POINTS: Final = 0.002
-"""Smaller differences are not significant for any interval: 2 % of the traffic, 0.2 points of the hit ratio."""
+"""Smaller differences are insignificant whatever the interval: 2 % of the traffic, 0.2 points of the hit ratio."""
 LEAST_SURE: Final = 1e-9
-"""Tolerance for rounding: an interval that ends this close to 1 contains 1."""
+"""Tolerance for rounding: an interval whose end is this close to 1 contains 1."""
 LEAST_SHARE: Final = 0.01
 """A setting has significant traffic if it answers at least this share of the requests within the bounds."""
 ALL_PARTS: Final = tuple(range(NUM_PARTS))
@@ -60,11 +60,11 @@ class Effect:
     Args:
         axis, value, reference: the compared values.
         num_pairs: pairs of settings that differ in nothing else.
-        num_serving: those of them in which one has significant traffic; ``traffic`` is over these.
+        num_serving: pairs in which at least one setting has significant traffic; ``traffic`` is over these.
         traffic: ratio of the traffic; None if one of a pair has none within the bounds, or there is no pair.
         hit_ratio: difference of the hit ratios; None if the trace has no content.
-        is_capped: whether one of a pair holds every load that was tried, or every load that the trace is long enough
-            for.
+        is_capped: whether one of a pair holds every load that was tried, or every load for which the trace is long
+            enough.
     """
 
     axis: str
@@ -106,17 +106,17 @@ class Effect:
 
 
 def limits_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], LoadLimit]:
-    """Give the load limit of each setting, by its choices in the order of the axes."""
+    """Return the load limit of each setting, by its choices in the order of the axes."""
     return {
         key: limit_of((each.load, each.figures.steadiness.verdict) for each in runs) for key, runs in _runs(results)
     }
 
 
 def settings_of(results: Sequence[PointResult]) -> dict[tuple[str, ...], PointResult]:
-    """Give the run by which each setting is compared, by its choices in the order of the axes.
+    """Return the run by which each setting is compared, by its choices in the order of the axes.
 
-    That is the highest load that holds. For a setting that holds none, it is the lowest load if another setting holds
-    any, else the load with the most traffic.
+    That is the run under the highest load that holds. For a setting that holds no load, it is the lowest load if
+    another setting holds any, else the load with the most traffic.
     """
     limits = limits_of(results)
     any_holds = any(limit.held is not None for limit in limits.values())
@@ -140,7 +140,7 @@ def _runs(results: Sequence[PointResult]) -> Iterable[tuple[tuple[str, ...], lis
 
 
 def traffic_per_s(figures: PointFigures, parts: Sequence[int] = ALL_PARTS) -> float:
-    """Give the good answers a second, of some parts of the run."""
+    """Return the good answers a second, of some parts of the run."""
     span_s = sum(figures.parts[part].span_s for part in parts)
     return sum(figures.parts[part].num_good for part in parts) / span_s if span_s else 0.0
 
@@ -154,8 +154,8 @@ def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> 
     """Compare the values of each axis with its first one, in their order.
 
     Args:
-        results: runs of settings that have the same axes.
-        is_searched: whether loads were searched instead of given: then the capacity of a setting is an interval.
+        results: runs of settings with the same axes.
+        is_searched: whether loads were searched instead of given; then the capacity of a setting is an interval.
     """
     best = settings_of(results)
     limits = limits_of(results)
@@ -184,7 +184,7 @@ def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> 
 
 
 def _step(limit: LoadLimit) -> float:
-    """Give the logarithm of the ratio between the most that a setting may take and the load that held."""
+    """Return the logarithm of the ratio between the highest possible capacity and the load that held."""
     return 0.0 if limit.held is None or limit.ended is None else math.log(limit.ended / limit.held)
 
 

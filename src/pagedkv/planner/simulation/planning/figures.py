@@ -31,8 +31,8 @@ class Part:
     """A part of a run.
 
     Args:
-        num_prompt_tokens, num_hit_tokens: of an eighth of the requests, by arrival.
-        num_finished, num_good, span_s: of an eighth of the answers, by their ends.
+        num_prompt_tokens, num_hit_tokens: tokens of an eighth of the requests, by arrival.
+        num_finished, num_good, span_s: answers, good answers and seconds of an eighth of the answers, by their ends.
     """
 
     num_prompt_tokens: int
@@ -47,15 +47,16 @@ class PointFigures:
     """The figures of one run.
 
     Args:
-        num_requests, num_rejected, num_finished, num_good: requests; good ones keep the bounds.
+        num_requests, num_rejected, num_finished, num_good: requests; good ones are within the bounds.
         has_content: whether the trace has content.
-        num_prompt_tokens, num_hit_tokens: at the first admissions.
-        num_output_tokens: of finished requests, all sequences.
+        num_prompt_tokens, num_hit_tokens: tokens at the first admissions.
+        num_output_tokens: tokens of finished requests, all sequences.
         span_s: seconds from the first arrival to the last answer.
         offered_s: seconds from the first arrival to the last one.
-        busy_s: seconds of steps; num_steps: how many.
+        busy_s: seconds of steps.
+        num_steps: number of steps.
         num_preemptions: preemptions.
-        ttft_s, tpot_s, itl_s: mean (but none of the last), p50, p90 and p99, or None if there are none.
+        ttft_s, tpot_s, itl_s: mean (not for ``itl_s``), p50, p90 and p99; None if there are none.
         waited_s: seconds in which requests waited, by cause (``RequestLog.waited_s``).
         parts: the same in parts.
         steadiness: whether the load holds.
@@ -95,16 +96,16 @@ class PointFigures:
 
     @property
     def goodput_per_s(self) -> float:
-        """Answers a second that keep the bounds."""
+        """Answers a second within the bounds."""
         return self.num_good / self.span_s if self.span_s else 0.0
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Tokens generated a second."""
+        """Generated tokens a second."""
         return self.num_output_tokens / self.span_s if self.span_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Lay out for JSON; :meth:`from_dict` reads it back."""
+        """Return the figures for JSON; :meth:`from_dict` reads them back."""
         return {
             **asdict(self),
             "steadiness": self.steadiness.as_dict(),
@@ -117,7 +118,7 @@ class PointFigures:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PointFigures":
-        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
+        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
         parts = tuple(Part(**part) for part in values["parts"])
         divided = tuple(map(PartFigures.from_dict, values["divided"]))
@@ -126,7 +127,7 @@ class PointFigures:
 
 
 def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...] = ()) -> PointFigures:
-    """Sum up a finished run; ``divided`` is summed up already. O(requests log requests)."""
+    """Sum up a finished run, with the given ``divided`` figures. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
     ttft_s, is_good = _first_tokens(log, is_finished, bounds)
@@ -163,13 +164,13 @@ def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...]
 
 
 def _first_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
-    """Sum up when answers began, and which of them began in time: bool ``[finished]``."""
+    """Sum up the times of first tokens, and which of them were in time: bool ``[finished]``."""
     ttft_s = log.first_token_s[is_finished] - log.arrival_s[is_finished]
     return _summary(ttft_s), ttft_s <= (math.inf if bounds.ttft_s is None else bounds.ttft_s)
 
 
 def _further_tokens(log: RequestLog, is_finished: Flags, bounds: Bounds) -> tuple[dict[str, float | None], Flags]:
-    """Sum up the times per further token, and which answers kept their bound: bool ``[finished]``."""
+    """Sum up the times per further token, and which answers were within their bound: bool ``[finished]``."""
     tpot_s = log.end_s[is_finished] - log.first_token_s[is_finished]
     num_further = log.counts("num_output_tokens")[is_finished] - 1
     tpot_s /= np.maximum(num_further, 1)

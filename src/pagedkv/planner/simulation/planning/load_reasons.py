@@ -1,4 +1,4 @@
-"""Why a load holds or fails: which bound binds, what requests wait for, and what would help."""
+"""Explains why a load holds or fails: the bound that is exceeded, the resource that requests wait for, and a remedy."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,12 +11,12 @@ from pagedkv.planner.simulation.planning.steadiness import HOLDS, LEAST_REQUESTS
 __all__ = ["change_of", "reason_of", "seconds_text"]
 
 LEAST_WAITING: Final = 0.05
-"""Share of the seconds of steps: shorter waits are passing, and are not named."""
+"""Share of the seconds of steps; shorter waits are not named."""
 WHOLE_FROM: Final = 100
 
 
 def reason_of(figures: PointFigures, bounds: Bounds) -> str:
-    """Say whether a load holds, and which bound binds, or is the nearest."""
+    """Describe whether a load holds, and the bound that it exceeds or comes nearest to."""
     steady = figures.steadiness
     if steady.verdict == TOO_SHORT:
         return f"too short to tell: {_shortness(steady)}"
@@ -26,7 +26,7 @@ def reason_of(figures: PointFigures, bounds: Bounds) -> str:
 
 
 def change_of(figures: PointFigures, point: PlanPoint) -> str:
-    """Say what would help a load that fails, by what requests wait for; empty for one that holds.
+    """Describe a remedy for a load that fails, by the resource that requests wait for; empty for one that holds.
 
     A resource is called full only if it was full for the larger part of the time in which requests waited.
     """
@@ -64,7 +64,7 @@ def change_of(figures: PointFigures, point: PlanPoint) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Write seconds with three digits, and never an exponent."""
+    """Format seconds with three digits, and never an exponent."""
     return f"{seconds:,.0f} s" if seconds >= WHOLE_FROM else f"{seconds:.3g} s"
 
 

@@ -1,4 +1,4 @@
-"""run_point(): one setting, served by the production space and scheduler. Figures are equal in any process."""
+"""run_point(): serves one setting with the production space and scheduler. Figures are equal in every process."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ class PlanPoint:
 
     Args:
         config: the pools and the rules; its load is the offered one.
-        costs: how long steps take.
-        bounds: of good answers.
-        loop: how turns wait for answers; None: they arrive as recorded.
+        costs: duration of steps.
+        bounds: bounds of good answers.
+        loop: think times of a closed loop; None: requests arrive as recorded.
     """
 
     config: ServingConfig
@@ -38,7 +38,7 @@ class PlanPoint:
     loop: ClosedLoop | None = OPEN
 
     def as_dict(self) -> dict[str, object]:
-        """Lay out everything that the figures depend on, for JSON and for a digest."""
+        """Return everything that determines the figures, for JSON and for a digest."""
         return {
             "config": self.config.as_dict(),
             "groups": [repr(group) for group in self.config.group_specs],
@@ -64,7 +64,7 @@ def run_point(
 
     Raises:
         ConfigurationError: the closed loop does not fit in memory.
-        TraceError: arrivals fall.
+        TraceError: an arrival is earlier than the previous one.
     """
     config, log = point.config, RequestLog(point.config.scheduling_config(), tells_ended=point.loop is not None)
     space = BlockSpace(config.space_config(is_watched=False))

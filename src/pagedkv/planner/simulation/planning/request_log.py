@@ -1,8 +1,8 @@
 """RequestLog: the times and hits of each request, in place of all meters.
 
-44 bytes a request. Times between tokens are counted in a histogram whose bins are 1 % wide, as there is one for
-every token; they are the seconds of decoding steps. A preemption is not among them; it is in the time per token of its
-request.
+It takes 44 bytes a request. Times between tokens are counted in a histogram with bins 1 % wide, since there is one time
+for every token; they are the seconds of decoding steps. A preemption is not included in them, but in the time per token
+of its request.
 """
 
 import math
@@ -27,23 +27,23 @@ WAITS_FOR: Final = ("sequences", "tokens", "memory")
 
 
 class StepHistogram:
-    """A histogram of the seconds between tokens; within 1 %."""
+    """A histogram of the seconds between tokens, exact within 1 %."""
 
     def __init__(self) -> None:
         self._num_tokens = np.zeros(NUM_BINS, np.int64)
 
     def add(self, step_s: float, num_tokens: int) -> None:
-        """Count tokens that came ``step_s`` seconds after those before."""
+        """Count tokens that came ``step_s`` seconds after the previous ones."""
         place = int(math.log(max(step_s, SHORTEST_S) / SHORTEST_S) / WIDTH)
         self._num_tokens[min(place, NUM_BINS - 1)] += num_tokens
 
     def times_s(self) -> Float64Array:
-        """Give the seconds of each token, ascending, within 1 %: float64 ``[tokens]``, so O(tokens) memory."""
+        """Return the seconds of each token, ascending, within 1 %: float64 ``[tokens]``, so O(tokens) memory."""
         middles_s = SHORTEST_S * np.exp((np.arange(NUM_BINS) + 0.5) * WIDTH)
         return np.repeat(middles_s, self._num_tokens)
 
     def percentile_s(self, percent: float) -> float | None:
-        """Give the seconds within which a percentage of the tokens came; None without tokens."""
+        """Return the seconds within which a percentage of the tokens came; None without tokens."""
         counted = self._num_tokens.cumsum()
         if not counted[-1]:
             return None
@@ -52,10 +52,10 @@ class StepHistogram:
 
 
 class RequestLog:
-    """The notes on each request, by its number.
+    """Records of each request, by its number.
 
     Args:
-        limits: of a step; they determine what requests wait for.
+        limits: limits of a step; they determine what requests wait for.
         tells_ended: whether a caller takes the numbers of ended requests.
 
     Attributes:
@@ -64,8 +64,9 @@ class RequestLog:
             step was at that limit, else "memory".
         num_preemptions: number of preemptions.
         num_with_content: requests whose content is known.
-        tenants: by number.
-        num_steps: steps so far; busy_s: their seconds.
+        tenants: tenants by number.
+        num_steps: steps so far.
+        busy_s: seconds of steps so far.
     """
 
     def __init__(self, limits: SchedulingConfig, *, tells_ended: bool = False) -> None:
@@ -95,33 +96,33 @@ class RequestLog:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have arrived."""
+        """Number of requests that have arrived."""
         return len(self._arrival_s)
 
     @property
     def arrival_s(self) -> Float64Array:
-        """When each arrived: float64 ``[requests]``, as are the next two; views, so only for a finished run."""
+        """Arrival of each: float64 ``[requests]``, as are the next two; views, so only for a finished run."""
         return np.asarray(self._arrival_s)
 
     @property
     def first_token_s(self) -> Float64Array:
-        """When each had its first token; NaN without one."""
+        """Time of each request's first token; NaN without one."""
         return np.asarray(self._first_token_s)
 
     @property
     def end_s(self) -> Float64Array:
-        """When each had its last token; NaN without one."""
+        """Time of each request's last token; NaN without one."""
         return np.asarray(self._end_s)
 
     def counts(self, name: str) -> Int32Array:
-        """Give num_prompt_tokens, num_output_tokens, num_hit_tokens, num_sequences or tenant_numbers.
+        """Return num_prompt_tokens, num_output_tokens, num_hit_tokens, num_sequences or tenant_numbers.
 
         int32 ``[requests]``, a view.
         """
         return np.asarray(getattr(self, f"_{name}"))
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
-        """Note a request; nothing else is known of it yet."""
+        """Record a request, which has only its arrival yet."""
         self.num_with_content += has_content
         self._tenant_numbers.append(self.tenants.number(tenant))
         self._arrival_s.append(arrival_s)
@@ -133,7 +134,7 @@ class RequestLog:
         self._num_sequences.append(request.num_sequences)
 
     def rejected(self, request: Request) -> None:
-        """Note that a request ended without an answer."""
+        """Record that a request ended without an answer."""
         self._note_ended(request)
 
     def _note_ended(self, request: Request) -> None:
@@ -141,12 +142,12 @@ class RequestLog:
             self._ended.append(request.number)
 
     def take_ended(self) -> list[int]:
-        """Give the requests that ended since the last call, by number."""
+        """Return the requests that ended since the last call, by number."""
         ended, self._ended = self._ended, []
         return ended
 
-    def scheduled(self, batch: Batch, now_s: float) -> None:  # noqa: ARG002 - as meters are told
-        """Note the hits of first admissions, and preemptions."""
+    def scheduled(self, batch: Batch, now_s: float) -> None:  # noqa: ARG002 - signature of all meters
+        """Record the hits of first admissions, and preemptions."""
         for admission in batch.admitted:
             number = admission.request.number
             if self._num_hit_tokens[number] < 0:
@@ -156,7 +157,7 @@ class RequestLog:
             self.rejected(request)
 
     def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - as meters are told
-        """Note how many sequences decode, and which limit the step reaches."""
+        """Record the number of sequences that decode, and the limit that the step reaches."""
         self._num_decoded = len(batch.decoded_token_ids)
         if work.num_sequences >= self._limits.max_sequences:
             self._waits_for = "sequences"
@@ -166,19 +167,19 @@ class RequestLog:
             self._waits_for = "memory"
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - as meters are told
-        """Note the time that requests wait, if any do, for the resource that the step planned last has used up."""
+        """Add the time to the resource that the last planned step has used up, if any requests wait."""
         if num_waiting:
             self.waited_s[self._waits_for] += duration_s
 
     def stepped(self, step_s: float) -> None:
-        """Note the seconds of a step."""
+        """Record the seconds of a step."""
         self.num_steps += 1
         self.busy_s += step_s
         if self._num_decoded:
             self.between_tokens.add(step_s, self._num_decoded)
 
     def progressed(self, progress: Progress, end_s: float) -> None:
-        """Note first and last tokens."""
+        """Record first and last tokens."""
         for request in progress.first_tokens:
             if math.isnan(self._first_token_s[request.number]):
                 self._first_token_s[request.number] = end_s

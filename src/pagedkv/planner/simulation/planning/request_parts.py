@@ -28,8 +28,8 @@ class Division:
     """How the requests of a run are divided, in addition to tenants.
 
     Args:
-        windows: of recorded time, or None.
-        origin_s: gives the seconds by which arrivals were moved, after the trace has been read.
+        windows: windows of recorded time, or None.
+        origin_s: returns the seconds by which arrivals were shifted, after the trace has been read.
     """
 
     windows: WindowRule | None = None
@@ -41,14 +41,15 @@ class PartFigures:
     """The figures of one part.
 
     Args:
-        kind: "tenant" or "window"; name: which.
-        num_requests, num_rejected, num_finished, num_good: requests; good ones keep the bounds.
+        kind: "tenant" or "window".
+        name: name of the tenant or window.
+        num_requests, num_rejected, num_finished, num_good: requests; good ones are within the bounds.
         num_offered_tokens: tokens of requested prompts and answers.
-        num_prompt_tokens, num_hit_tokens: at the first admissions.
-        num_output_tokens: of finished requests, all sequences.
+        num_prompt_tokens, num_hit_tokens: tokens at the first admissions.
+        num_output_tokens: tokens of finished requests, all sequences.
         has_content: whether the trace has content.
-        span_s: of a window, its seconds between the first and the last arrival of the trace; None for a tenant.
-        is_whole: whether a window lies between these as a whole.
+        span_s: seconds of a window between the first and the last arrival of the trace; None for a tenant.
+        is_whole: whether the whole window lies between these arrivals.
         ttft_s, tpot_s: p50 and p99, or None where there are none.
     """
 
@@ -75,25 +76,25 @@ class PartFigures:
 
     @property
     def offered_per_s(self) -> float:
-        """Tokens requested in a window a second of recorded time; 0 for a tenant."""
+        """Requested tokens of a window, per second of recorded time; 0 for a tenant."""
         return self.num_offered_tokens / self.span_s if self.span_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Lay out for JSON; :meth:`from_dict` reads it back."""
+        """Return the figures for JSON; :meth:`from_dict` reads them back."""
         return {**asdict(self), "hit_ratio": self.hit_ratio, "offered_tokens_per_s": self.offered_per_s}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PartFigures":
-        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
+        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         return cls(**{name: values[name] for name in cls.__slots__})
 
 
 def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 1.0) -> tuple[PartFigures, ...]:
-    """Sum up a run by tenant, if requests name any, and by window, if requested. O(requests log requests).
+    """Sum up a run by tenant, if requests have tenants, and by window, if requested. O(requests log requests).
 
     Args:
-        log: of a finished run.
-        bounds: of good answers.
+        log: log of a finished run.
+        bounds: bounds of good answers.
         division: how requests are divided.
         load: factor by which they arrived faster than recorded.
 
@@ -113,7 +114,7 @@ def parts_of(log: RequestLog, bounds: Bounds, division: Division, load: float = 
 
 
 def busiest_and_quietest(parts: Sequence[PartFigures]) -> tuple[PartFigures, PartFigures] | None:
-    """Name the windows with the most and the fewest requested tokens a second; None unless there are several.
+    """Return the windows with the most and the fewest requested tokens a second; None unless there are several.
 
     Windows that the trace cuts off count only if fewer than two are whole.
     """
@@ -125,7 +126,7 @@ def busiest_and_quietest(parts: Sequence[PartFigures]) -> tuple[PartFigures, Par
     return max(known, key=lambda part: part.offered_per_s), min(known, key=lambda part: part.offered_per_s)
 
 
-def _divided(  # noqa: PLR0913, PLR0917 - one way to divide a run
+def _divided(  # noqa: PLR0913, PLR0917 - one division of a run
     log: RequestLog,
     bounds: Bounds,
     kind: str,

@@ -1,9 +1,9 @@
 """LoadSearch: the highest load that a setting holds, by bisection on the same requests.
 
-Loads lie on a grid of eighths of a doubling, three digits each, so that settings are tried under equal loads, and a
-typed load equals the searched one. From the recorded traffic the search doubles, or halves, until one load holds and
-one does not, then halves the number of steps between the two. As in any bisection, every load below one that holds is
-assumed to hold. That need not be so, since hits depend on the load.
+Loads lie on a grid of eighths of a doubling, three digits each, so that all settings are tried under equal loads, and a
+load that a user types equals the searched one. From the recorded traffic the search doubles, or halves, until one load
+holds and one does not; then it halves the number of grid steps between the two. As in any bisection, every load below
+one that holds is assumed to hold. That need not be so, since hits depend on the load.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ STEPS_A_DOUBLING: Final = 8
 HIGHEST: Final = 9 * STEPS_A_DOUBLING
 LOWEST: Final = -6 * STEPS_A_DOUBLING
 HIGHEST_LOAD: Final = 1000.0
-"""Higher loads are refused: at this load a trace of hours arrives within seconds."""
+"""Higher loads are refused: at this one a trace of hours arrives within seconds."""
 
 
 def grid_load(step: int) -> float:
-    """Give a load of the grid.
+    """Return a load of the grid.
 
     >>> [grid_load(step) for step in (-8, 0, 1, 8)]
     [0.5, 1.0, 1.09, 2.0]
@@ -35,9 +35,9 @@ class LoadLimit:
     """The load limit of a setting, between two loads.
 
     Args:
-        held: the highest load that holds; None: none did.
+        held: the highest load that holds; None: none held.
         ended: the lowest load tried above it that fails, or for which the trace is too short; None: none was tried.
-        is_told: whether ``ended`` failed, instead of being undecided because of a short trace.
+        is_told: whether ``ended`` failed; False: the trace was too short to decide.
     """
 
     held: float | None
@@ -45,12 +45,12 @@ class LoadLimit:
     is_told: bool
 
     def as_dict(self) -> dict[str, float | bool | None]:
-        """Lay out for JSON."""
+        """Return the limit for JSON."""
         return {"held": self.held, "ended": self.ended, "is_told": self.is_told}
 
 
 def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
-    """Sum up the runs of a setting, given as loads with verdicts.
+    """Combine the runs of a setting, as pairs of load and verdict, into its limit.
 
     A load that holds above one that fails is not counted.
     """
@@ -64,7 +64,7 @@ def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
 
 @dataclass(slots=True)
 class LoadSearch:
-    """A search under way. Its loads follow from the verdicts alone.
+    """A search under way. The verdicts alone determine its loads.
 
     >>> search = LoadSearch()
     >>> asked = []
@@ -80,7 +80,7 @@ class LoadSearch:
     _asked: int | None = field(default=None)
 
     def next_load(self) -> float | None:
-        """Give the load to be run next; None when the search is over."""
+        """Return the load to run next; None when the search is over."""
         step = self._next_step()
         self._asked = step
         return None if step is None else grid_load(step)
@@ -96,7 +96,7 @@ class LoadSearch:
         return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
 
     def tell(self, verdict: str) -> None:
-        """Note the verdict of the last load.
+        """Record the verdict of the last load.
 
         A trace that is too short for the first load is too short for a search: slower loads would add waits between
         requests that were not recorded.

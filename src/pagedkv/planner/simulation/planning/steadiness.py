@@ -1,10 +1,10 @@
-"""Steadiness: whether a load could have lasted, or only filled a queue that was drained afterwards.
+"""Steadiness: whether a load could last, or only filled a queue that was drained afterwards.
 
 The end of a run shows little: all requests are answered at some time, and a trace of half a second is drained at full
 speed. So the first quarter of the arrivals' time is a warm-up, which is not measured. The requests that arrive in the
-other three quarters are measured. These quarters must last for some time, and the queue of requests that wait for their
+other three quarters are measured. These quarters must last long enough, and the queue of requests that wait for their
 first token must not grow from the third quarter to the fourth. A load holds if, in addition, nine of ten measured
-requests keep the bounds.
+requests are within the bounds.
 """
 
 from dataclasses import asdict, dataclass
@@ -28,14 +28,14 @@ WARM_UP: Final = 0.25
 """Share of the time in which requests arrive."""
 LEAST_MEASURED_S: Final = 30.0
 LEAST_ANSWERS: Final = 3.0
-"""The measured time is at least so many median answers, from the first token to the last."""
+"""The measured time is at least this number of median answers, from the first token to the last."""
 LEAST_REQUESTS: Final = 50
 GOOD_SHARE: Final = 0.9
-"""Share of the measured requests that must keep the bounds."""
+"""Share of the measured requests that must be within the bounds."""
 MOST_GROWTH: Final = 1.25
 LEAST_GROWTH: Final = 1.0
 LEAST_GROWTH_SHARE: Final = 0.01
-"""A queue grows if it is so many times as long a quarter later, and longer by more than a request, and by more than
+"""A queue grows if it is this many times as long a quarter later, and longer by more than a request, and by more than
 this share of that quarter's arrivals: a hundredth of the traffic is not served."""
 
 
@@ -45,15 +45,16 @@ class Steadiness:
 
     Args:
         verdict: "holds", "fails" or, if the trace does not suffice, "too short".
-        binds: what fails: "queue", "ttft", "tpot", "rejected"; empty if the load holds or the trace is too short.
-        warm_up_s, measured_s, least_s: seconds of arrivals that are not measured, that are measured, and that were
+        binds: the causes of a failure: "queue", "ttft", "tpot", "rejected"; empty if the load holds or the trace is
+            too short.
+        warm_up_s, measured_s, least_s: seconds of arrivals that are not measured, that are measured, and that are
             required.
         num_measured: requests that arrive after the warm-up.
-        num_good: those of them that keep the bounds; without bounds, all finished ones.
-        num_good_prompt_tokens, num_good_output_tokens: of good ones.
-        num_late, num_slow, num_rejected: those that begin too late, decode too slowly, are not served.
-        ttft_s, tpot_s: the times that nine of ten measured requests keep; None if fewer have one.
-        num_waiting: requests that wait for a first token, the means of the third and of the fourth quarter.
+        num_good: measured requests within the bounds; without bounds, all finished ones.
+        num_good_prompt_tokens, num_good_output_tokens: tokens of good ones.
+        num_late, num_slow, num_rejected: requests that begin too late, decode too slowly, are not served.
+        ttft_s, tpot_s: the times within which nine of ten measured requests are; None if fewer have one.
+        num_waiting: mean number of requests that wait for a first token, in the third and in the fourth quarter.
     """
 
     verdict: str
@@ -78,19 +79,19 @@ class Steadiness:
         return self.num_good / self.measured_s if self.measured_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Lay out for JSON; :meth:`from_dict` reads it back."""
+        """Return the figures for JSON; :meth:`from_dict` reads them back."""
         return {**asdict(self), "binds": list(self.binds), "num_waiting": list(self.num_waiting)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Steadiness":
-        """Read the layout of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
+        """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
         known = {name: values[name] for name in cls.__slots__}
         third, fourth = values["num_waiting"]
         return cls(**known | {"binds": tuple(values["binds"]), "num_waiting": (third, fourth)})
 
 
 def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
-    """Judge a finished run. O(requests log requests)."""
+    """Compute the steadiness of a finished run. O(requests log requests)."""
     arrival_s = log.arrival_s
     start_s, end_s = (float(arrival_s[0]), float(arrival_s[-1])) if len(arrival_s) else (0.0, 0.0)
     offered_s = end_s - start_s
@@ -139,14 +140,14 @@ def steadiness_of(log: RequestLog, bounds: Bounds) -> Steadiness:
 
 
 def _times(log: RequestLog) -> tuple[Float64Array, Float64Array]:
-    """Give the seconds to the first token and those of each further one; NaN if there is none."""
+    """Return the seconds to the first token and those per further token; NaN if there is none."""
     num_further = log.counts("num_output_tokens") - 1
     further_s = (log.end_s - log.first_token_s) / np.maximum(num_further, 1)
     return log.first_token_s - log.arrival_s, np.where(num_further > 0, further_s, np.nan)
 
 
 def _mean_waiting(log: RequestLog, edges_s: tuple[float, float, float]) -> tuple[float, float]:
-    """Give the mean number of requests that wait for a first token, in two spans of time, without rejected ones."""
+    """Return the mean number of requests that wait for a first token, in two spans of time, without rejected ones."""
     begun_s = np.where(np.isnan(log.first_token_s), log.arrival_s, log.first_token_s)
     means = []
     for from_s, to_s in pairwise(edges_s):
@@ -161,7 +162,7 @@ def _grows(third: float, fourth: float, num_arrived: int) -> bool:
 
 
 def _bad(counts: dict[str, int], num_bad: int, num_measured: int) -> tuple[str, ...]:
-    """Name the causes that keep more than one in ten from being good: each that suffices alone, else the largest."""
+    """Return the causes that make more than one in ten bad: each cause that suffices alone, else the largest."""
     allowed = (1 - GOOD_SHARE) * num_measured
     if num_bad <= allowed:
         return ()
@@ -175,7 +176,7 @@ def _middle(seconds: Float64Array) -> float:
 
 
 def _kept(seconds: npt.NDArray[np.float64]) -> float | None:
-    """Give the least bound that nine of ten keep; NaN keeps no bound."""
+    """Return the least bound that nine of ten are within; NaN is within no bound."""
     if not len(seconds):
         return None
     place = int(np.ceil(round(GOOD_SHARE * len(seconds), 9))) - 1

@@ -1,4 +1,4 @@
-"""What a line of each trace format means; nothing of files.
+"""Readers of the lines of each trace format; they open no files.
 
 The first line determines the format, never the file's name:
 
@@ -20,17 +20,17 @@ any other object         ``object_logs.ObjectLogRows``, by one of the           
 Layouts of logs of objects: ``chat_logs`` (services), ``litellm``, ``langfuse``, ``helicone``, ``otel_spans``,
 ``wildchat``, ``bench_results``, and ``fields`` that the user names.
 
-In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (what all have
-in common), ``messages`` (a conversation in parts), ``lengths`` (parts as tokens, as many as are stated), ``calls``
-(calls of a log made into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
-module a format, ``detection`` (which one it is). Every number is checked before it sizes anything, and a bad row raises
-:class:`~pagedkv.memory.contract.errors.TraceError` with its line. docs/trace-format.md is the page for users.
+In the order in which they build on each other: ``parsing`` (text into checked numbers), ``row_format`` (the interface
+of all formats), ``messages`` (a conversation in parts), ``lengths`` (tokens for parts, as many as are stated),
+``calls`` (turns calls of a log into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
+module a format, ``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
+raises :class:`~pagedkv.memory.contract.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
 
 from pagedkv.memory.contract.extras import needing
 
 with needing("cli", "reading traces"):
-    import msgspec  # noqa: F401 - first of all, so that its absence is reported, whichever format is imported first
+    import msgspec  # noqa: F401 - imported first, so that its absence is reported for every format
 
 from pagedkv.planner.traces.formats.detection import detect_format
 from pagedkv.planner.traces.formats.row_format import Reading, RowFormat

@@ -1,4 +1,4 @@
-"""What ``vllm bench serve --save-result --save-detailed`` writes: all requests in one object, as lists."""
+"""Results of ``vllm bench serve --save-result --save-detailed``: one object with all requests, as lists."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,15 +15,15 @@ FAILED: Final = "error"
 
 
 def is_bench_result(keys: Mapping[str, object]) -> bool:
-    """Return whether an object is such a result, with details, by its keys."""
+    """Return whether an object is such a result with details, by its keys."""
     return keys.keys() >= KEYS
 
 
 class BenchLayout:
-    """One run in each row. Its clock begins anywhere, so the first request arrives at 0.
+    """One run in each row. Its clock has no fixed origin, so the first request arrives at 0.
 
     Args:
-        reading: not needed: there are no texts.
+        reading: unused, since there are no texts.
         calls: reads the times.
     """
 
@@ -33,11 +33,11 @@ class BenchLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         return "a result of vllm bench serve"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the requests of a run, in order of arrival."""
+        """Yield the requests of a run, in order of arrival."""
         columns = [row[name] for name in ("start_times", "input_lens", "output_lens")]
         if len({len(column) if isinstance(column, list) else -1 for column in columns}) > 1 or not columns[0]:
             raise line.fault("its lists of requests differ in length, or are empty", FIX_THE_ROW)

@@ -1,7 +1,7 @@
-"""What bodies of requests, answers and usages say, in the shapes of OpenAI's and Anthropic's interfaces.
+"""Reads bodies of requests, answers and usages, in the shapes of OpenAI's and Anthropic's interfaces.
 
 A body has ``messages`` or ``prompt``, or, in the Responses API, ``input``; an answer has ``choices``, ``content`` or
-``output``; a usage counts tokens under the names of either. Knows no log: the layout of each log decides which of a
+``output``; a usage counts tokens under the names of either interface. The layout of each log determines which of a
 row's objects is the body, the answer or the usage.
 """
 
@@ -49,7 +49,7 @@ LONGEST_NAME: Final = 40
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Stated lengths: of the prompt, of the answer, and of the part of the answer that its texts do not show."""
+    """Stated lengths: of the prompt, of the answer, and of the part of the answer that is not in its texts."""
 
     num_prompt: int | None = None
     num_answer: int | None = None
@@ -66,7 +66,7 @@ def usage_of(line: Line, usage: JsonObject) -> Usage:
 
 
 def parts_of_answer(answer: JsonObject, texts: TextTokens) -> Sequence[Part] | None:
-    """Take the parts of an answer: OpenAI's first choice, Anthropic's content, the output of the Responses API."""
+    """Return the parts of an answer: OpenAI's first choice, Anthropic's content, the output of the Responses API."""
     choices = answer.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         return answer_parts(choices[0].get("message") or choices[0].get("text"), texts)
@@ -81,7 +81,7 @@ def parts_of_answer(answer: JsonObject, texts: TextTokens) -> Sequence[Part] | N
 
 
 def has_answer(answer: JsonObject) -> bool:
-    """Return whether an object is an answer, with a text or without."""
+    """Return whether an object is an answer, with or without a text."""
     return bool(answer.keys() & {"choices", "content", "text", "output", "usage", "role"})
 
 
@@ -101,7 +101,7 @@ def failure_of(*objects: JsonObject) -> str | None:
 
 
 def num_samples_of(line: Line, body: JsonObject) -> int:
-    """Read how many answers are wanted. Raises TraceError."""
+    """Read the number of requested answers. Raises TraceError."""
     num_samples = body.get("n") or 1
     if type(num_samples) is not int:
         raise line.fault(f"n is {num_samples!r:.40}, no whole number", FIX_THE_ROW)
@@ -110,7 +110,7 @@ def num_samples_of(line: Line, body: JsonObject) -> int:
 
 
 def first_named(keys: Sequence[str], *objects: JsonObject) -> str | None:
-    """Give the first text or number under one of these keys, as a name; None if there is none."""
+    """Return the first text or number under one of these keys, as a name; None if there is none."""
     for each in objects:
         for key in keys:
             value = each.get(key)
@@ -120,7 +120,7 @@ def first_named(keys: Sequence[str], *objects: JsonObject) -> str | None:
 
 
 def as_object(value: object) -> JsonObject:
-    """Give an object, parsed if it is written as a text; an empty object for anything else."""
+    """Return an object, parsed if it is written as a text; an empty object for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = msgspec.json.decode(value)
@@ -130,7 +130,7 @@ def as_object(value: object) -> JsonObject:
 
 
 def as_list(value: object) -> object:
-    """Give a value; a list that is written as a text is parsed."""
+    """Return a value; a list that is written as a text is parsed."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         try:
             return msgspec.json.decode(value)
@@ -140,7 +140,7 @@ def as_list(value: object) -> object:
 
 
 def found_under(row: object, path: str) -> object:
-    """Follow a path into objects and lists; None where it ends."""
+    """Follow a path into objects and lists; None where the path does not exist."""
     if isinstance(row, dict) and path in row:
         return row[path]
     for name in path.split("."):
@@ -155,14 +155,14 @@ def found_under(row: object, path: str) -> object:
 
 
 def name_under(row: object, path: str) -> str | None:
-    """Give the text or number under a path as a name; None if there is none."""
+    """Return the text or number under a path as a name; None if there is none."""
     value = found_under(row, path)
     is_name = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
     return str(value)[:MAX_SESSION_CHARACTERS] if is_name else None
 
 
 def _code(error: object) -> str | None:
-    """Give the code of an error."""
+    """Return the code of an error."""
     if isinstance(error, dict):
         names = (error.get(key) for key in ("status_code", "error_code", "code", "type", "error_class"))
         error = next((name for name in names if isinstance(name, str | int) and name), None)

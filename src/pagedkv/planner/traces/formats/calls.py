@@ -1,9 +1,9 @@
-"""Calls of a log, made into requests: what all formats of logs have in common.
+"""Turns the calls of a log into requests; shared by all formats of logs.
 
-A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where there
-are any; content is that of tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` joins the two. A length
-without either is estimated from the characters of its text, and a note says so. Failed calls were not served in full:
-they are left out by default, and counted by their failures.
+A log has texts, or stated lengths (usage, meta data), or tokens, or some of each. Stated lengths are used where they
+exist; content comes from tokens or texts; :mod:`~pagedkv.planner.traces.formats.lengths` combines the two. A length
+that is not stated is estimated from the characters of its text, and a note reports this. Failed calls were not served
+in full: by default they are left out, and counted by kind of failure.
 """
 
 from collections import Counter
@@ -26,27 +26,29 @@ NO_ANSWER: Final = "no answer"
 ABANDONED: Final = "aborted"
 OTHER_CACHE: Final = "answered from a cache of answers"
 MOST_HELD: Final = 256
-"""Calls without an answer that are held until one has an answer: in a log without answers, none of them failed."""
+"""Calls without an answer that are held until one has an answer; in a log without answers, no call counts as failed."""
 FEWEST_PILED: Final = 5
 PILED_SHARE: Final = 4
-"""Prompts of the greatest length are a pile from this share on: a quarter of all."""
+"""If at least a quarter of all prompts have the greatest length, prompts were probably cut to it."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What a log states about one request.
+    """The facts that a log states about one request.
 
     Args:
-        line: where it begins.
+        line: the line where it begins.
         arrival_s: time of arrival.
-        prompt: its content, or None where the log has none; likewise the answer.
-        num_prompt: its stated length, or None; likewise the answer's, all sequences together.
+        prompt: content of the prompt; None where the log has none.
+        answer: content of the answer; None where the log has none.
+        num_prompt: stated length of the prompt, or None.
+        num_answer: stated length of the answers, all sequences together, or None.
         num_thoughts: tokens of the answer that are in none of its texts.
-        num_most: the greatest length that was allowed, used where nothing else is known about an answer.
+        num_most: the greatest allowed length of an answer, used if nothing else is known about it.
         session: name of the conversation.
-        tenant: the tenant of the request.
+        tenant: tenant of the request.
         num_samples: sequences of the one prompt.
-        failure: how it failed, in a word; None if it did not.
+        failure: the kind of failure, in a word; None if it succeeded.
         is_answered: whether the log has any part of an answer.
         is_cut: whether texts in the log were cut, so that the prompt is None.
     """
@@ -68,13 +70,13 @@ class Call:
 
 
 class _Side:
-    """Counts where the lengths and contents of prompts, or of answers, come from."""
+    """Counts the sources of lengths and contents, of prompts or of answers."""
 
     def __init__(self) -> None:
-        self.num_stated = 0  # of texts whose length is stated
-        self.num_exact = 0  # of tokens
-        self.num_estimated = 0  # of texts alone
-        self.num_lengths = 0  # of a stated length alone
+        self.num_stated = 0  # texts with a stated length
+        self.num_exact = 0  # tokens
+        self.num_estimated = 0  # texts alone
+        self.num_lengths = 0  # a stated length alone
 
     def count(self, parts: Sequence[Part] | None, stated: int | None) -> None:
         if parts is None:
@@ -92,7 +94,7 @@ class _Side:
 
 
 class _Pile:
-    """Detects that the log's writer cut prompts: many different prompts have the greatest length."""
+    """Detects prompts that the log's writer cut: many different prompts have the greatest length."""
 
     def __init__(self) -> None:
         self._num = self._num_longest = self._longest = 0
@@ -120,9 +122,9 @@ class Calls:
     """Makes requests from the calls of one file.
 
     Args:
-        reading: what the user stated about the file.
-        unit: of its times, unless their values determine it.
-        usage: the name of the field that states lengths, for messages.
+        reading: the user's statements about the file.
+        unit: unit of its times, unless their values determine it.
+        usage: name of the field with stated lengths, for messages.
     """
 
     def __init__(self, reading: Reading, unit: str = "s", usage: str = "usage") -> None:
@@ -141,17 +143,17 @@ class Calls:
 
     @property
     def told(self) -> str:
-        """Say where times, lengths and contents come from, and what was left out."""
+        """Sources of times, lengths and contents, and what was left out, as text for users."""
         return ", ".join(filter(None, [self.times_told, self._lengths_told(), *self._details()]))
 
     @property
     def times_told(self) -> str:
-        """Say how times were read; empty where they are replaced."""
+        """How times were read, as text; empty where they are replaced."""
         return "" if self._reading.has_made_up_arrivals else self.clock.told
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know before trusting figures of these requests."""
+        """List warnings about figures of these requests."""
         return [*self._reading.notes_of(self.clock), *self._pile.notes(), *self._assumed()]
 
     def arrival_s(self, line: Line, value: object) -> float:
@@ -163,7 +165,7 @@ class Calls:
         return self.clock.seconds(line, value, any_order=self._reading.any_order)
 
     def requests(self, call: Call) -> Iterator[Request]:
-        """Give the requests that are complete and in order after this call.
+        """Yield the requests that are complete and in order after this call.
 
         Raises:
             TraceError: a length is out of range, or there is neither a length nor a content.
@@ -185,7 +187,7 @@ class Calls:
                 yield from self._release(None)
 
     def finish(self) -> Iterator[Request]:
-        """Give what was held back.
+        """Yield the requests that were held back.
 
         Raises:
             TraceError: every call failed.
@@ -242,7 +244,7 @@ class Calls:
         )
 
     def _tokens(self, call: Call, num_answer: int | None) -> tuple[Int32Array | None, Int32Array | None]:
-        """Give the tokens of prompt and answer, as far as the log has their content."""
+        """Return the tokens of prompt and answer, as far as the log has their content."""
         prompt = output = None
         name = b""
         if call.prompt is not None:

@@ -1,9 +1,9 @@
 """Request logs of services in the style of OpenAI and Anthropic: JSON lines with bodies, usage and times.
 
-In any layout. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or
-``input`` at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the
-top, or in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a
-status or an error. OpenAI's batch files are read too: their input has no times.
+The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
+at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
+in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
+or an error. OpenAI's batch files are read too; their input has no times.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ BODY: Final = frozenset({"messages", "prompt", "input"})
 MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
 MOST_REMEMBERED: Final = 2**12
-"""Number of responses that are remembered, so that a later one may continue them."""
+"""Number of remembered responses that a later one may continue."""
 
 
 def is_chat_log(keys: Mapping[str, object]) -> bool:
@@ -56,7 +56,7 @@ def is_chat_log(keys: Mapping[str, object]) -> bool:
 
 
 class ChatLayout:
-    """One request in each row, laid out as above.
+    """One request in each row, laid out as described above.
 
     Args:
         reading: how texts become tokens.
@@ -71,11 +71,11 @@ class ChatLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         return self._style
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the row's one call."""
+        """Yield the row's one call."""
         body, answer = _inner(row, REQUESTS, BODY), _inner(row, ANSWERS)
         usage: JsonObject = next((each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict)), {})
         self._learn_style(row, body, answer, usage)
@@ -119,7 +119,7 @@ class ChatLayout:
     def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
         if self._reading.has_made_up_arrivals:
             return 0.0
-        for each in objects:  # an answer's own time is tried last: it is when the answer was begun
+        for each in objects:  # an answer's own time is tried last: it is the time when the answer began
             for key in TIMES:
                 value = each.get(key)
                 if isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -135,7 +135,7 @@ class ChatLayout:
     # Responses that continue others
 
     def _continued(self, goes_on: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
-        """Prepend the conversation of the response that is continued to the new prompt; None if it is not known."""
+        """Prepend the conversation of the continued response to the new prompt; None if it is not known."""
         before = self._responses.get(str(goes_on))
         return None if before is None or prompt is None else [*before, *prompt]
 

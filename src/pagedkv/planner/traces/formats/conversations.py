@@ -1,8 +1,8 @@
 """ShareGPT files: each object is a conversation, whose turns are texts and have no times.
 
-Each answer is a request: its prompt is everything before it in the conversation. Times are unknown, so the turns of a
-conversation arrive at a stated interval on its own clock, and :mod:`~pagedkv.planner.traces.interleaving` says how far
-apart conversations begin.
+Each answer is a request whose prompt is everything before it in the conversation. Times are unknown, so the turns of a
+conversation arrive at a stated interval on its own clock; :mod:`~pagedkv.planner.traces.interleaving` determines when
+conversations begin.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ class _Row(msgspec.Struct):
 
 
 class ConversationRows(RowFormat):
-    """``conversations`` of ``from`` and ``value`` (or ``role`` and ``content``), and an ``id``.
+    """Reads ``conversations`` of ``from`` and ``value`` (or ``role`` and ``content``), and an ``id``.
 
     Args:
         reading: how texts become tokens.
@@ -56,17 +56,17 @@ class ConversationRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"ShareGPT conversations without times (a turn every {TURN_S:g} s is made up), {self._texts.told}"
 
     @property
     def notes(self) -> list[str]:
-        """Say that no time is known."""
+        """Warn that the times are generated."""
         made_up = f"{TURN_S:g} s between two turns are made up"
         return [f"nothing tells when these turns came: {made_up}, and so is the recorded traffic wherever it is named"]
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Give the answers of one conversation as requests."""
+        """Yield the answers of one conversation as requests."""
         row = decoded(line, _Row)
         turns = next((turns for turns in (row.conversations, row.conversation, row.items) if turns is not None), None)
         if turns is None:

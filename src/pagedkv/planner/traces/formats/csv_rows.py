@@ -1,7 +1,7 @@
-"""CSV with a request in each record: known headers, or columns that the user names.
+"""CSV with one request in each record: known headers, or columns that the user names.
 
-Cells may be quoted, and then hold commas, quotes and ends of lines (RFC 4180). Columns may be divided by commas,
-semicolons or tabs, as the first line has them. Content is unknown, unless a column holds the prompt itself.
+Cells may be quoted, and may then contain commas, quotes and ends of lines (RFC 4180). The first line determines whether
+commas, semicolons or tabs separate the columns. Content is unknown, unless a column has the prompt itself.
 """
 
 import csv
@@ -42,7 +42,7 @@ __all__ = [
 CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
 LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
 TENANT: Final = "tenant"
-"""What the column of ``--tenant-by`` holds."""
+"""Role of the column that ``--tenant-by`` names."""
 DELIMITERS: Final = ",;\t"
 MOST_SHOWN: Final = 12
 SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
@@ -50,7 +50,7 @@ MORE_LINES: Final = "unexpected end of data"  # the csv module's message for a c
 
 
 class Header(NamedTuple):
-    """A known header: its origin, its columns by what they hold, and the unit of its times."""
+    """A known header: its origin, its columns by role, and the unit of its times."""
 
     origin: str
     columns: Mapping[str, str]
@@ -99,11 +99,11 @@ class _Columns(NamedTuple):
 
 
 def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = True) -> dict[str, str]:
-    """Parse a list of columns, as users type it.
+    """Parse a list of columns in the user's notation.
 
     Args:
         text: what=column, separated by commas.
-        name: of the argument, for messages: "columns" or "fields".
+        name: name of the argument, for messages: "columns" or "fields".
         needs_arrival: whether a column of times is required.
 
     Raises:
@@ -131,7 +131,7 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
     """Make the reader of a CSV file, by named columns or a known header; None without either.
 
     Raises:
-        TraceError: a named column is missing, or is there twice.
+        TraceError: a named column is missing, or occurs twice.
     """
     delimiter = max(DELIMITERS, key=first.text.count)
     names = _names(first, delimiter)
@@ -151,7 +151,7 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
 
 
 def known_header(names: Collection[str]) -> Header | None:
-    """Find the known header that has these columns, with those of its optional ones that are there."""
+    """Return the known header that has these columns, with those of its optional ones that exist."""
     for header in HEADERS:
         if set(header.columns.values()) <= set(names):
             optional = {role: name for role, name in header.optional.items() if name in names}
@@ -160,7 +160,7 @@ def known_header(names: Collection[str]) -> Header | None:
 
 
 def unknown_header(first: Line) -> TraceError:
-    """Build the error for CSV with an unknown header; it lists the columns and what to do."""
+    """Build the error for CSV with an unknown header; it lists the columns and a remedy."""
     names = _names(first, max(DELIMITERS, key=first.text.count))
     shown = ", ".join(f"{name:.40}" for name in names[:MOST_SHOWN])
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
@@ -202,25 +202,25 @@ def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[
 
 
 def unit_of(column: str) -> str:
-    """Give the unit that the name of a column ends with; seconds if it has none."""
+    """Return the unit at the end of a column's name; seconds if it has none."""
     return next((unit for suffix, unit in SUFFIXES.items() if column.lower().endswith(suffix)), "s")
 
 
 class CsvRows(RowFormat):
-    """Records of CSV.
+    """Reads records of CSV.
 
     Args:
-        origin: what was recognised, for humans.
+        origin: the recognised format, for users.
         columns: the column of each item.
-        unit: of the times, unless the user states another or the numbers determine it.
-        delimiter: between columns.
-        reading: what the user stated.
+        unit: unit of the times, unless the user states another or the numbers determine it.
+        delimiter: separates columns.
+        reading: the user's statements about the file.
         has_header: whether the first line is a header.
     """
 
     session_per_row = False
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what was found out about a file, made in this module alone
+    def __init__(  # noqa: PLR0913, PLR0917 - facts about a file, passed in this module alone
         self,
         origin: str,
         columns: _Columns,
@@ -242,12 +242,12 @@ class CsvRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"{self._origin}, {self._calls.told if self._has_more else self._calls.times_told}".removesuffix(", ")
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about it."""
+        """List warnings about the file."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -264,7 +264,7 @@ class CsvRows(RowFormat):
         yield from self._request(whole, [cell.strip() for cell in cells])
 
     def finish(self) -> Iterator[Request]:
-        """Refuse a record whose quotes are not closed."""
+        """Refuse a record with an unclosed quote."""
         if self._open is not None:
             raise self._open.fault("quotes open here and never close", FIX_THE_ROW)
         return self._calls.finish()

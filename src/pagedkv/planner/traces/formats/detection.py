@@ -1,4 +1,4 @@
-"""Which format a trace has, determined by its first line."""
+"""Determines the format of a trace by its first line."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -58,8 +58,8 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
     """Choose the format by the first line of a trace.
 
     Args:
-        first: its first line that is not blank.
-        reading: what the user stated about the file.
+        first: the first line that is not blank.
+        reading: the user's statements about the file.
 
     Raises:
         TraceError: the line fits no format, or is a header with an impossible value.

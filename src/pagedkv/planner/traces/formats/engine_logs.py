@@ -1,7 +1,7 @@
-"""What vLLM and SGLang log about requests, among lines of other kinds.
+"""Request logs of vLLM and SGLang, among lines of other kinds.
 
-:mod:`~pagedkv.planner.traces.formats.vllm_lines` and :mod:`~pagedkv.planner.traces.formats.sglang_lines` list these
-lines.
+:mod:`~pagedkv.planner.traces.formats.vllm_lines` and :mod:`~pagedkv.planner.traces.formats.sglang_lines` list the lines
+that are read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ def is_engine_log(first: Line, keys: Mapping[str, object]) -> bool:
 
 
 class EngineLogRows(RowFormat):
-    """Lines of an engine's log; lines that are not about a request are skipped.
+    """Reads the lines of an engine's log; lines that are not about a request are skipped.
 
     Args:
         reading: how texts become tokens.
@@ -44,12 +44,12 @@ class EngineLogRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"{self._engine} request log, {self._calls.told}"
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about it."""
+        """List warnings about the file."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:

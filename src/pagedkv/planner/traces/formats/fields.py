@@ -21,10 +21,10 @@ SHOWN: Final = 12
 
 
 class FieldLayout:
-    """Rows that have the named fields.
+    """Rows with the named fields.
 
     Args:
-        origin: what was recognised.
+        origin: the recognised format.
         fields: the name of the field for each role of :data:`~pagedkv.planner.traces.formats.csv_rows.CSV_ROLES`.
         reading: how texts become tokens.
         calls: reads the times.
@@ -38,11 +38,11 @@ class FieldLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         return self._origin
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the row's one call."""
+        """Yield the row's one call."""
         found = {role: found_under(row, name) for role, name in self._fields.items()}
         prompt, answer = self._prompt(line, found.get("prompt")), self._answer(found.get("answer"))
         session = found.get("session") or found.get("user")

@@ -19,7 +19,7 @@ MOONCAKE_BLOCK_SIZE: Final = 512
 BAILIAN_BLOCK_SIZE: Final = 16
 NO_PARENT: Final = -1
 MOST_CHATS: Final = 2**18
-"""Number of chats whose session is remembered: a turn follows soon after the one before."""
+"""Number of chats whose session is remembered; a turn comes soon after the previous one."""
 
 _BlockIds = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_ID)]]
 
@@ -30,10 +30,10 @@ class _HashIdRow(Lengths):
 
 
 class HashIdRows(RowFormat):
-    """``timestamp`` (ms), lengths, ``hash_ids``; a partly filled last block has an id too.
+    """Reads ``timestamp`` (ms), lengths, ``hash_ids``; a partly filled last block has an id too.
 
     Args:
-        reading: its block size, or None for the release's 512.
+        reading: has the block size, or None for the release's 512.
     """
 
     starts_with_header = False
@@ -47,12 +47,12 @@ class HashIdRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about the times."""
+        """List warnings about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -77,12 +77,12 @@ class _BailianRow(_HashIdRow):
 
 
 class BailianRows(RowFormat):
-    """The Qwen-Bailian traces: as above, but ``timestamp`` in seconds, blocks of 16, and chats that follow one another.
+    """The Qwen-Bailian traces: as above, but ``timestamp`` is in seconds, blocks have 16 tokens, and chats form chains.
 
-    The last block, partly filled, may have an id or none. A session is named by its first chat.
+    The last, partly filled block may have an id or none. A session has the name of its first chat.
 
     Args:
-        reading: its block size, or None for 16.
+        reading: has the block size, or None for 16.
     """
 
     starts_with_header = False
@@ -97,12 +97,12 @@ class BailianRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about the times."""
+        """List warnings about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:

@@ -1,4 +1,4 @@
-"""One request in each line, with run-length coded block ids of full blocks, and a block size that the rows imply."""
+"""One request in each line, with run-length coded ids of full blocks; the rows determine the block size."""
 
 from collections.abc import Iterator
 
@@ -19,10 +19,10 @@ class _HashRunRow(Lengths):
 
 
 class HashRunRows(RowFormat):
-    """``timestamp`` (ms), ``session``, lengths, ``hash_runs`` of global ids; full blocks only.
+    """Reads ``timestamp`` (ms), ``session``, lengths, ``hash_runs`` of global ids; full blocks only.
 
     Args:
-        reading: its block size, or None to infer it.
+        reading: has the block size, or None to infer it.
     """
 
     starts_with_header = False
@@ -36,16 +36,16 @@ class HashRunRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"hash_runs, {self._clock.told}"
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about the times."""
+        """List warnings about the times."""
         return self._reading.notes_of(self._clock)
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Yield the line's one request; the first with ids settles the block size."""
+        """Yield the line's one request; the first request with ids determines the block size."""
         row = decoded(line, _HashRunRow)
         arrival_s = self._clock.seconds(line, row.timestamp, any_order=self._any_order)
         check_row(line, row, arrival_s)

@@ -1,4 +1,4 @@
-"""Requests as Helicone exports them: bodies of request and answer if they were exported, and counts of tokens."""
+"""Requests that Helicone exports: counts of tokens, and bodies of request and answer if they were exported."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -43,11 +43,11 @@ class HeliconeLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         return "Helicone's requests"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the row's one call."""
+        """Yield the row's one call."""
         body, answer = as_object(row.get("request_body")), as_object(row.get("response_body"))
         stated = usage_of(line, as_object(answer.get("usage")))
         if stated.num_prompt is None:

@@ -1,7 +1,7 @@
-"""Observations as Langfuse exports them: in camel case from its pages and its API, in snake case in a bucket.
+"""Observations that Langfuse exports: in camel case from its pages and its API, in snake case to a bucket.
 
-Generations are calls; spans, events and other observations are skipped. Their usage is counted by kind, every token
-once: ``total`` is the sum of all, and all but output is input.
+Generations are calls; spans, events and other observations are skipped. Their usage is counted by kind, with every
+token in one kind: ``total`` is the sum of all, and all kinds except output are input.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,12 +47,12 @@ class LangfuseLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         others = f" (other observations passed over: {self._num_others:,})" if self._num_others else ""
         return f"Langfuse's generations{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the row's call, if it is a generation."""
+        """Yield the row's call, if it is a generation."""
         if row.get("type") != GENERATION:
             self._num_others += 1
             return

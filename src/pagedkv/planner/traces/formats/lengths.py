@@ -1,11 +1,10 @@
-"""How many tokens each part of a text has, where a log states how many the whole has.
+"""Determines the tokens of each part of a text, where a log states only the length of the whole.
 
-Stated usage gives lengths without tokens; texts show which prompts begin alike. Joining them needs care: if every
-prompt were stretched to its own length, two prompts that begin alike would get different tokens there, and nothing
-would hit. So a part keeps the length that it first got after the same preceding parts. In a prompt that continues
-another, the known parts keep their lengths, and the new parts share the rest by their weights. A text that begins like
-an earlier one after the same parts is stretched at the rate of that one, as far as the two agree, so that equal texts
-get equal tokens.
+Stated usage gives lengths without tokens; texts show which prompts begin alike. If every prompt were stretched to its
+own length, two prompts that begin alike would get different tokens there, and nothing would hit. So a part keeps the
+length that it first got after the same preceding parts. In a prompt that continues another, the known parts keep their
+lengths, and the new parts share the rest by their weights. A text that begins like an earlier one after the same parts
+is stretched at the rate of that one, as far as the two agree, so that equal texts get equal tokens.
 
 The lengths always add up to the stated length. If the known parts are longer than the whole prompt (another model, an
 answer without its thoughts), they keep their lengths as far as they fit, and the rest is divided anew.
@@ -24,9 +23,9 @@ from pagedkv.planner.traces.texts import marked_tokens, stretched_tokens
 __all__ = ["KnownLengths"]
 
 MOST_REMEMBERED: Final = 2**17
-"""Number of parts whose length is remembered, some 60 MiB: a turn follows soon after the one before."""
+"""Number of parts whose length is remembered, some 60 MiB; a turn comes soon after the previous one."""
 HEAD_PIECES: Final = 16
-"""A text begins like another one if so many pieces are equal."""
+"""A text begins like another one if this number of leading pieces are equal."""
 
 _Value = TypeVar("_Value")
 
@@ -54,7 +53,7 @@ class _Recent(Generic[_Value]):
 
 
 class KnownLengths:
-    """Gives prompts and answers their tokens, and remembers the lengths of their parts."""
+    """Makes the tokens of prompts and answers, and remembers the lengths of their parts."""
 
     def __init__(self) -> None:
         self._lengths: _Recent[int] = _Recent()
@@ -64,12 +63,12 @@ class KnownLengths:
         """Make the tokens of a prompt.
 
         Args:
-            parts: of the prompt, in order.
-            stated: its length; None where the log has none: then each part has its known length, or else that of its
-                pieces.
+            parts: parts of the prompt, in order.
+            stated: length of the prompt; None where the log has none: then each part has its known length, or else
+                that of its pieces.
 
         Returns:
-            int32 ``[stated]``, and the name of the whole prompt, for the answer. O(tokens).
+            int32 ``[stated]``, and a digest that identifies the whole prompt, for :meth:`answer`. O(tokens).
         """
         return self._tokens(parts, stated, sha256(b"prompt").digest())
 
@@ -77,9 +76,9 @@ class KnownLengths:
         """Make the tokens of an answer; a later prompt that contains it after the same prompt gets the same tokens.
 
         Args:
-            parts: of the answer.
-            stated: its length, thoughts included.
-            prompt: the name of the prompt.
+            parts: parts of the answer.
+            stated: its length, including thoughts.
+            prompt: the digest of the prompt.
             num_thoughts: tokens at its beginning that no later prompt contains.
         """
         if not num_thoughts:
@@ -121,7 +120,7 @@ class KnownLengths:
 
 
 def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int) -> list[int]:
-    """Give each part its length: known lengths as far as they leave some for the rest, then shares of the remainder.
+    """Divide a stated length: known lengths first, as far as they leave some for the rest, then shares of the rest.
 
     The lengths add up to ``stated``, unless there are no parts.
     """
@@ -142,7 +141,7 @@ def _shared_out(parts: Sequence[Part], known: Sequence[int | None], stated: int)
 
 
 def _names(parts: Sequence[Part], parent: bytes) -> list[bytes]:
-    """Name each part together with all parts before it, starting from the name of the parent."""
+    """Return a digest of each part and all parts before it, starting from the parent's digest."""
     names = [parent]
     for part in parts:
         names.append(sha256(names[-1] + part.pieces.tobytes()).digest())

@@ -1,8 +1,8 @@
-"""What LiteLLM writes of each call: the payload that its callbacks log, and the rows of its table of spend.
+"""LiteLLM's records of calls: the payload that its callbacks log, and the rows of its spend table.
 
-Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``; the
-table keeps texts only if it is configured to, some of them in ``proxy_server_request``. Answers from LiteLLM's own
-cache did not use a model: they are left out, as failed calls are. Calls that generate no text are skipped.
+Both have ``startTime``, ``endTime``, ``call_type``, counts of tokens, ``status``, ``messages`` and ``response``. The
+table has texts only if this is configured, some of them in ``proxy_server_request``. Answers from LiteLLM's own cache
+did not use a model: they are left out like failed calls. Calls that generate no text are skipped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,12 +51,12 @@ class LiteLlmLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         others = f" (passed over as no generation: {self._num_others:,})" if self._num_others else ""
         return f"LiteLLM's log of calls{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the row's call, if it generates text."""
+        """Yield the row's call, if it generates text."""
         if any(name in str(row["call_type"]) for name in OTHER_CALLS):
             self._num_others += 1
             return

@@ -1,10 +1,10 @@
-"""A conversation's messages as parts of text, so that conversations share whole parts.
+"""Splits a conversation's messages into parts of text, so that conversations share whole parts.
 
-A chat template puts marks around messages, which differ from model to model. Here a message is the part of its role,
-then those of its content; the prompt ends with the role of the answer. So the next turn of a conversation begins with
-the parts of the turn before, its answer included. Ids and the caching directives for a provider are left out: they are
-not part of the prompt. A picture, or anything else that is not text, is a part as well, identified by its data, which a
-model does not read as text.
+A chat template puts marks around messages, which differ from model to model. Here a message is one part for its role,
+then the parts of its content; the prompt ends with the role of the answer. So the next turn of a conversation begins
+with the parts of the previous turn, including its answer. Ids and caching directives for a provider are left out, since
+they are not part of the prompt. A picture, or other content that is not text, is a part as well, identified by its
+data; a model does not read it as text.
 """
 
 import json
@@ -24,16 +24,16 @@ __all__ = ["PICTURE_TOKENS", "Part", "answer_parts", "ids_part", "joined_parts",
 
 ANSWERER: Final = "assistant"
 NO_CONTENT: Final = frozenset({"cache_control", "id", "prompt_cache_breakpoint"})
-"""Keys whose values may change while the prompt does not."""
+"""Keys that do not change the prompt."""
 PICTURE_TOKENS: Final = 1000
-"""Tokens of a picture if no length is stated: about what providers charge for a million pixels."""
+"""Tokens of a picture without a stated length: about what providers charge for a million pixels."""
 BYTES_PER_TOKEN: Final = 4
 MEDIA_TYPES: Final = frozenset(
     {"image", "image_url", "input_image", "input_audio", "audio", "audio_url", "video", "video_url", "document", "file"}
     | {"input_file", "blob", "uri"}
 )
 NAMED_CONTENT: Final = ("text", "content", "input_text", "output_text", "refusal", "thinking")
-"""Keys under which a part of content has its text: OpenAI and Anthropic, OpenTelemetry's conventions."""
+"""Keys for the text of a content part: of OpenAI, Anthropic, and OpenTelemetry's conventions."""
 TURN_TYPES: Final = frozenset({"function_call", "function_call_output", "reasoning", "item_reference"})
 """Items of an input that are not messages, in the Responses API."""
 EMPTY: Final = np.zeros(0, np.int32)
@@ -44,11 +44,11 @@ class Part:
     """A piece of a prompt or an answer that has the same tokens wherever it is repeated.
 
     Args:
-        pieces: int32 ``[n]``, tokens as its text makes them; equal texts have equal ones.
-        weight: its share of a stated length of the whole: bytes of the text, for a byte takes about as many tokens in
-            one script as in another.
-        is_media: whether it is a picture, a sound or a file: it has a round number of pieces.
-        is_exact: whether its pieces are the tokens that were computed, as the log has them.
+        pieces: int32 ``[n]``, tokens made from its text; equal texts have equal ones.
+        weight: its share of a stated length of the whole: bytes of the text, since the bytes per token differ little
+            between scripts.
+        is_media: whether it is a picture, a sound or a file, with a round number of pieces.
+        is_exact: whether its pieces are the tokens that were computed, taken from the log.
     """
 
     pieces: Int32Array
@@ -63,7 +63,7 @@ def text_part(text: str, texts: TextTokens) -> Part:
 
 
 def ids_part(token_ids: Int32Array) -> Part:
-    """Make a part from tokens that the log itself has."""
+    """Make a part from tokens in the log."""
     return Part(token_ids, BYTES_PER_TOKEN * len(token_ids), is_exact=True)
 
 
@@ -73,7 +73,7 @@ def joined_parts(parts: Sequence[Part]) -> Int32Array:
 
 
 def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list[Part] | None:
-    """Read the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of them.
+    """Read the parts of a request's body: tools, system text, messages; or its prompt. None if it has none of these.
 
     Raises:
         TraceError: the prompt is a list of tokens, and an entry is not a token.
@@ -103,7 +103,7 @@ def answer_parts(answer: object, texts: TextTokens) -> list[Part] | None:
 
 
 def _turns(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """Find the turns: ``messages``, or ``input`` of the Responses API, which may be one text."""
+    """Return the turns: ``messages``, or ``input`` of the Responses API, which may be one text."""
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
@@ -141,7 +141,7 @@ def _parts(content: object, texts: TextTokens) -> Iterator[Part]:
         if _is_media(part):
             yield _media(part)
             continue
-        if isinstance(part, dict) and isinstance(part.get("content"), list):  # a tool's result, in parts of its own
+        if isinstance(part, dict) and isinstance(part.get("content"), list):  # the result of a tool has its own parts
             yield from _parts(part["content"], texts)
             continue
         named = (part.get(key) for key in NAMED_CONTENT) if isinstance(part, dict) else ()
@@ -159,7 +159,7 @@ def _media(part: object) -> Part:
 
 
 def _plain(part: object) -> str:
-    """Write a part that is not text (an image, a tool call, its result) as a text that is equal on repetition."""
+    """Write a part that is not text (an image, a tool call, its result) as a text; equal parts give equal texts."""
     if isinstance(part, dict):
         part = {key: value for key, value in part.items() if key not in NO_CONTENT}
     return part if isinstance(part, str) else json.dumps(part, sort_keys=True)

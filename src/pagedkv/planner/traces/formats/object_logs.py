@@ -1,4 +1,4 @@
-"""Logs of JSON objects: a layout finds the items of a row, and the rest is common to all."""
+"""Logs of JSON objects: a layout locates the items of a row; the rest is common to all."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -14,26 +14,26 @@ __all__ = ["Layout", "ObjectLogRows"]
 
 
 class Layout(Protocol):
-    """Where the rows of a log have each item."""
+    """Locates the items in the rows of a log."""
 
     @property
     def title(self) -> str:
-        """Name the log, for humans."""
+        """Name of the log, for users."""
         ...
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the calls of a row: one, several, or none. Raises TraceError."""
+        """Yield the calls of a row: one, several, or none. Raises TraceError."""
         ...
 
 
 class ObjectLogRows(RowFormat):
-    """Rows of one layout.
+    """Reads the rows of one layout.
 
     Args:
-        layout: made from ``reading`` and the clock.
-        reading: what the user stated about the file.
-        unit: of the times, unless their values determine it.
-        usage: the name of the field that states lengths, for messages.
+        layout: makes the layout from ``reading`` and the calls.
+        reading: the user's statements about the file.
+        unit: unit of the times, unless their values determine it.
+        usage: name of the field with stated lengths, for messages.
     """
 
     starts_with_header = False
@@ -48,12 +48,12 @@ class ObjectLogRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"{self._layout.title}, {self._calls.told}"
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about it."""
+        """List warnings about the file."""
         return self._calls.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -65,5 +65,5 @@ class ObjectLogRows(RowFormat):
             yield from self._calls.requests(call)
 
     def finish(self) -> Iterator[Request]:
-        """Yield what was held back."""
+        """Yield the requests that were held back."""
         return self._calls.finish()

@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry's conventions for generative AI, as OTLP writes them in JSON, or one flat span in each line.
+"""Spans of OpenTelemetry's conventions for generative AI: OTLP in JSON, or one flat span in each line.
 
-A line of a collector's file holds the spans of many requests; those that call a model are read. Lengths are
-``gen_ai.usage.*``, also as vLLM's own spans have them; content is there if its recording was configured:
-``gen_ai.input.messages`` and ``gen_ai.output.messages``, or numbered attributes as OpenLLMetry has them.
+A line of a collector's file has the spans of many requests; those that call a model are read. Lengths are
+``gen_ai.usage.*``, as in vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages``
+and ``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
 """
 
 import re
@@ -52,15 +52,15 @@ class SpanLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         others = f" (other spans passed over: {self._num_others:,})" if self._num_others else ""
         return f"OpenTelemetry's spans of generative AI{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the calls of the row's spans that call a model."""
+        """Yield the calls of the row's spans that call a model."""
         for resource, span in _spans(row) if OTLP in row else [({}, row)]:
             told = _attributes(span.get("attributes"))
-            for event in span.get("events") or ():  # an event may hold the contents
+            for event in span.get("events") or ():  # an event may have the contents
                 told = {**_attributes(as_object(event).get("attributes")), **told}
             if _is_call(told):
                 call = self._call(line, span, told)
@@ -110,7 +110,7 @@ class SpanLayout:
 
 
 def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
-    """Give the spans of a row, each with the attributes of its resource."""
+    """Yield the spans of a row, each with the attributes of its resource."""
     for resource in map(as_object, row[OTLP] or ()):
         maker = _attributes(as_object(resource.get("resource")).get("attributes"))
         for scope in resource.get("scopeSpans") or ():
@@ -124,7 +124,7 @@ def _is_call(told: JsonObject) -> bool:
 
 
 def _attributes(attributes: object) -> dict[str, Any]:
-    """Read attributes: a list of keys and values as OTLP has them, or an object."""
+    """Read attributes: OTLP's list of keys and values, or an object."""
     if isinstance(attributes, dict):
         return attributes
     pairs = (as_object(each) for each in (attributes if isinstance(attributes, list) else ()))

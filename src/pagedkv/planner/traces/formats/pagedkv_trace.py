@@ -1,7 +1,7 @@
 """This project's own format: a header, then one request in each line; docs/trace-format.md describes it.
 
-Owns the checks that a row must pass. An unknown key is refused, for a mistyped key would otherwise silently mean its
-default; keys that begin with ``x_`` are free for other uses.
+A row is checked here. An unknown key is refused, since a mistyped key would silently leave its default in force; keys
+that begin with ``x_`` are free for other uses.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from pagedkv.planner.traces.request import Request
 __all__ = ["FORMAT_NAME", "MAX_NUM_SAMPLES", "MAX_PRIORITY", "PagedkvRows"]
 
 MAX_NUM_SAMPLES: Final = 2**16
-"""Most sequences of one request: more than any engine runs at once."""
+"""Most sequences of one request; more than any engine runs at once."""
 MAX_PRIORITY: Final = 2**31 - 1
 PROMPT_KEYS: Final = ("block_runs", "block_ids", "token_ids")
 
@@ -39,11 +39,11 @@ class _Version(msgspec.Struct):
 
 
 class PagedkvRows(RowFormat):
-    """``arrival_s`` (s), lengths, and at most one of ``block_runs``, ``block_ids`` and ``token_ids``.
+    """Reads ``arrival_s`` (s), lengths, and at most one of ``block_runs``, ``block_ids`` and ``token_ids``.
 
     Args:
         header: the first line.
-        block_size: tokens an id stands for, or None to go by the header.
+        block_size: tokens per id; None: the header's.
 
     Raises:
         TraceError: the header is of another format or version, or has an impossible block size.
@@ -62,7 +62,7 @@ class PagedkvRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return f"{FORMAT_NAME}, times in s"
 
     def requests(self, line: Line) -> Iterator[Request]:
@@ -88,7 +88,7 @@ class PagedkvRows(RowFormat):
             self._check_num_ids(line, input_length, len(row.block_ids))
 
     def _check_num_ids(self, line: Line, input_length: int, num_ids: int) -> None:
-        """Accept ids of full blocks only, or of these and a partly filled last block."""
+        """Check that there are ids of all full blocks, with or without one of a partly filled last block."""
         if self._block_size == 0:
             if num_ids:
                 reason = f"has block ids, but the header on line {self._header_line} names no block_size"
@@ -111,7 +111,7 @@ def _check_version(header: Line) -> None:
 
 
 def _length(line: Line, key: str, given: int | None, tokens_key: str, token_ids: list[int] | None) -> int:
-    """Give a length, and check it against the tokens if there are any."""
+    """Return a length, and check it against the tokens if there are any."""
     if token_ids is None:
         if given is None:
             raise line.fault(f"has neither {key} nor {tokens_key}", FIX_THE_ROW)

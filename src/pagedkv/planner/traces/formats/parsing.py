@@ -1,7 +1,7 @@
-"""The text of a line turned into typed values, and the limits that hold in every format.
+"""Parses the text of a line into typed values, within limits that hold for every format.
 
-Knows no format. JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON.
-Values that types allow (negative, absurd, infinite) are checked here, before anything is sized by them.
+JSON types are exact: a boolean, a text or a fraction is not a whole number, and NaN is not JSON. Values that types
+allow (negative, absurd, infinite) are checked here, before anything is sized by them.
 """
 
 import re
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 MAX_LENGTH: Final = 2**24
-"""Longest prompt or output that is accepted: beyond any context window, and still cheap to hold."""
+"""Longest accepted prompt or output: beyond any context window, and still cheap to hold."""
 MAX_ARRIVAL_S: Final = 10**11
-"""Some 3,000 years: accepts times since 1970, refuses garbage."""
+"""Some 3,000 years: above times since 1970, below garbage."""
 MAX_SESSION_CHARACTERS: Final = 1000
-"""Names of sessions are remembered, so a damaged one must not fill the memory."""
+"""Longest name of a session. Names are remembered, so a damaged one must not fill the memory."""
 MAX_TOKEN_ID: Final = 2**31 - 1
 FIX_THE_ROW: Final = "Repair or remove the row"
-MOST_DIGITS: Final = 40  # of an absurd number, shown in a message
+MOST_DIGITS: Final = 40  # digits of an absurd number that a message shows
 EXTENSION_PREFIX: Final = "x_"
 THOUSANDS: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+", re.ASCII)
 
@@ -46,7 +46,7 @@ SessionName = Annotated[str, msgspec.Meta(max_length=MAX_SESSION_CHARACTERS)]
 
 
 class Lengths(msgspec.Struct):
-    """The lengths that rows of all foreign formats have."""
+    """The lengths in rows of all foreign formats."""
 
     input_length: int
     output_length: int
@@ -75,7 +75,7 @@ def decoded_strictly(line: Line, kind: type[_T]) -> _T:
     """Parse a JSON line into ``kind``, which forbids unknown keys, except those that begin with ``x_``.
 
     Raises:
-        TraceError: the line is not JSON, not of that kind, or has a key that ``kind`` does not know.
+        TraceError: the line is not JSON, not of that kind, or has an unknown key.
     """
     try:
         return msgspec.json.decode(line.text, type=kind)
@@ -98,7 +98,7 @@ def converted(line: Line, cells: dict[str, str], kind: type[_T]) -> _T:
 
 
 def without_thousands(number: str) -> str:
-    """Take out the commas between thousands; anything else stays as it is.
+    """Remove the commas between thousands; anything else is unchanged.
 
     >>> [without_thousands(number) for number in ("1,234,567", "1,2", "12")]
     ['1234567', '1,2', '12']

@@ -1,4 +1,4 @@
-"""What all formats have in common: lines in, requests out, and what the user stated about the file."""
+"""The interface of all formats: lines in, requests out; and the user's statements about the file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ __all__ = ["Reading", "RowFormat"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read a file, as far as its content does not determine it.
+    """How to read a file where its content does not determine it.
 
     Args:
-        block_size: tokens an id stands for, or None to go by the file.
-        any_order: accept unsorted requests; those of a session's line are sorted by arrival.
-        time_unit: of the arrivals, or None to go by the file.
-        columns: of a CSV file, or fields of JSON lines, by what they hold; None to go by the first line.
+        block_size: tokens per id; None: determined by the file.
+        any_order: whether unsorted requests are accepted; those of a session's line are sorted by arrival.
+        time_unit: unit of the arrivals; None: determined by the file.
+        columns: columns of a CSV file, or fields of JSON lines, by role; None: determined by the first line.
         texts: how texts become tokens.
-        keep_failed: take requests that failed, too.
+        keep_failed: whether failed requests are read too.
         has_made_up_arrivals: whether the times of the file are ignored and replaced.
-        tenant_by: the column or field that names the tenant, or None to go by the file.
-        is_spread: whether requests of one stamp are spread afterwards, so that no note about bursts is needed.
+        tenant_by: the column or field with the tenant; None: determined by the file.
+        is_spread: whether requests of one stamp are spread later, so that no note about bursts is needed.
     """
 
     block_size: int | None = None
@@ -39,7 +39,7 @@ class Reading:
     is_spread: bool = False
 
     def notes_of(self, clock: ArrivalClock) -> list[str]:
-        """List what a reader must know about a file's times, unless they are replaced or spread."""
+        """List warnings about a file's times, unless they are replaced or spread."""
         return [] if self.is_spread or self.has_made_up_arrivals else clock.notes
 
 
@@ -47,25 +47,25 @@ class RowFormat(Protocol):
     """Turns the lines of one trace, in order, into requests."""
 
     starts_with_header: bool
-    """Whether the first line holds no request."""
+    """Whether the first line has no request."""
 
     session_per_row: bool
-    """Whether a line is a whole session, with arrivals on the session's own clock and checked to be in order."""
+    """Whether a line is a whole session, with sorted arrivals on the session's own clock."""
 
     @property
     def recognised(self) -> str:
-        """Say what was recognised, for humans: the format, the unit of its times, how texts became tokens."""
+        """What was recognised, as text for users: the format, the unit of its times, how texts became tokens."""
         ...
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know before trusting figures, one sentence each; complete after the last line."""
+        """List warnings about figures, one sentence each; complete after the last line."""
         return []
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Read one line now, and make its requests lazily.
+        """Read one line at once, and make its requests lazily.
 
-        May remember values that later lines must agree with, and hold requests that later lines complete.
+        It may remember values with which later lines must agree, and hold requests that later lines complete.
 
         Raises:
             TraceError: the line is wrong.
@@ -73,7 +73,7 @@ class RowFormat(Protocol):
         ...
 
     def finish(self) -> Iterator[Request]:
-        """Give the held requests after the last line.
+        """Yield the held requests after the last line.
 
         Raises:
             TraceError: a request is not complete.

@@ -1,7 +1,7 @@
 """One session in each line: its requests, on its own clock, with block ids of its own.
 
-The start of a session is not recorded, nor whether two sessions share a prompt. So arrivals stay on the session's
-clock, and each session's ids are moved above those of all sessions before it.
+The file does not record when a session began, nor whether two sessions share a prompt. So arrivals stay on the
+session's clock, and each session's ids are moved above those of all earlier sessions.
 :mod:`~pagedkv.planner.traces.interleaving` gives sessions a common clock.
 """
 
@@ -32,13 +32,13 @@ class _SessionRow(msgspec.Struct):
 
 
 class SessionRows(RowFormat):
-    """``session``, ``block_size``, ``requests`` with ``t`` (s), lengths, ``hash_runs`` of full blocks.
+    """Reads ``session``, ``block_size``, ``requests`` with ``t`` (s), lengths, ``hash_runs`` of full blocks.
 
-    Remembers the name and line of every session, for names must be unique.
+    The names and lines of all sessions are remembered, since names must be unique.
 
     Args:
-        block_size: tokens an id stands for, or None for each row's own.
-        any_order: sort the requests of a session by arrival, instead of refusing them unsorted.
+        block_size: tokens per id; None: each row's own.
+        any_order: whether the requests of a session are sorted by arrival; else unsorted ones are refused.
     """
 
     starts_with_header = False
@@ -52,14 +52,14 @@ class SessionRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return "a session a line, times in s of each session's own clock"
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Check the line's session as a whole, then make its requests one at a time.
 
-        Between two requests the session is held as it was read, with its ids in runs, so that many sessions can be
-        under way.
+        Between two requests the session stays in memory as it was read, with its ids in runs, so that many sessions
+        can be under way.
         """
         row = decoded(line, _SessionRow)
         self._remember(line, row.session)

@@ -1,4 +1,4 @@
-"""What SGLang logs about requests, as text and as JSON: a line on arrival, and a line after the answer.
+"""SGLang's log lines about requests, as text and as JSON: a line on arrival, and a line after the answer.
 
 =====================================================  ================================================================
 line                                                   what is taken from it
@@ -7,7 +7,7 @@ line                                                   what is taken from it
 ``{"event": "request.received", ...}``, ``finished``   the same; a time in brackets may stand before it
 =====================================================  ================================================================
 
-At level 2 texts and lists of tokens longer than 2,048 are cut in the middle: the content of such a prompt is unknown.
+At level 2, texts and lists of tokens longer than 2,048 are cut in the middle: the content of such a prompt is unknown.
 Its length is known, since ``meta_info`` counts tokens at every level.
 """
 
@@ -38,7 +38,7 @@ EVENT_KEYS: Final = frozenset({"event", "timestamp"})
 RECEIVED: Final = "request.received"
 FINISHED: Final = "request.finished"
 CUT_LENGTH: Final = 2048
-"""Characters of a text, and entries of a list, that level 2 leaves: half of them from each end."""
+"""Characters of a text, or entries of a list, that remain at level 2: half of them from each end."""
 CUT: Final = "..."
 
 
@@ -63,7 +63,7 @@ class SglangLines:
     texts: TextTokens
 
     def take(self, line: Line) -> bool:
-        """Take a line, if it is about a request. Raises TraceError."""
+        """Read a line, if it is about a request; return whether it is. Raises TraceError."""
         written = JSON_LINE.match(line.text)
         if written is not None:
             return self._take_json(line, written["row"])
@@ -100,9 +100,9 @@ class SglangLines:
             self._finish(call, part, counts, None if aborted is None else aborted["code"] or ABANDONED)
 
     def _part(self, line: Line, text: str, between: str, keys: tuple[str, str]) -> tuple[Part | None, bool]:
-        """Read the ids that a line has, else its text; and whether either was cut."""
+        """Read the ids of a line, else its text; return the part, and whether it was cut."""
         told = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
-        behind = text if told is None else text[told.end() :]  # for a text may hold anything
+        behind = text if told is None else text[told.end() :]  # since a text may contain anything
         ids = re.search(rf"\b{keys[0]}{between}(?P<ids>{IDS})(?P<cut> \.\.\. )?", behind)
         if ids is not None and not ids["cut"] and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"]))), False
@@ -159,7 +159,7 @@ class SglangLines:
 
     # Both
 
-    def _set_prompt(self, call: Call, part: Part | None, is_cut: bool) -> None:  # noqa: FBT001 - what was found of one
+    def _set_prompt(self, call: Call, part: Part | None, is_cut: bool) -> None:  # noqa: FBT001 - as _part returns
         if part is not None:
             call.prompt = [part]
         call.is_cut = call.prompt is None and (call.is_cut or is_cut)
@@ -182,7 +182,7 @@ def _is_cut(text: str) -> bool:
 
 
 def _one_of(obj: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Take one request out of a batch: each list in it has one entry a request."""
+    """Return one request of a batch, in which each list has one entry a request."""
 
     def entry(value: Sequence[Any]) -> object:
         return value[place] if isinstance(value, list) and place < len(value) else None

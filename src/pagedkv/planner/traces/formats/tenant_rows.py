@@ -1,7 +1,6 @@
-"""The tenant of each request, from a field of its line: wraps formats without tenants.
+"""Reads the tenant of each request from a field of its line, for formats without tenants.
 
-For formats whose lines are JSON objects and give all their requests at once; logs and CSV look up the field when they
-read the row.
+For formats whose lines are JSON objects and yield all their requests at once; logs and CSV read the field with the row.
 """
 
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ __all__ = ["TenantRows"]
 
 
 class TenantRows(RowFormat):
-    """Rows of another format, each with the tenant that a field of its line names.
+    """Rows of another format, each with the tenant from a field of its line.
 
     Args:
-        rows: the format.
-        field: the field; dots lead into objects.
+        rows: the other format.
+        field: name of the field; dots lead into objects.
     """
 
     def __init__(self, rows: RowFormat, field: str) -> None:
@@ -38,14 +37,14 @@ class TenantRows(RowFormat):
 
     @property
     def notes(self) -> list[str]:
-        """List what a reader must know about it."""
+        """List warnings about the file."""
         return self._rows.notes
 
     def requests(self, line: Line) -> Iterator[Request]:
-        """Read one line now, and give its requests with their tenant lazily. Raises TraceError."""
+        """Read one line at once, and yield its requests with their tenant lazily. Raises TraceError."""
         tenant = name_under(decoded(line, dict[str, Any]), self._field)
         return (replace(request, tenant=tenant) for request in self._rows.requests(line))
 
     def finish(self) -> Iterator[Request]:
-        """Give the held requests: none, in the formats that are wrapped."""
+        """Yield the held requests: the wrapped formats have none."""
         return self._rows.finish()

@@ -1,7 +1,7 @@
-"""The header and the row of the pagedkv trace format, as they stand in a file, and a request as a row and back.
+"""The header and the row of the pagedkv trace format, and the conversion between requests and rows.
 
-Reading, writing and sorting share this one description. Owns the keys and their defaults; values are checked where a
-trace is read (:mod:`pagedkv.planner.traces.formats.pagedkv_trace`).
+Reading, writing and sorting share this description of keys and defaults. Values are checked where a trace is read
+(:mod:`pagedkv.planner.traces.formats.pagedkv_trace`).
 """
 
 from typing import Annotated, Final
@@ -32,7 +32,7 @@ class TraceHeader(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
 
 
 class TraceRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Every other line. Written in this order of keys; a key that has its default is left out."""
+    """Every other line. Keys are written in this order; a key with its default value is left out."""
 
     arrival_s: float
     session: SessionName | None = None
@@ -48,9 +48,9 @@ class TraceRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def row_of(request: Request) -> TraceRow:
-    """Write a request as a row, in the canonical way: ids as the longest runs, both lengths always there.
+    """Return a request as a row in canonical form: ids in the longest runs, both lengths always present.
 
-    A request with tokens and block ids keeps its tokens, from which the ids follow.
+    A request with tokens and block ids keeps only its tokens, which determine the ids.
     """
     block_ids = request.block_ids if request.prompt_token_ids is None else None
     return TraceRow(
@@ -68,7 +68,7 @@ def row_of(request: Request) -> TraceRow:
 
 
 def request_of(row: TraceRow, input_length: int, output_length: int, block_size: int) -> Request:
-    """Make the request that a row, already checked, describes."""
+    """Return the request of a checked row."""
     return Request(
         arrival_s=row.arrival_s,
         input_length=input_length,

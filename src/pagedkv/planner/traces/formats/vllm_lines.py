@@ -1,4 +1,4 @@
-"""What vLLM logs about requests, line by line.
+"""vLLM's log lines about requests.
 
 =============================================================  ========================================================
 line                                                           what is taken from it
@@ -6,8 +6,8 @@ line                                                           what is taken fro
 ``Received request ID: prompt: ..., params: ...``              arrival, ``max_tokens``, ``n``; prompt or tokens (old)
 ``Request ID details: prompt: ...``                            at DEBUG: the prompt or its tokens
 ``Generated response ID details: output_token_ids: ...``       at DEBUG: tokens of the answer, or of a piece of it
-``Generated response ID: output: ..., finish_reason: ...``     with outputs logged: the answer, and that it is there
-``Request ID aborted.``, ``Request ID failed ...``             it failed
+``Generated response ID: output: ..., finish_reason: ...``     with outputs logged: the answer, and that it exists
+``Request ID aborted.``, ``Request ID failed ...``             its failure
 =============================================================  ========================================================
 
 Tokens take precedence over texts. ``--max-log-len`` cuts both without a mark.
@@ -52,7 +52,7 @@ def is_vllm_line(first: Line) -> bool:
 
 
 def written_ids(line: Line, text: str) -> list[int]:
-    """Read a list or a tuple of numbers, as Python writes it. Raises TraceError."""
+    """Read a list or a tuple of numbers in Python's notation. Raises TraceError."""
     try:
         return [int(number) for number in text.strip("[]()").split(",") if number.strip()]
     except ValueError as error:
@@ -60,7 +60,7 @@ def written_ids(line: Line, text: str) -> list[int]:
 
 
 def written_text(line: Line, text: str) -> str:
-    """Read a text as Python writes it. Raises TraceError."""
+    """Read a text in Python's notation. Raises TraceError."""
     try:
         return str(ast.literal_eval(text))
     except (SyntaxError, ValueError) as error:
@@ -83,7 +83,7 @@ class VllmLines:
     _streamed: dict[str, list[int]] = field(default_factory=dict)
 
     def take(self, line: Line) -> bool:
-        """Take a line, if it is about a request. Raises TraceError."""
+        """Read a line, if it is about a request; return whether it is. Raises TraceError."""
         event = EVENT.search(line.text)
         if event is None:
             return self._take_failure(line)
@@ -118,7 +118,7 @@ class VllmLines:
 
     def _take_output_ids(self, line: Line, name: str, rest: str) -> None:
         found = re.search(IDS, rest)
-        if found is not None:  # pieces of a stream add up
+        if found is not None:  # concatenate the pieces of a stream
             self._streamed.setdefault(name, []).extend(written_ids(line, found.group()))
 
     def _finish(self, line: Line, call: Call, name: str, rest: str) -> None:
@@ -140,16 +140,16 @@ class VllmLines:
         return True
 
     def _part(self, line: Line, text: str, text_key: str, ids_key: str) -> Part | None:
-        """Read the ids that the log has, else its text; None if it has neither."""
+        """Read the ids in the log, else the text; None if it has neither."""
         told = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
-        behind = text if told is None else text[told.end() :]  # for a text may hold anything
+        behind = text if told is None else text[told.end() :]  # since a text may contain anything
         ids = re.search(rf"\b{ids_key}: (?P<ids>{IDS})", behind)
         if ids is not None and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"])))
         return None if told is None else text_part(written_text(line, told["text"]), self.texts)
 
     def _time_s(self, line: Line) -> float:
-        """Read a time without a year; a time that falls by half a year is in the next year."""
+        """Read a time without a year; a time earlier by half a year belongs to the next year."""
         told = TIME.search(line.text)
         if told is None:
             raise line.fault("a request has no time", FORMAT_REMEDY)

@@ -1,7 +1,7 @@
 """Calls of an engine's log that have arrived and are not answered yet.
 
-Requests are given in order of arrival, so a call is held until those before it are answered. At most a bounded number
-are held; beyond it, the oldest call is given without an answer.
+Requests are yielded in order of arrival, so a call is held until all earlier ones are answered. The number of held
+calls is bounded; beyond the bound, the oldest call is yielded without an answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +17,10 @@ MOST_WAITING: Final = 1024
 
 
 class WaitingCalls:
-    """The calls by the names that the log gives them.
+    """Waiting calls, by their names in the log.
 
     Args:
-        calls: takes each call in its turn.
+        calls: receives each call in its turn.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -28,18 +28,18 @@ class WaitingCalls:
         self._waiting: dict[str, Call] = {}
 
     def arrived(self, line: Line, name: str, arrival: Callable[[], float | str]) -> Call:
-        """Give the call of that name; an unknown name gets a new call with its time of arrival. Raises TraceError."""
+        """Return the call of that name; an unknown name gets a new call with its time of arrival. Raises TraceError."""
         if name not in self._waiting:
             arrival_s = self._calls.arrival_s(line, arrival())
             self._waiting[name] = Call(line, arrival_s, is_answered=False)
         return self._waiting[name]
 
     def get(self, name: str) -> Call | None:
-        """Give the call of that name, if it waits."""
+        """Return the call of that name, if it waits."""
         return self._waiting.get(name)
 
     def due(self) -> Iterator[Request]:
-        """Give the requests that are complete and in order. Raises TraceError."""
+        """Yield the requests that are complete and in order. Raises TraceError."""
         while self._waiting:
             name, first = next(iter(self._waiting.items()))
             is_over = first.is_answered or first.failure is not None
@@ -49,7 +49,7 @@ class WaitingCalls:
             yield from self._calls.requests(first)
 
     def finish(self) -> Iterator[Request]:
-        """Give the rest. Raises TraceError."""
+        """Yield the rest. Raises TraceError."""
         for name in list(self._waiting):
             yield from self._calls.requests(self._waiting.pop(name))
         yield from self._calls.finish()

@@ -1,8 +1,8 @@
 """WildChat: a conversation in each row, with times of all turns or of the last one alone.
 
-Each answer is a request: its prompt is everything before it in the conversation. It arrives at the time of the
-question; without that, when the answer was begun (``created``), or else when it was complete, which is later. If no
-turn has a time, the row's time is that of the last turn, and the turns before it precede it at a stated interval. Rows
+Each answer is a request whose prompt is everything before it in the conversation. It arrives at the time of the
+question; without that, at the time when the answer began (``created``), or else when it was complete, which is later.
+If no turn has a time, the row's time is that of the last turn, and earlier turns precede it at a stated interval. Rows
 are conversations and overlap, so such a file needs ``--sort``.
 """
 
@@ -30,7 +30,7 @@ def is_wildchat(keys: Mapping[str, object]) -> bool:
 
 
 class WildChatLayout:
-    """A conversation a row.
+    """A conversation in each row.
 
     Args:
         reading: how texts become tokens.
@@ -44,14 +44,14 @@ class WildChatLayout:
 
     @property
     def title(self) -> str:
-        """Name the log."""
+        """Name of the log."""
         if not self._num_made_up:
             return "WildChat's conversations by the times of their turns"
         share = f"for {self._num_made_up:,} of {self._num_turns:,} turns {TURN_S:g} s between two are made up"
         return f"WildChat's conversations by the time of the last turn ({share})"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
-        """Give the conversation's answers as calls."""
+        """Yield the conversation's answers as calls."""
         turns = [turn for turn in row["conversation"] or () if isinstance(turn, dict)]
         places = [place for place, turn in enumerate(turns) if turn.get("role") == ANSWERER]
         for number, place in enumerate(places):
@@ -69,7 +69,7 @@ class WildChatLayout:
             )
 
     def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
-        """Find when a question arrived: by its own time, by its answer's, or by the end of the conversation."""
+        """Return the arrival of a question: its own time, its answer's, or one before the end of the conversation."""
         self._num_turns += 1
         asked, said = (turns[0] if len(turns) > 1 else {}), turns[-1]
         for value in (asked.get("timestamp"), said.get("created"), said.get("timestamp")):

@@ -1,4 +1,4 @@
-"""What Anthropic's clients get, as types: the server's description of itself has their schemas."""
+"""Responses to Anthropic's clients, as types; the OpenAPI document has their schemas."""
 
 from typing import Any, Literal, NotRequired
 
@@ -13,7 +13,7 @@ CLOSED = ConfigDict(extra="forbid")
 
 @with_config(CLOSED)
 class AnthropicErrorBody(TypedDict):
-    """What was wrong."""
+    """Type and message of an error."""
 
     type: str
     message: str
@@ -46,7 +46,7 @@ class ThinkingBlock(TypedDict):
 
 @with_config(CLOSED)
 class ToolUseBlock(TypedDict):
-    """A call."""
+    """A tool call."""
 
     type: Literal["tool_use"]
     id: str
@@ -56,7 +56,7 @@ class ToolUseBlock(TypedDict):
 
 @with_config(CLOSED)
 class CacheCreation(TypedDict):
-    """Created tokens by lifetime."""
+    """Created tokens, by lifetime."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
@@ -75,7 +75,7 @@ class MessageUsage(TypedDict):
 
 @with_config(CLOSED)
 class MissReason(TypedDict):
-    """Why a prompt hit less than an earlier message had left."""
+    """Why a prompt hit fewer tokens than an earlier message had cached."""
 
     type: str
     cache_missed_input_tokens: NotRequired[int]
@@ -85,7 +85,7 @@ class MissReason(TypedDict):
 
 @with_config(CLOSED)
 class Diagnostics(TypedDict):
-    """What an earlier message is compared with."""
+    """Result of the comparison with an earlier message."""
 
     cache_miss_reason: MissReason
 

@@ -25,13 +25,14 @@ def breakpoints_of(
     """Find the breakpoints of a conversation, in their order. O(text) for each.
 
     Args:
-        conversation: with ``cache_control`` in some of its blocks and tools.
+        conversation: some of its blocks and tools have ``cache_control``.
         whole: the request's own ``cache_control``, which marks the last block.
         prepared: the whole prompt.
-        chats: makes prompts; caller: whose request it is.
+        chats: makes prompts.
+        caller: the sender of the request.
 
     Raises:
-        ApiError: there are more than four, or one is not what it must be.
+        ApiError: there are more than four breakpoints, or one is invalid.
     """
     marked = list(islice(_marked(conversation), MOST_BREAKPOINTS + 1))  # each holds what is before it
     if whole is not None:
@@ -47,7 +48,7 @@ def breakpoints_of(
 
 
 def _marked(whole: Conversation) -> Iterator[tuple[Conversation, CacheControl]]:
-    """List the marked blocks, each as the conversation up to it."""
+    """Yield the conversation up to each marked block."""
     for place, tool in enumerate(whole.tools):
         if (control := _control(tool, f"tools.{place}")) is not None:
             yield Conversation([], [], whole.tools[: place + 1], whole.options), control

@@ -1,4 +1,4 @@
-"""ContentBlocks: an answer's parts as Anthropic's content blocks, and as the events of a stream that build them."""
+"""ContentBlocks: turns an answer's parts into Anthropic's content blocks and the events that stream them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ class ContentBlocks:
     """Builds the content of one answer.
 
     Attributes:
-        blocks: those so far; the input of a call is complete once its block has ended.
+        blocks: the blocks so far; the input of a call is complete once its block has ended.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ContentBlocks:
         self._pieces: list[str] = []
 
     def add(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        """Add parts; give the events that tell of them."""
+        """Add parts; yield the events that report them."""
         for part in parts:
             match part:
                 case TextPart():
@@ -49,7 +49,7 @@ class ContentBlocks:
                     yield from self._closed()
 
     def finish(self) -> Iterator[dict[str, Any]]:
-        """End the last block; give the event that tells of it."""
+        """End the last block; yield the event that reports its end."""
         yield from self._closed()
 
     def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ class ContentBlocks:
 
 
 def _as_input(text: str) -> dict[str, Any]:
-    """Read a call's arguments; those that broke off are told as none."""
+    """Read a call's arguments; incomplete ones give an empty object."""
     with suppress(ValueError):
         value = from_json(text)
         if isinstance(value, dict):

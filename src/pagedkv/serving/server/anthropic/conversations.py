@@ -1,13 +1,13 @@
-"""Conversations: Anthropic's system, messages and tools in the form that chat templates take.
+"""Conversations: turns Anthropic's system, messages and tools into the form that chat templates take.
 
 ::
 
     system blocks              -> one system message
     user: text blocks          -> a user message for each run of them
           tool_result          -> a tool message
-    assistant: text, tool_use  -> one assistant message with its calls; thinking is passed over
+    assistant: text, tool_use  -> one assistant message with its calls; thinking is left out
 
-A beginning of a conversation, which ends with any of its blocks, is a conversation too: breakpoints are found by it.
+The beginning of a conversation up to any of its blocks is a conversation too; breakpoints are located with it.
 """
 
 import json
@@ -37,12 +37,12 @@ UNSERVED: Final = {
 @final
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation, its content in blocks.
+    """A conversation, with its content in blocks.
 
     Args:
         system: blocks of text.
         turns: role and blocks of each message.
-        tools: that are offered, as Anthropic's clients send them.
+        tools: offered tools, in Anthropic's form.
         options: further variables of the template.
     """
 
@@ -87,7 +87,7 @@ class Conversation:
         return messages
 
     def chat(self) -> Chat:
-        """Return what the template is told."""
+        """Return the conversation in the form that the template takes."""
         return Chat(
             self.messages(),
             tools=self.functions() or None,
@@ -97,7 +97,7 @@ class Conversation:
 
 
 def conversation_of(body: CountRequest) -> Conversation:
-    """Read a conversation. Raises ApiError for what is not served."""
+    """Read a conversation. Raises ApiError for content that is not served."""
     system = _blocks(body.system or [], "system", frozenset({"text"}))
     turns = [
         (turn.role, _blocks(turn.content, f"messages.{place}.content", _kinds_of(turn.role)))
@@ -111,7 +111,7 @@ def conversation_of(body: CountRequest) -> Conversation:
 
 
 def answer_message(blocks: Blocks) -> dict[str, Any]:
-    """Return the template's message of what the model said: text and calls."""
+    """Return the template's message for the model's answer: text and calls."""
     message: dict[str, Any] = {"role": "assistant", "content": text_of(blocks)}
     calls = [
         {
@@ -128,7 +128,7 @@ def answer_message(blocks: Blocks) -> dict[str, Any]:
 
 
 def text_of(blocks: Blocks) -> str:
-    """Return the text of blocks, a line break between two."""
+    """Return the text of blocks, joined by line breaks."""
     return "\n".join(block["text"] for block in blocks if block["type"] == "text")
 
 
@@ -163,7 +163,7 @@ def _kinds_of(role: str) -> frozenset[str]:
 
 
 def _blocks(content: str | Sequence[object], where: str, kinds: frozenset[str]) -> list[Block]:
-    """Read content: its blocks, each checked, results of tools with blocks of their own."""
+    """Read and check the blocks of a content; results of tools have blocks of their own."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     blocks: list[Block] = []

@@ -1,9 +1,9 @@
-"""Diagnostics: why a prompt hit less of the cache than the prompt of an earlier message had left there.
+"""Diagnostics: why a prompt hit fewer tokens than the prompt of an earlier message had cached.
 
-The server keeps digests of what made each prompt, by the identity of its message. The first part that differs is the
-reason, in the order in which templates write them; the tokens and the position come from the engine's explanation. No
-text is kept, and a message is found by the tenant alone that asked for it. Where none of them differs, and the prompt
-hits less all the same, the reason is ``unavailable``, and the engine's cause stands beside it: content was evicted.
+For each message the server keeps digests of the parts of its prompt. The first part that differs, in the order in which
+templates write the parts, is the reason; the engine's explanation gives the tokens and the position. No text is kept,
+and only the tenant that sent a message finds it. Where no part differs and the prompt still hits fewer tokens, the
+reason is ``unavailable``, with the engine's cause beside it: content was evicted.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ __all__ = ["Fingerprint", "MessageMemory", "cache_miss_reason", "fingerprint_of"
 NUM_DIGEST_BYTES: Final = 16
 DEFAULT_NBYTES: Final = 16 * 2**20
 BASE_NBYTES: Final = 512
-"""About what a fingerprint takes in memory beside the digests of its messages."""
+"""About the bytes of a fingerprint apart from the digests of its messages."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Digests of what made a prompt.
+    """Digests of the parts of a prompt.
 
     Args:
-        model, system, tools: of these parts.
+        model, system, tools: digests of these parts.
         beginnings: 16 bytes for each message: the digest of all messages up to it.
         num_reusable: leading tokens of the prompt that later prompts can hit; 0 until they are computed.
     """
@@ -46,21 +46,21 @@ class Fingerprint:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """About the bytes that it takes in memory."""
         return BASE_NBYTES + len(self.beginnings)
 
     def continues(self, before: "Fingerprint") -> bool:
-        """Return whether the messages of one are a beginning of the other's."""
+        """Return whether the messages of one prompt begin with those of the other."""
         length = min(len(self.beginnings), len(before.beginnings))
         return self.beginnings[:length] == before.beginnings[:length]
 
 
 @final
 class MessageMemory:
-    """Fingerprints by message; those that came first are dropped first.
+    """Fingerprints by message; the oldest are dropped first.
 
     Args:
-        max_nbytes: what they take at most, in bytes.
+        max_nbytes: most bytes that they take.
     """
 
     def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
@@ -82,7 +82,7 @@ class MessageMemory:
 
 
 def fingerprint_of(body: MessagesRequest, conversation: Conversation) -> Fingerprint:
-    """Take the digests of a request. O(text)."""
+    """Compute the digests of a request. O(text)."""
     beginnings: list[bytes] = []
     digest = b""
     for role, blocks in conversation.turns:
@@ -99,15 +99,17 @@ def fingerprint_of(body: MessagesRequest, conversation: Conversation) -> Fingerp
 def cache_miss_reason(
     before: Fingerprint | None, now: Fingerprint, num_hit: int, explanation: Explanation | None, caller: Caller
 ) -> dict[str, Any] | None:
-    """Return why a prompt hit less than the one before it had left; None where it did not, and nothing differs.
+    """Return why a prompt hit fewer tokens than the earlier one had cached; None where it did not and nothing differs.
 
     Args:
-        before: of the earlier message; None: it is not kept.
-        now: of this one, ``num_reusable`` known; num_hit: tokens of its prompt that were cached.
-        explanation: why no more hit; caller: whose request it is.
+        before: fingerprint of the earlier message; None: it is not kept.
+        now: fingerprint of this message, with ``num_reusable``.
+        num_hit: tokens of its prompt that were cached.
+        explanation: the engine's explanation of where the hit ended.
+        caller: the sender of the request.
 
     Returns:
-        Anthropic's ``cache_miss_reason``, with ``cause`` and ``position`` of the first token concerned beside it.
+        Anthropic's ``cache_miss_reason``, with our ``cause`` and ``position`` (of the first token that missed).
     """
     if before is None:
         return {"type": "previous_message_not_found"}
@@ -136,7 +138,7 @@ def _difference(before: Fingerprint, now: Fingerprint) -> str | None:
 
 
 def _plain(blocks: Blocks) -> list[dict[str, Any]]:
-    """Return blocks without what the prompt does not depend on."""
+    """Return blocks without the fields that do not change the prompt."""
     return [
         {
             name: _plain(value) if _is_result(block) and name == "content" and isinstance(value, list) else value
@@ -154,7 +156,7 @@ def _is_passed_over(block: Mapping[str, Any]) -> bool:
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:
-    """Return whether a block's content is a list of blocks, which was checked."""
+    """Return whether a block's content is a list of blocks, each checked."""
     return block.get("type") == "tool_result"
 
 

@@ -37,10 +37,10 @@ __all__ = ["Messages"]
 
 @final
 class Messages:
-    """Serves the paths.
+    """Serves both paths.
 
     Args:
-        service: the engine and all that is shared.
+        service: the engine and what all protocols share.
     """
 
     def __init__(self, service: Service) -> None:
@@ -51,8 +51,8 @@ class Messages:
         """Answer a conversation.
 
         Raises:
-            ApiError: it cannot be served.
-            ClientGoneError: the client has gone.
+            ApiError: the conversation cannot be served.
+            ClientGoneError: the client has disconnected.
         """
         service = self._service
         service.require_model(body.model)
@@ -72,7 +72,7 @@ class Messages:
 
 
 def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, caller: Caller) -> Ask:
-    """Turn a request into what the engine is asked. Raises ApiError."""
+    """Turn a request into one for the engine. Raises ApiError."""
     prompt = service.chats.prepare(conversation.chat(), caller)
     tools = conversation.functions()
     choice = _tool_choice(body)
@@ -102,9 +102,11 @@ class MessageAnswer:
     """Writes the answer to one request.
 
     Args:
-        service: for names and usage.
-        body: what the client sent; ask: what the engine was asked.
-        memory: of earlier messages; fingerprint: of this one.
+        service: has the model's name and counts usage.
+        body: the client's request.
+        ask: the engine's request.
+        memory: fingerprints of earlier messages.
+        fingerprint: that of this message.
     """
 
     service: Service
@@ -132,8 +134,8 @@ class MessageAnswer:
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Write the events of a stream.
 
-        What was read from the cache is not known when a stream begins: there the whole prompt stands as input, and the
-        last usage has the true parts.
+        When a stream begins, the number of cached tokens is not known yet: the first usage counts the whole prompt as
+        input, and the last usage has the true parts.
         """
         usage = {"input_tokens": len(self.ask.prompts[0].token_ids), "output_tokens": 0}
         head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -181,7 +183,7 @@ class MessageAnswer:
         self.service.keep_answer(generation, 0, message)
 
     def _pending(self) -> dict[str, Any] | None:
-        """Return what a stream's beginning has of the diagnosis: null stands for one that is still to come."""
+        """Return the diagnosis for a stream's first event, where null means that it is still to come."""
         asked = self.body.diagnostics
         if asked is None or asked.previous_message_id is None:
             return None
@@ -190,7 +192,7 @@ class MessageAnswer:
         return {"cache_miss_reason": None}
 
     def _diagnosed(self, generation: Generation) -> dict[str, Any] | None:
-        """Compare the request with the message that it names, and keep what later ones are compared with."""
+        """Compare the request with the message that it names, and keep its fingerprint for later requests."""
         asked = self.body.diagnostics
         if asked is None:
             return None

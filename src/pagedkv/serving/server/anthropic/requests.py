@@ -1,7 +1,7 @@
-"""What clients send to ``/v1/messages``, as Anthropic's reference has it.
+"""Requests to ``/v1/messages``, by Anthropic's reference.
 
-Unknown fields are let through. A known field that would change the answer and is not served is refused by
-:mod:`.conversations`, with a sentence.
+Unknown fields are ignored. :mod:`.conversations` refuses, with a message, a known field that would change the answer
+and is not served.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,13 +16,13 @@ LARGEST_COUNT = 2**31 - 1
 
 
 class Fields(Body):
-    """Fields of a body; unknown ones are let through."""
+    """Fields of a body; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class CacheControl(Fields):
-    """A breakpoint: what the prompt has up to it is to stay cached."""
+    """A breakpoint: the prompt up to it is to stay cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -50,13 +50,13 @@ class Thinking(Fields):
 
 
 class DiagnosticsOptions(Fields):
-    """Which earlier message a prompt's misses are compared with; null: none yet."""
+    """The earlier message with which a prompt's misses are compared; null: none yet."""
 
     previous_message_id: Annotated[str, Field(max_length=256)] | None = None
 
 
 class OutputConfig(Fields):
-    """What the answer is held to."""
+    """The format of the answer."""
 
     format: dict[str, Any] | None = None
 

@@ -1,7 +1,7 @@
-"""Usage in Anthropic's form: plain, read and created tokens, which together are the prompt exactly.
+"""Usage in Anthropic's form: plain, read and created tokens, which add up to the prompt exactly.
 
-Without breakpoints, what a request writes is told as plain input. With them, what it computed up to the last one, in
-whole blocks, is told as created, by the lifetime that was asked for it.
+Without breakpoints, the tokens that a request writes to the cache are reported as plain input. With breakpoints, the
+tokens that it computed up to the last one, in whole blocks, are reported as created, by the requested lifetime.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def as_usage(usage: Usage, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
     """Return the numbers of tokens of a request that has ended.
 
     Args:
-        usage: its tokens.
-        breakpoints: of its prompt, those that became leases.
+        usage: tokens of the request.
+        breakpoints: breakpoints of its prompt that became leases.
     """
     created = {False: 0, True: 0}
     begin, end = usage.num_read, usage.num_read + usage.num_written

@@ -1,4 +1,4 @@
-"""What an answer may say: JSON of a schema, a regular expression, forced tool calls, as matchers of tokens.
+"""Formats of answers as token matchers: JSON of a schema, a regular expression, forced tool calls.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Grammars: compiles what a request demands of its answer, for one tokenizer.
+"""Grammars: compiles the format that a request demands of its answer, for one tokenizer.
 
-Everything is written in llguidance's Lark dialect, so that all forms are compiled, cached and refused alike.
+All formats are written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them.
 """
 
 import json
@@ -24,7 +24,8 @@ with needing("grammar", "pagedkv.serving.server.grammars"):
 __all__ = ["Grammars"]
 
 BLANKS: Final = r"[\x20\x0A\x0D\x09]{1,32}"
-"""White space between two elements of JSON: bounded, since some models go on with it until the answer's end."""
+"""White space between two elements of JSON. It is bounded, since some models would write blanks until the answer's
+end."""
 
 PLACE: Final = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -40,12 +41,12 @@ class Grammars:
         max_cached: compiled grammars that are kept, the least recently used ones dropped first.
 
     Raises:
-        ConfigurationError: a tokenizer that llguidance cannot read, or that does not say what ends an answer.
+        ConfigurationError: llguidance cannot read the tokenizer, or the tokenizer has no token that ends an answer.
         MissingExtraError: llguidance is not installed (raised on import).
 
-    Building takes about a second for 100,000 tokens. All methods may be called from several threads at once. Methods
-    that return a matcher take ``after``: a marker, such as ``</think>``, up to which the answer is free; None: the
-    grammar holds from the first token.
+    Building takes about a second for 100,000 tokens. All methods are thread-safe. Methods that return a matcher take
+    ``after``: a marker, such as ``</think>``, up to which the answer is free; None: the grammar applies from the first
+    token.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Grammars:
         """
         return self._matcher(f"answer: /{regex_to_lark(pattern, '')}/\n", after, "the regular expression")
 
-    def tool_call(  # noqa: PLR0913 - what a request says of its calls
+    def tool_call(  # noqa: PLR0913 - the fields of a request about calls
         self,
         tools: Sequence[Mapping[str, Any]],
         parser_name: str,
@@ -106,7 +107,7 @@ class Grammars:
             tools: offered functions, as OpenAI's requests have them.
             parser_name: ``hermes``, ``llama`` or ``mistral``.
             named: the tool that must be called; None: any of them.
-            several: whether more than one call may follow each other.
+            several: whether the answer may have more than one call.
             strict: whether a keyword of the parameters' schemas that cannot be enforced is refused; else it is ignored.
             after: a marker up to which the answer is free.
 
@@ -123,7 +124,7 @@ class Grammars:
         return self._matcher(rules, after, "the schema of the tools")
 
     def _marker(self, text: str) -> str:
-        """Write a marker as a terminal: by its id where the tokenizer has it as one special token, else as text."""
+        """Write a marker as a terminal: as a token id if the tokenizer has it as one special token, else as text."""
         token_ids = self._tokenizer.tokenize_str(text, parse_special=True)
         if len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0]):
             return f"<[{token_ids[0]}]>"
@@ -140,7 +141,7 @@ class Grammars:
         return GrammarMatcher(matcher, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
 
     def _compile(self, grammar: str, what: str) -> LLMatcher:
-        """Return the compiled grammar, which is copied and never moved."""
+        """Return the compiled grammar. Callers copy it and never advance it."""
         with self._lock:
             known = self._compiled.get(grammar)
             if known is not None:
@@ -157,7 +158,7 @@ class Grammars:
 
 
 def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
-    """Write a schema as a terminal, with how it is to be read. Raises RequestError."""
+    """Write a schema as a terminal, with its reading options. Raises RequestError."""
     reading = {"whitespace_pattern": BLANKS, "lenient": not strict}
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': reading}, allow_nan=False)}"
@@ -166,7 +167,7 @@ def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
 
 
 def _reason(error: str) -> str:
-    """Return what llguidance refuses, without the place in the grammar and the lines that quote it."""
+    """Return llguidance's reason, without the place in the grammar and the quoted lines."""
     lines = PLACE.sub("", error.strip()).splitlines() or ["no reason is known"]
     return " ".join([lines[0], *(line.strip() for line in lines[1:] if line.startswith("error:"))])
 

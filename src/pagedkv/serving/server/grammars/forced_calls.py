@@ -26,9 +26,10 @@ def call_rules(
 
     Args:
         tools: offered functions, at least one, as OpenAI's requests have them.
-        parser_name: of the parser that is to read the answer.
-        marker: writes a marker; schema: writes a schema.
-        several: whether more than one call may follow each other.
+        parser_name: the parser that will read the answer.
+        marker: writes a marker.
+        schema: writes a schema.
+        several: whether the answer may have more than one call.
 
     Raises:
         RequestError: no format has this name.
@@ -74,11 +75,11 @@ def _mistral(functions: Functions, marker: Marker, schema: Schema, more: str) ->
 
 
 FORMATS: Final = {"hermes": (_hermes, "\n"), "llama": (_llama, "; "), "mistral": (_mistral, ", ")}
-"""Each format's rule, and what stands between two calls."""
+"""The rule of each format, and the text between two calls."""
 
 
 def _objects(functions: Functions, arguments_key: str, schema: Schema) -> str:
-    """Write objects that call one of these; each schema stands alone, so that its references are found."""
+    """Write objects that call one of these functions. Each schema is a terminal of its own, so references resolve."""
     return " | ".join(
         f"""{as_literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{arguments_key}": ')} """
         f"""{schema(_parameters(function))} "}}\""""

@@ -1,4 +1,4 @@
-"""GrammarMatcher: a grammar of llguidance as a matcher of the engine."""
+"""GrammarMatcher: adapts a grammar of llguidance to the engine's token matchers."""
 
 from collections.abc import Collection, Sequence
 from typing import final
@@ -16,12 +16,12 @@ __all__ = ["GrammarMatcher"]
 
 @final
 class GrammarMatcher:
-    """Holds one sequence to a grammar: a :class:`~pagedkv.serving.engine.sampling.TokenMatcher`.
+    """Constrains one sequence to a grammar: a :class:`~pagedkv.serving.engine.sampling.TokenMatcher`.
 
     Args:
-        matcher: of llguidance, at the grammar's beginning; owned from now on.
+        matcher: a matcher of llguidance at the grammar's beginning, owned by this object.
         vocab_size: columns of the logits.
-        eos_token_ids: tokens that end an answer; behind a complete answer they may follow each other.
+        eos_token_ids: tokens that end an answer; after a complete answer several of them may follow each other.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -31,16 +31,16 @@ class GrammarMatcher:
         self._accepted: list[int] = []
 
     def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
-        """Move to these tokens of the answer, back or forth, and return which tokens may follow.
+        """Move to these tokens of the answer, forward or back, and return the tokens that may follow.
 
-        A complete answer to which nothing can be added allows the tokens alone that end it.
+        After a complete answer that nothing can extend, only the tokens that end an answer are allowed.
 
         Returns:
-            int32 ``[ceil(vocabulary / 32)]``, the bit of each allowed token set, the lowest first; behind
+            int32 ``[ceil(vocabulary / 32)]``, the bit of each allowed token set, the lowest first; after
             an answer's end bool ``[vocabulary]``.
 
         Raises:
-            SamplingError: the grammar does not allow the tokens, or its limits of work are exceeded.
+            SamplingError: the grammar does not allow the tokens, or its work limits are exceeded.
 
         Cost: one mask of the vocabulary, one step of the grammar for each token that differs from the last call's.
         """
@@ -48,14 +48,14 @@ class GrammarMatcher:
         while num_ends < len(generated_ids) and generated_ids[-1 - num_ends] in self._eos_token_ids:
             num_ends += 1
         self._move_to(generated_ids[: len(generated_ids) - num_ends])
-        if num_ends:  # never given to llguidance, whose rollback counts them in its own way
+        if num_ends:  # never passed to llguidance, whose rollback counts end tokens differently
             return self._ended()
         mask = self._matcher.compute_bitmask()
         self._require_sound()
         return torch.frombuffer(bytearray(mask), dtype=torch.int32)
 
     def fork(self) -> "GrammarMatcher":
-        """Return a matcher at the same place of the same grammar, independent from now on."""
+        """Return an independent matcher at the same place of the same grammar."""
         copy = GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
         copy._accepted = self._accepted.copy()
         return copy

@@ -4,13 +4,13 @@
 
     pages       paths: the page, its events, one block, prefixes, history
     watch       snapshots between two steps, taken only while a watcher is connected
-    history     what every step and request was, in rings of bounded size
+    history     steps and requests of the last minutes, in rings of bounded size
     buckets     steps and misses summed over seconds, for plots
     prefix_tree cached prefixes as a tree of bounded size
     messages    snapshots as JSON
     static      the page: one file each of HTML, CSS and JavaScript
 
-Nothing of it exists unless :func:`add_inspector` was called.
+Without a call of :func:`add_inspector` there are no paths, no history and no snapshots.
 """
 
 from pagedkv.serving.server.inspector.pages import add_inspector

@@ -16,16 +16,16 @@ SUMMED: Final = (
     *("schedule_s", "forward_s", "sample_s", "finish_s"),
 )
 LASTING: Final = ("running", "waiting", "swapped", "used_blocks")
-"""Columns of which a bucket has the last value."""
+"""Columns whose last value in the bucket counts."""
 
 
 def width_for(seconds: float) -> int:
-    """Return the seconds of a bucket, so that there are at most MOST_BUCKETS."""
+    """Return the width of a bucket in seconds, such that there are at most MOST_BUCKETS."""
     return max(1, -int(-seconds // MOST_BUCKETS))
 
 
 def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: int) -> dict[str, Any]:
-    """Sum what happened over buckets; those in which nothing happened are left out. O(steps + admissions).
+    """Sum steps and admissions over buckets; empty buckets are left out. O(steps + admissions).
 
     Args:
         steps: float64 ``[n, len(STEP_FIELDS)]``, oldest first.
@@ -33,8 +33,8 @@ def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: int) -> d
         width_s: seconds of a bucket; buckets begin at multiples of it.
 
     Returns:
-        ``start_s`` and ``steps`` of each bucket, the columns of SUMMED and LASTING; ``misses``, triples of bucket's
-        start, cause by number, missed tokens.
+        ``start_s`` and ``steps`` of each bucket, and the columns of SUMMED and LASTING; ``misses``: triples of a
+        bucket's start, the cause's number and the missed tokens.
     """
     begins = (steps[:, 0] // width_s).astype(np.int64)
     starts, firsts, counts = np.unique(begins, return_index=True, return_counts=True)

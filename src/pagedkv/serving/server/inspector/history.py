@@ -1,6 +1,6 @@
-"""History: what every step and every request of the last minutes was, in rings of fixed size.
+"""History: the steps and requests of the last minutes, in rings of fixed size.
 
-The engine's thread writes it between steps and reads it there, so there are no locks. A step costs one row of numbers;
+The engine's thread writes and reads it, between steps only, so there are no locks. A step costs one row of numbers;
 requests cost something only in steps that admit or end some; pools and tenants are sampled twice a second. ::
 
     steps      131,072 rows x 22 x 8 bytes   22 MiB   2 minutes at 1 ms a step, 21 at 10 ms
@@ -37,16 +37,18 @@ STEP_FIELDS: Final = (
     *("finished", "rejected", "hit", "running", "waiting", "swapped", "used_blocks", "schedule_s", "forward_s"),
     *("sample_s", "finish_s", "drafted", "accepted"),
 )
-"""Columns of the steps: numbers of :class:`StepRecord`, after the time at which the step was noted."""
+"""Columns of the steps: numbers of :class:`StepRecord`, after the time at which the step was recorded."""
 REQUEST_FIELDS: Final = (
     *("number", "tenant", "state", "prompt", "hit", "cause", "position", "group", "generated", "preemptions"),
     *("arrived_s", "admitted_s", "ended_s", "priority"),
 )
-"""Columns of the requests. Times are in seconds since the history began; -1 where there is none yet."""
+"""Columns of the requests. Times are in seconds since the history began; -1: none yet."""
 ADMISSION_FIELDS: Final = ("time_s", "cause", "hit", "missed")
-"""Columns of the admissions: tokens of a prompt that hit and did not, and the cause by number, -1 without one."""
+"""Columns of the admissions: tokens of the prompt that hit and that missed, and the number of the cause, -1 without
+one.
+"""
 STATES: Final = ("waiting", "running", "preempted", "stop", "length", "aborted", "rejected", "deadline", "failed")
-"""States of a request by number; those behind "preempted" are reasons why it ended."""
+"""States of a request by number; those after "preempted" are reasons for its end."""
 STATES_OF_BLOCKS: Final = ("free", "cached", "leased", "live", "deferred")
 MOST_TENANTS: Final = 32
 """Tenants with numbers of their own in a sample; the last one's numbers include those of all further tenants."""
@@ -71,13 +73,13 @@ class RingSizes:
 
 @final
 class History:
-    """Notes steps and requests of an engine. Only the engine's thread may call the methods.
+    """Records steps and requests of an engine. Only the engine's thread may call the methods.
 
     Args:
         core: the engine.
-        inspection: of its space.
-        clock: gives seconds, never backwards; times of the history begin at 0.
-        sizes: of the rings.
+        inspection: the inspection of its block space.
+        clock: returns monotonic seconds; times of the history begin at 0.
+        sizes: rows of the rings.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class History:
     # Writing
 
     def note_arrived(self, request: EngineRequest) -> None:
-        """Note a request that has come. O(tenants)."""
+        """Record the arrival of a request. O(tenants)."""
         name = request.intent.tenant
         known = name if name in self._inspection.tenant_names else None
         tenant = self._tenants.setdefault(known, len(self._tenants))
@@ -128,7 +130,7 @@ class History:
         )
 
     def note_step(self, record: StepRecord) -> None:
-        """Note a step. O(1), and O(requests under way) where some were admitted or ended."""
+        """Record a step. O(1), and O(requests under way) where some were admitted or ended."""
         now_s = self._clock() - self._began_s
         self._steps.append(
             (
@@ -163,13 +165,13 @@ class History:
             self._sample(now_s)
 
     def note_now(self) -> None:
-        """Note what has changed since the last step, for a reader. O(requests under way)."""
+        """Record changes since the last step, before a read. O(requests under way)."""
         self.note_requests()
         if self.now_s >= self._next_sample_s:
             self._sample(self.now_s)
 
     def note_requests(self) -> None:
-        """Note requests that were admitted or have ended since the last call. O(requests under way)."""
+        """Record requests that were admitted or have ended since the last call. O(requests under way)."""
         now_s = self.now_s
         for request in [each for each in self._waiting if each.num_cached_tokens is not None or each.is_finished]:
             place = self._running[request] = self._waiting.pop(request)
@@ -224,21 +226,21 @@ class History:
         return rows[0] if len(rows) else None
 
     def arrived_s(self, request: EngineRequest) -> float:
-        """Return when a request that is under way was noted; now, if it was not. O(1)."""
+        """Return the arrival time of a request under way; the present time if it was not recorded. O(1)."""
         place = self._waiting.get(request, self._running.get(request))
         row = None if place is None else self._requests.row(place)
         return self.now_s if row is None else float(row[ARRIVED])
 
     def steps(self, from_s: float, to_s: float) -> Float64Array:
-        """Copy the steps noted in a time, oldest first: float64 ``[n, len(STEP_FIELDS)]``."""
+        """Copy the steps of a span of time, oldest first: float64 ``[n, len(STEP_FIELDS)]``."""
         return self._steps.between(from_s, to_s)
 
     def admissions(self, from_s: float, to_s: float) -> Float64Array:
-        """Copy the first admissions of requests in a time: float64 ``[n, len(ADMISSION_FIELDS)]``."""
+        """Copy the first admissions of requests in a span of time: float64 ``[n, len(ADMISSION_FIELDS)]``."""
         return self._admissions.between(from_s, to_s)
 
     def requests(self, from_s: float, to_s: float, most: int) -> Float64Array:
-        """Copy the last requests that were under way in a time: float64 ``[n, len(REQUEST_FIELDS)]``.
+        """Copy the last requests that were under way in a span of time: float64 ``[n, len(REQUEST_FIELDS)]``.
 
         By arrival, oldest first. O(requests kept).
         """
@@ -248,14 +250,15 @@ class History:
         return found
 
     def ended(self, most: int) -> Float64Array:
-        """Copy those of the last requests to arrive that have ended, at most so many. O(most)."""
+        """Copy the ended ones among the latest requests to arrive, at most ``most``. O(most)."""
         rows = self._requests.last(4 * most)
         found: Float64Array = rows[rows[:, ENDED] >= 0][-most:]
         return found
 
     def samples(self, from_s: float, to_s: float) -> Float64Array:
-        """Copy the samples of a time: float64 ``[n, 1 + pools * (5 + 2 * MOST_TENANTS)]``.
+        """Copy the samples of a span of time: float64 ``[n, 1 + pools * (5 + 2 * MOST_TENANTS)]``.
 
-        Seconds first; then for each pool the blocks of STATES_OF_BLOCKS, and for each tenant those taken and cached.
+        Each row has the time, then for each pool the number of blocks in each of STATES_OF_BLOCKS, and for each tenant
+        the blocks taken and cached.
         """
         return self._samples.between(from_s, to_s)

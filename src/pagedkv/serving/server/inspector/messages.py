@@ -1,4 +1,4 @@
-"""What a snapshot is as JSON: the first event of a watcher whole, later ones as what has changed.
+"""Snapshots as JSON: a watcher's first event has the whole snapshot, later ones have the changes.
 
 Arrays of blocks are base64: a byte a block, with the state in the three lowest bits and the tenant's number, at most
 31, above them; ids of changed blocks are little-endian int32.
@@ -21,7 +21,7 @@ __all__ = ["as_byte_map", "as_changes", "as_ended", "as_snapshot"]
 TENANT_SHIFT: Final = 3
 MOST_TENANT: Final = 31
 SHARE_SENT_WHOLE: Final = 4
-"""A map is sent whole where more than this part of its blocks (one in so many) has changed."""
+"""A map is sent whole where more than one in this number of its blocks has changed."""
 BUCKET_S: Final = 1
 
 
@@ -32,7 +32,7 @@ def as_byte_map(pool_map: PoolMap) -> Uint8Array:
 
 
 def as_snapshot(snapshot: Snapshot, model: str, *, has_texts: bool) -> dict[str, Any]:
-    """Return all that a watcher needs at first."""
+    """Return a watcher's first event."""
     return {
         **_common(snapshot),
         "model": model,
@@ -48,7 +48,7 @@ def as_snapshot(snapshot: Snapshot, model: str, *, has_texts: bool) -> dict[str,
 
 
 def as_changes(snapshot: Snapshot, before: Sequence[Uint8Array]) -> dict[str, Any]:
-    """Return what a watcher needs beside the maps that it has."""
+    """Return the changes since the maps that a watcher has."""
     pools = []
     for each, counts, known in zip(snapshot.maps, snapshot.counts, before, strict=True):
         now = as_byte_map(each)

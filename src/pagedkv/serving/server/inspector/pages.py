@@ -3,13 +3,13 @@
 ::
 
     GET /inspect                      the page: no data, no key needed
-    GET /inspect/page.css, page.js    its parts, likewise
+    GET /inspect/page.css, page.js    its parts, also without a key
     GET /inspect/events               server-sent events: "snapshot" once, then "delta", at most 4 a second
     GET /inspect/block/{pool}/{id}    one block
     GET /inspect/prefixes?pool=       the largest cached prefixes
-    GET /inspect/history?from=&to=    steps, misses, blocks and requests of a time, in seconds
+    GET /inspect/history?from=&to=    steps, misses, blocks and requests of a span of time, in seconds
 
-All data needs an administrator's key where there are keys. It is sent in a header, never in an address.
+Where API keys exist, all data needs an administrator's key. The page sends it in a header, never in a URL.
 """
 
 import math
@@ -62,10 +62,10 @@ def add_inspector(
 
     Args:
         app: the application.
-        service: what it serves.
-        has_texts: whether a block's tokens and text are shown: to a caller without a tenant where tenants are not told
-            apart, else only those of the caller's own tenant.
-        clock: gives seconds, never backwards.
+        service: the application's service.
+        has_texts: whether a block's tokens and text are shown. A server with tenants shows a caller only its own
+            tenant's.
+        clock: returns monotonic seconds.
     """
     inspection = SpaceInspection()
     service.llm.core.space.observe(inspection)
@@ -78,7 +78,7 @@ def add_inspector(
 
 
 def _add_page(app: FastAPI, *, is_open: bool) -> None:
-    """Add the page. An open server's page sends no key; other pages read nothing before they have one."""
+    """Add the page. The page of a server without keys sends none; other pages read no data before they have a key."""
     static = files(__package__) / "static"
     html = (static / "page.html").read_bytes().replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY)
     for path, content, kind in (
@@ -131,7 +131,7 @@ def _seconds(request: Request, name: str, default: float) -> float:
 
 @final
 class _Inspector:
-    """What the paths answer with."""
+    """Answers the paths."""
 
     def __init__(self, service: Service, watch: Watch, inspection: SpaceInspection, *, has_texts: bool) -> None:
         self._service = service
@@ -149,7 +149,7 @@ class _Inspector:
         return caller
 
     def events(self) -> Response:
-        """Answer with events until the client goes or the server drains. Raises ApiError for one watcher too many."""
+        """Answer with events until the client disconnects or the server drains. Raises ApiError above MOST_WATCHERS."""
         if self._num_watchers >= MOST_WATCHERS:
             raise ApiError(429, f"{MOST_WATCHERS} pages watch already, and no more may", retry_after_s=5)
         self._num_watchers += 1
@@ -206,7 +206,7 @@ class _Inspector:
         return {**as_tree(prefixes), "tenants": [name or "" for name in self._inspection.tenant_names]}
 
     async def history(self, from_s: float, to_s: float) -> dict[str, Any]:
-        """Describe a time."""
+        """Describe a span of time."""
         told = await self._watch.history(from_s, to_s, MOST_REQUESTS_OF_A_TIME)
         now_s = told["now_s"]
         first_s = float(told["steps"][0, 0]) if len(told["steps"]) else now_s

@@ -1,11 +1,11 @@
-"""The tree of cached prefixes: runs of blocks without a branch, the largest first, of bounded depth and number.
+"""The tree of cached prefixes, with bounded depth and number of nodes; the largest prefixes come first.
 
 A node is a run of blocks, each the only child of the one before it::
 
     blocks a - b - c -+- d - e            node (a b c), with two children (d e) and (f)
                       `- f
 
-Its size is that of all blocks in it and behind it, its hits those that ended in it or behind it.
+A node's size counts all blocks in its run and after it; its hits count those that ended in its run or after it.
 """
 
 from heapq import heappop, heappush
@@ -27,13 +27,14 @@ def as_tree(prefixes: CachedPrefixes, *, most_nodes: int = MOST_NODES, most_dept
     """Return the largest prefixes as nested nodes.
 
     Args:
-        prefixes: of one pool.
-        most_nodes: nodes at most; most_depth: nodes from a root to a leaf at most.
+        prefixes: the cached prefixes of one pool.
+        most_nodes: most nodes of the tree.
+        most_depth: most nodes from a root to a leaf.
 
     Returns:
         ``roots``, each with ``block`` (the first block's id), ``blocks`` and ``tokens`` of the run, ``all_blocks``,
-        ``all_hits``, ``live`` (live blocks in it and behind it), ``tenant`` by number, ``group``, ``children``, and
-        ``more``, the number of children that are left out. ``more_roots`` likewise.
+        ``all_hits``, ``live`` (live blocks in the run and after it), ``tenant`` by number, ``group``, ``children``, and
+        ``more``, the number of children that are left out. ``more_roots`` is the number of roots left out.
 
     Cost: O(blocks x log(longest chain)).
     """
@@ -42,7 +43,7 @@ def as_tree(prefixes: CachedPrefixes, *, most_nodes: int = MOST_NODES, most_dept
 
 @final
 class _Tree:
-    """The chains of one pool, with sums over everything behind each block."""
+    """The chains of one pool, with sums over each block and all blocks after it."""
 
     def __init__(self, prefixes: CachedPrefixes) -> None:
         self._prefixes = prefixes
@@ -56,7 +57,7 @@ class _Tree:
         self._firsts = np.concatenate([[0], np.cumsum(num_children)]).tolist()
 
     def grown(self, most_nodes: int, most_depth: int) -> dict[str, Any]:
-        """Take the largest nodes, each after its parent."""
+        """Take the largest nodes, each one after its parent."""
         top: dict[str, Any] = {"pool": self._prefixes.pool, "num_blocks": len(self._prefixes.parents), "children": []}
         heap: list[tuple[int, int, int]] = []
         owners: dict[int, dict[str, Any]] = {}
@@ -109,15 +110,15 @@ class _Tree:
 
 
 def _behind(parents: Int32Array, values: Int32Array) -> Int64Array:
-    """Sum values, int32 ``[n, any]``, over each block and all blocks behind it."""
+    """Sum values, int32 ``[n, any]``, over each block and all blocks after it."""
     sums = values.astype(np.int64)
     depths, ancestors = (parents >= 0).astype(np.int64), parents.copy()
-    while (ancestors >= 0).any():  # each round doubles how far up the ancestors are
+    while (ancestors >= 0).any():  # each round doubles the distance to the ancestors
         has_ancestor = ancestors >= 0
         depths[has_ancestor] += depths[ancestors[has_ancestor]]
         ancestors[has_ancestor] = ancestors[ancestors[has_ancestor]]
     by_depth = np.argsort(-depths, kind="stable")
-    by_depth = by_depth[: np.count_nonzero(depths)]  # first blocks have nothing before them
+    by_depth = by_depth[: np.count_nonzero(depths)]  # first blocks have no parent
     bounds = np.flatnonzero(np.diff(depths[by_depth])) + 1
     for level in np.split(by_depth, bounds):
         np.add.at(sums, parents[level], sums[level])

@@ -1,4 +1,4 @@
-"""Ring: rows of numbers in the order in which they were written; the oldest make room for new ones."""
+"""Ring: rows of numbers in the order of writing; new rows overwrite the oldest."""
 
 from collections.abc import Sequence
 from typing import final
@@ -16,10 +16,10 @@ class Ring:
 
     Args:
         num_rows: rows that are kept.
-        num_columns: numbers of a row; the first one is a time if rows are found by time, and never decreases.
+        num_columns: numbers of a row. If rows are looked up by time, the first number is the time and never decreases.
 
     Attributes:
-        num_written: rows written so far, lost ones included.
+        num_written: rows written so far, including overwritten ones.
     """
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
@@ -27,7 +27,7 @@ class Ring:
         self.num_written = 0
 
     def __len__(self) -> int:
-        """Rows that are kept now."""
+        """Number of rows that are kept now."""
         return min(self.num_written, len(self._rows))
 
     @property
@@ -43,16 +43,16 @@ class Ring:
         return number
 
     def row(self, number: int) -> Float64Array | None:
-        """View a row that may be changed; None where later rows have taken its place. O(1)."""
+        """Return a writable view of a row; None where a later row has overwritten it. O(1)."""
         return self._rows[number % len(self._rows)] if self.num_written - number <= len(self._rows) else None
 
     def last(self, num_rows: int) -> Float64Array:
-        """Copy the last rows, oldest first: at most as many as are kept. O(rows copied)."""
+        """Copy the last rows, oldest first; fewer where fewer are kept. O(rows copied)."""
         first = self.num_written - min(num_rows, len(self))
         return self._rows[np.arange(first, self.num_written) % len(self._rows)]
 
     def between(self, from_s: float, to_s: float) -> Float64Array:
-        """Copy the rows with times from ``from_s`` up to, and without, ``to_s``, oldest first. O(rows copied)."""
+        """Copy the rows with times in ``[from_s, to_s)``, oldest first. O(rows copied)."""
         turn = self.num_written % len(self._rows)
         older = self._rows[turn:] if self.num_written > len(self._rows) else self._rows[:0]
         newer = self._rows[:turn] if self.num_written != len(self._rows) else self._rows

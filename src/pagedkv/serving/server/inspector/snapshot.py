@@ -1,4 +1,4 @@
-"""Snapshot: what is to be seen of an engine between two steps, copied by the engine's thread."""
+"""Snapshot: the inspector's view of an engine between two steps, copied by the engine's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
 MOST_REQUESTS: Final = 200
 MOST_ENDED: Final = 30
 RECENT_S: Final = 3.0
-"""Seconds of steps in a snapshot. A watcher that was slower reads the history."""
+"""Seconds of steps in a snapshot. A watcher that missed earlier steps reads the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,16 @@ class UnderWay:
     """A request that waits or runs.
 
     Args:
-        number: its number; tenant: its tenant.
+        number: its number.
+        tenant: its tenant.
         state: "waiting", "running" or "preempted".
-        num_prompt_tokens: of its prompt; num_hit_tokens: of these, what it hit; None while it was never admitted.
-        explanation: why it hit no more; None while it was never admitted, and for forks.
-        num_generated: tokens generated of each answer; most_tokens: what it may generate.
+        num_prompt_tokens: tokens of its prompt.
+        num_hit_tokens: prompt tokens that hit; None before its first admission.
+        explanation: why its hit ended there; None before its first admission, and for forks.
+        num_generated: tokens generated of each answer.
+        most_tokens: most tokens that it may generate.
         num_preemptions: how often it was preempted.
-        age_s: seconds since it was noted.
+        age_s: seconds since its arrival.
     """
 
     number: int
@@ -55,10 +58,12 @@ class Snapshot:
         now_s: seconds since the history began.
         last_step: numbers of the last step by name; None before the first one.
         tenants: names by number.
-        maps, counts, shares: of each device pool.
-        steps, admissions: of the last seconds, as the history has them.
-        requests: the first ones of those under way; num_requests: all of them.
-        ended: of the last requests, those that have ended; ended_tenants: names of their tenants, by number.
+        maps, counts, shares: those of each device pool.
+        steps, admissions: those of the last seconds, in the history's form.
+        requests: the first requests under way.
+        num_requests: number of all requests under way.
+        ended: the ended ones among the latest requests.
+        ended_tenants: names of their tenants, by number.
     """
 
     version: int
@@ -77,7 +82,7 @@ class Snapshot:
 
 
 def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, history: History) -> Snapshot:
-    """Copy what is to be seen; called by the engine's thread. O(blocks)."""
+    """Take a snapshot, in the engine's thread. O(blocks)."""
     history.note_now()
     now_s = history.now_s
     pools = inspection.pool_names

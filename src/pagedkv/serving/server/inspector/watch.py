@@ -1,7 +1,7 @@
 """Watch: snapshots that all watchers share, taken between two steps, and only while a watcher is connected.
 
-A snapshot is taken at most four times a second, and less often where it takes long: all of them together take at most
-one part in 60 of the time.
+A snapshot is taken at most four times a second, and less often where it takes long: snapshots take at most 1/60 of the
+time.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenBlock:
-    """A block, and what the watch has seen of it.
+    """A block and its recent history.
 
     Args:
         details: the block now.
         holders: requests that have it in their tables.
         lease_s: seconds until its lease ends; inf for high priority; None without a lease.
-        unchanged_s: seconds for which state and tenant have been the same; None where no watcher was connected.
-        is_longer: whether it may have been longer, since the change was not seen.
+        unchanged_s: seconds since its state or tenant last changed; None where no watcher was connected.
+        is_longer: whether the true time may be longer, because no watcher saw the change.
     """
 
     details: BlockDetails
@@ -58,9 +58,10 @@ class Watch:
     """Takes snapshots of an engine for watchers of one event loop.
 
     Args:
-        service: with the engine, once it was started.
-        history: of its steps; inspection: of its space.
-        clock: gives seconds, never backwards.
+        service: has the engine, once it was started.
+        history: records the engine's steps.
+        inspection: the inspection of the engine's block space.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Watch:
         self._next_at = -np.inf
 
     async def latest(self, after: int) -> Snapshot:
-        """Return a snapshot that is later than number ``after``, and no older than the time between two.
+        """Return a snapshot with a number above ``after``, no older than the period of snapshots.
 
-        Waits until one may be taken. Raises EngineError where the engine has ended.
+        Wait until one may be taken. Raises EngineError where the engine has ended.
         """
         async with self._lock:
             if self._latest is None or self._latest.version <= after or self._clock() >= self._next_at:
@@ -105,7 +106,7 @@ class Watch:
         return snapshot
 
     def _note(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, and when the state of each block has changed."""
+        """Keep a snapshot, and the time at which each block last changed."""
         byte_maps = tuple(map(as_byte_map, snapshot.maps))
         before = self._latest
         if before is None or snapshot.now_s - before.now_s > FORGET_AFTER_S:
@@ -151,7 +152,7 @@ class Watch:
         return await self._service.engine.between_steps(lambda _: self._inspection.prefixes(pool))
 
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
-        """Copy what was in a time: ``now_s``, ``steps``, ``admissions``, ``samples`` and ``requests``.
+        """Copy the records of a span of time: ``now_s``, ``steps``, ``admissions``, ``samples`` and ``requests``.
 
         Raises EngineError.
         """

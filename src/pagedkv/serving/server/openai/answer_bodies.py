@@ -1,6 +1,6 @@
-"""What OpenAI's clients get, as types: the server's description of itself has their schemas.
+"""Responses to OpenAI's clients, as types; the OpenAPI document has their schemas.
 
-A field that is not required is absent where it is unknown, never null.
+A field marked NotRequired is absent where it is unknown, never null.
 """
 
 from typing import Any, Literal, NotRequired
@@ -26,7 +26,7 @@ CLOSED = ConfigDict(extra="forbid")
 
 @with_config(CLOSED)
 class ErrorBody(TypedDict):
-    """What was wrong."""
+    """Message and type of an error."""
 
     message: str
     type: str
@@ -43,7 +43,7 @@ class OpenAIError(TypedDict):
 
 @with_config(CLOSED)
 class PromptDetails(TypedDict):
-    """Tokens of the prompt by where they came from."""
+    """Tokens of the prompt, by their source."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -51,7 +51,7 @@ class PromptDetails(TypedDict):
 
 @with_config(CLOSED)
 class CompletionDetails(TypedDict):
-    """Guesses from a prediction."""
+    """Guessed tokens of a prediction."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -88,7 +88,7 @@ class FunctionCall(TypedDict):
 
 @with_config(CLOSED)
 class ToolCall(TypedDict):
-    """A call."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -108,7 +108,7 @@ class ChatMessage(TypedDict):
 
 @with_config(CLOSED)
 class TopToken(TypedDict):
-    """A token that was likely at a position."""
+    """A likely token at a position."""
 
     token: str
     logprob: float
@@ -333,7 +333,7 @@ class Model(TypedDict):
 
 @with_config(CLOSED)
 class ModelList(TypedDict):
-    """All models: one."""
+    """All models: the one that is served."""
 
     object: Literal["list"]
     data: list[Model]

@@ -1,4 +1,4 @@
-"""What OpenAI's clients get of an answer: messages, deltas, log-probabilities, usage, reasons of its end."""
+"""Parts of responses in OpenAI's form: messages, deltas, log-probabilities, usage, finish reasons."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
-    """Return the numbers of tokens, those of the cache by OpenAI's names.
+    """Return the numbers of tokens, with OpenAI's names for those of the cache.
 
     Args:
-        usage: of a request that has ended.
-        is_predicted: whether its guesses came from a prediction: then usage has those that were right and wrong.
+        usage: usage of a request that has ended.
+        is_predicted: whether the drafted tokens came from a prediction; then the usage counts right and wrong ones.
     """
     details = {
         "accepted_prediction_tokens": usage.num_accepted,
@@ -34,12 +34,12 @@ def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
 
 
 def as_finish_reason(reason: FinishReason | None, *, has_calls: bool) -> str | None:
-    """Return why an answer ended, in OpenAI's words."""
+    """Return the finish reason in OpenAI's words."""
     return "tool_calls" if reason == "stop" and has_calls else reason
 
 
 def as_message(parts: Sequence[Part]) -> dict[str, Any]:
-    """Put an answer's parts together: its message."""
+    """Join an answer's parts into its message."""
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     calls = _calls(parts)
@@ -52,7 +52,7 @@ def as_message(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def as_delta(parts: Sequence[Part]) -> dict[str, Any]:
-    """Put parts together that are new of an answer: the delta of a chunk; empty where there is nothing to tell."""
+    """Join new parts of an answer into the delta of a chunk; empty where nothing is new."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:

@@ -1,8 +1,8 @@
 """Breakpoints of OpenAI's protocols: parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``.
 
-Options of the mode ``implicit``, the default, ask for the whole prompt and for the last three breakpoints; those of the
-mode ``explicit`` for the last four breakpoints alone. Without options and breakpoints nothing is leased: what a prompt
-left is cached as long as there is room.
+With options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the
+mode ``explicit``, the last four breakpoints alone. Without options and breakpoints nothing is leased: blocks of the
+prompt stay cached until they are evicted.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,14 @@ def breakpoints_of(
     """Find the breakpoints of a request, in their order. O(text) for each.
 
     Args:
-        body: the request; chat: its conversation; prepared: its prompt.
-        chats: makes prompts; caller: whose request it is.
+        body: the request.
+        chat: its conversation.
+        prepared: its prompt.
+        chats: makes prompts.
+        caller: the sender of the request.
 
     Raises:
-        ApiError: a breakpoint is not what it must be.
+        ApiError: a breakpoint is invalid.
     """
     options = body.prompt_cache_options
     ttl = (options.ttl if options else None) or DEFAULT_TTL
@@ -45,7 +48,7 @@ def breakpoints_of(
 
 
 def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoint]]:
-    """List the places of marked parts: message and part."""
+    """Yield the places of marked parts: index of the message and of the part."""
     for number, message in enumerate(body.messages):
         if not isinstance(message.content, list):
             continue

@@ -44,8 +44,8 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     """Answer a conversation.
 
     Raises:
-        ApiError: it cannot be served.
-        ClientGoneError: the client has gone.
+        ApiError: the conversation cannot be served.
+        ClientGoneError: the client has disconnected.
     """
     service.require_model(body.model)
     refuse_unserved(body)
@@ -58,7 +58,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
 
 
 def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
-    """Turn a request into what the engine is asked. Raises ApiError."""
+    """Turn a request into one for the engine. Raises ApiError."""
     chat = as_chat(body)
     prompt = service.chats.prepare(chat, caller)
     tools = offered_tools(body)
@@ -100,8 +100,9 @@ class ChatCompletion:
     """Writes the answers to one request.
 
     Args:
-        service: for names and usage.
-        body: what the client sent; ask: what the engine was asked.
+        service: has the model's name and counts usage.
+        body: the client's request.
+        ask: the engine's request.
     """
 
     service: Service
@@ -123,7 +124,7 @@ class ChatCompletion:
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Write events: a first one for each answer, one for what is new, and one with usage where it was asked for."""
+        """Write events: one that begins each answer, one for new content, and one with usage if requested."""
         write = self._writer()
         for index in range(len(generation.writers)):
             yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})

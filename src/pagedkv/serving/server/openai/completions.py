@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: what follows texts or token ids, whole or streamed."""
+"""``POST /v1/completions``: continuations of texts or token ids, whole or streamed."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from pagedkv.serving.server.service import Service, new_id
 __all__ = ["TextCompletion", "complete_text"]
 
 LEAST_LOGPROB: Final = -9999.0
-"""Stands for a token that could not be drawn: JSON has no infinity."""
+"""Written for a token of probability 0, since JSON has no infinity."""
 DEFAULT_MAX_TOKENS: Final = 16
-"""Tokens of an answer where a request does not say: OpenAI's default for this path."""
+"""Most tokens of an answer where a request sets none: OpenAI's default for this path."""
 
 
 async def complete_text(service: Service, body: CompletionRequest, caller: Caller, receive: Receive) -> Response:
     """Continue texts or token ids.
 
     Raises:
-        ApiError: they cannot be continued.
-        ClientGoneError: the client has gone.
+        ApiError: the prompts cannot be continued.
+        ClientGoneError: the client has disconnected.
     """
     service.require_model(body.model)
     refuse_unserved(body)
@@ -66,8 +66,9 @@ class TextCompletion:
     """Writes the answers to one request.
 
     Args:
-        service: for names and usage.
-        body: what the client sent; ask: what the engine was asked.
+        service: has the model's name and counts usage.
+        body: the client's request.
+        ask: the engine's request.
     """
 
     service: Service
@@ -84,7 +85,7 @@ class TextCompletion:
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Write an event for what is new, and one with usage where it was asked for."""
+        """Write an event for new content, and one with usage if requested."""
         write = self._writer()
         offsets = [_Offset() for _ in generation.writers]
         echoes = {index: self._echo(index) for index in range(len(generation.writers))} if self.body.echo else {}
@@ -134,7 +135,7 @@ class TextCompletion:
 
 @final
 class _Offset:
-    """Where the next token's text begins, in characters of the answer."""
+    """Counts the answer's characters, up to the beginning of the next token's text."""
 
     def __init__(self) -> None:
         self._num_characters = 0

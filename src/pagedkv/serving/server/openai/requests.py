@@ -1,7 +1,7 @@
-"""What clients send, as OpenAI's reference has it, and the fields that vLLM added and clients use.
+"""Requests of OpenAI's protocols, by OpenAI's reference, with the fields of vLLM that clients use.
 
-Unknown fields are let through: clients send more with each version. A known field that would change the answer and is
-not served is refused by :mod:`.wishes`, with a sentence.
+Unknown fields are ignored, since clients send more with each version. :mod:`.wishes` refuses, with a message, a known
+field that would change the answer and is not served.
 """
 
 from typing import Annotated, Any, Literal
@@ -28,26 +28,26 @@ LARGEST_COUNT = 2**31 - 1
 
 
 class Fields(Body):
-    """Fields of a body; unknown ones are let through."""
+    """Fields of a body; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class StreamOptions(Fields):
-    """How a stream is told."""
+    """Options of a stream."""
 
     include_usage: bool | None = False
 
 
 class CacheBreakpoint(Fields):
-    """A part's mark: what the prompt has up to it is to stay cached."""
+    """A mark on a part: the prompt up to it is to stay cached."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
 class CacheOptions(Fields):
-    """How long a prompt is to stay cached, and whether all of it or up to its breakpoints."""
+    """How long to keep a prompt cached, and whether the whole prompt or only up to its breakpoints."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None

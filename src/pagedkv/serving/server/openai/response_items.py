@@ -1,11 +1,11 @@
-"""Items of the Responses protocol as messages of chat completions, and the conversations that were stored.
+"""Items of the Responses protocol as messages of chat completions, and the stored conversations.
 
 ::
 
     message                 -> a message; an assistant's continues the assistant's message before it
     function_call           -> a call of the assistant's message before it, or of a new one
     function_call_output    -> a tool's message
-    reasoning               -> passed over
+    reasoning               -> left out
 """
 
 import json
@@ -27,10 +27,10 @@ DEFAULT_NBYTES: Final = 64 * 2**20
 
 @final
 class StoredResponses:
-    """Conversations by the response that ended them; those that came first are dropped first.
+    """Conversations, by the response that ended them; the oldest are dropped first.
 
     Args:
-        max_nbytes: what they take at most, in bytes of JSON.
+        max_nbytes: most bytes that they take, as JSON.
     """
 
     def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
@@ -62,7 +62,7 @@ class StoredResponses:
 
 
 def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
-    """Turn items into messages of chat completions. Raises ApiError for what is not served."""
+    """Turn items into messages of chat completions. Raises ApiError for items that are not served."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: Messages = []
@@ -92,7 +92,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
 
 
 def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn tools into the form of chat completions. Raises ApiError for what is no function."""
+    """Turn tools into the form of chat completions. Raises ApiError for a tool that is no function."""
     for place, tool in enumerate(tools):
         if (
             tool.get("type") != "function"
@@ -119,7 +119,7 @@ def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _add_message(messages: Messages, item: Mapping[str, Any], where: str) -> None:
-    """Add a message. The items of one answer are one message, as a template writes it."""
+    """Add a message. Items of one answer become one message, as a template writes it."""
     role, parts = item["role"], item.get("content")
     content = _text(parts, where)
     if role == "assistant" and messages and messages[-1]["role"] == "assistant":

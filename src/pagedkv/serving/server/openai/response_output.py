@@ -1,4 +1,4 @@
-"""ResponseOutput: an answer's parts as output items of the Responses protocol, and the events that build them."""
+"""ResponseOutput: turns an answer's parts into items of the Responses protocol and the events that build them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, final
@@ -13,11 +13,11 @@ Event: TypeAlias = dict[str, Any]
 
 @final
 class ResponseOutput:
-    """Builds the output of one answer. Events have no sequence number yet.
+    """Builds the output of one answer. Its events have no sequence number yet.
 
     Attributes:
-        items: those so far; an item is complete once it has ended.
-        reasoning: text of all reasoning.
+        items: the items so far; an item is complete once it has ended.
+        reasoning: the text of all reasoning.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ResponseOutput:
         self._pieces: list[str] = []
 
     def add(self, parts: Sequence[Part]) -> Iterator[Event]:
-        """Add parts; give the events that tell of them."""
+        """Add parts; yield the events that report them."""
         for part in parts:
             match part:
                 case TextPart():
@@ -55,10 +55,10 @@ class ResponseOutput:
                     yield from self.finish()
 
     def finish(self, status: str = "completed") -> Iterator[Event]:
-        """End the open item, if one is; give the events that tell of it.
+        """End the open item, if there is one; yield the events that report its end.
 
         Args:
-            status: of the item: ``completed`` or ``incomplete``.
+            status: the item's status: ``completed`` or ``incomplete``.
         """
         if not self._is_open:
             return

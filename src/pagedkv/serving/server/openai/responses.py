@@ -1,4 +1,4 @@
-"""``POST /v1/responses``: answers to items, whole or streamed; a stored response can be continued by its identity."""
+"""``POST /v1/responses``: answers to items, whole or streamed. A request can continue a stored response by its id."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -31,7 +31,7 @@ class Responses:
     """Serves the path.
 
     Args:
-        service: the engine and all that is shared.
+        service: the engine and what all protocols share.
     """
 
     def __init__(self, service: Service) -> None:
@@ -39,11 +39,11 @@ class Responses:
         self._stored = StoredResponses()
 
     async def create(self, body: ResponsesRequest, caller: Caller, receive: Receive) -> Response:
-        """Answer items.
+        """Answer a request.
 
         Raises:
-            ApiError: they cannot be served.
-            ClientGoneError: the client has gone.
+            ApiError: the items cannot be served.
+            ClientGoneError: the client has disconnected.
         """
         service = self._service
         service.require_model(body.model)
@@ -67,10 +67,11 @@ class ResponseAnswer:
     """Writes the answer to one request.
 
     Args:
-        service: for names and usage.
-        body: what the client sent; ask: what the engine was asked.
-        messages: of the conversation, without instructions.
-        stored: where the conversation is kept.
+        service: has the model's name and counts usage.
+        body: the client's request.
+        ask: the engine's request.
+        messages: the conversation, without instructions.
+        stored: keeps the conversation.
     """
 
     def __init__(
@@ -107,12 +108,12 @@ class ResponseAnswer:
         yield self._written({"type": f"response.{_status(last)}", "response": self._ended(generation, last)})
 
     def failed(self, problem: ApiError) -> bytes:
-        """Write the event of a stream that fails in the middle."""
+        """Write the event of a stream that failed in the middle."""
         error = {"code": "server_error", "message": problem.message}
         return self._written({"type": "response.failed", "response": {**self._response("failed"), "error": error}})
 
     def _ended(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
-        """Write the response of an answer that has ended, and keep what later requests continue."""
+        """Write the response of an answer that has ended, and store the conversation for later requests."""
         (message,) = messages_of(self._output.items) or [{"role": "assistant", "content": ""}]
         self._service.keep_answer(generation, 0, message)
         if self._body.store is not False:
@@ -174,7 +175,7 @@ class ResponseAnswer:
 
 
 def _as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
-    """Return the request for chat completions that asks for the same."""
+    """Return the equivalent request for chat completions."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     return ChatRequest.model_validate(
         {

@@ -12,7 +12,7 @@ __all__ = ["detokenize", "model_card", "models", "tokenize"]
 
 
 def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
-    """Turn a text or a conversation into token ids, as a request with it would be. Raises ApiError."""
+    """Tokenise a text or a conversation exactly as a request with it would be. Raises ApiError."""
     service.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt, a text, or messages, a conversation: one of them")
@@ -53,5 +53,5 @@ def model_card(service: Service) -> dict[str, Any]:
 
 
 def models(service: Service) -> dict[str, Any]:
-    """List the models: one."""
+    """List the models: the one that is served."""
     return {"object": "list", "data": [model_card(service)]}

@@ -1,4 +1,4 @@
-"""What OpenAI's fields mean to the engine: sampling parameters, conversations, forced answers; and what is refused."""
+"""OpenAI's fields in the engine's terms: sampling parameters, conversations, forced formats; and refused fields."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LEAST_TEMPERATURE: Final = 1e-4
-"""Below it the greatest logit is taken."""
+"""Below it sampling is greedy."""
 
 TEMPLATE_ARGUMENTS: Final = frozenset(
     {
@@ -34,10 +34,10 @@ TEMPLATE_ARGUMENTS: Final = frozenset(
         *("return_assistant_tokens_mask", "processor_kwargs"),
     }
 )
-"""Arguments of ``apply_chat_template`` that are no variables of a template: a template is a program."""
+"""Arguments of ``apply_chat_template``, which requests must not set: a chat template is a program."""
 
 ROLES: Final = {"developer": "system", "function": "tool"}
-"""Roles that few templates know, and what they are to those."""
+"""Roles that few templates support, and the roles that replace them."""
 
 MEDIA: Final = {
     "image_url": "images",
@@ -58,7 +58,7 @@ def as_params(
     """Turn fields into sampling parameters.
 
     Raises:
-        ApiError: fields that contradict each other.
+        ApiError: fields contradict each other.
     """
     temperature = 1.0 if body.temperature is None else body.temperature
     is_greedy = temperature < LEAST_TEMPERATURE
@@ -109,7 +109,7 @@ def as_chat(body: ChatRequest) -> Chat:
 
 
 def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
-    """Return the tools that the model may call. Raises ApiError for what is no function."""
+    """Return the tools that the model may call. Raises ApiError for a tool that is no function."""
     tools = body.tools or []
     for place, tool in enumerate(tools):
         function = tool.get("function")
@@ -127,7 +127,7 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
 
 
 def predicted_text(body: ChatRequest) -> str:
-    """Return what a request predicts of its answer; empty where it predicts nothing. Raises ApiError."""
+    """Return the predicted text of the answer; empty without a prediction. Raises ApiError."""
     if body.prediction is None:
         return ""
     content = body.prediction.get("content")
@@ -140,15 +140,15 @@ def predicted_text(body: ChatRequest) -> str:
 
 
 def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Turn messages into those that templates take: content as text, arguments of calls as objects."""
+    """Turn messages into the form that templates take: content as text, arguments of calls as objects."""
     return [_as_message(message, place) for place, message in enumerate(messages)]
 
 
 def answer_format(body: ChatRequest) -> dict[str, Any] | None:
-    """Return the format that an answer is held to, vLLM's ``structured_outputs`` in the form of ``response_format``.
+    """Return the format of the answer; vLLM's ``structured_outputs`` is turned into a ``response_format``.
 
     Raises:
-        ApiError: structured outputs beside a response format, more than one of them, or one that is not served.
+        ApiError: there are structured outputs and a response format, several structured outputs, or an unserved one.
     """
     wanted = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
     if not wanted:
@@ -176,10 +176,10 @@ def answer_format(body: ChatRequest) -> dict[str, Any] | None:
 
 
 def as_priority(body: SamplingFields, caller: Caller) -> int:
-    """Return the engine's priority: the negative of the field, since vLLM's clients give the lower to what goes first.
+    """Return the engine's priority: the negative of the field, since vLLM serves lower numbers first.
 
     Raises:
-        ApiError: a tenant would go before the others.
+        ApiError: the caller is no administrator, and so must not precede other tenants.
     """
     if body.priority and not caller.is_admin:
         raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
@@ -236,7 +236,7 @@ def _as_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_arguments(arguments: object) -> object:
-    """Turn JSON text into an object, which templates write in their own way; other text stays."""
+    """Parse JSON arguments, since templates write objects in their own way; other text stays as it is."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

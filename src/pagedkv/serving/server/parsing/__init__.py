@@ -1,18 +1,18 @@
-"""What an answer's text says, parsed while it streams: content, reasoning, tool calls. No HTTP and no engine.
+"""Parsers that split an answer's text into content, reasoning and tool calls while it streams. No HTTP, no engine.
 
 ::
 
-    choosing                      which parser reads a model's answers
-    reasoning                     splits reasoning off, in front of another parser
+    choosing                      chooses the parser of a model's answers
+    reasoning                     splits reasoning off, before another parser
     hermes | llama | mistral      formats of calls
-    call_parser                   runs a format over text that comes in pieces
+    call_parser                   runs a format over text that arrives in pieces
     call_object                   one JSON object that may be a call
-    json_scanner                  whether characters continue a JSON text
-    response_templates            the parser that a tokenizer of transformers carries
+    json_scanner                  checks whether characters continue a JSON text
+    response_templates            the parser that a tokenizer of transformers has
     plain                         text alone
     parts, call_ids               values
 
-For every parser, the merged parts depend on the text alone, not on how it is cut, and what is no call is text.
+For every parser, the merged parts depend on the text alone, not on how it is cut; what is not a call is text.
 """
 
 from pagedkv.serving.server.parsing.call_ids import IdSource

@@ -1,4 +1,4 @@
-"""JSON objects that call a tool, read character by character: the name is certain before any argument is returned."""
+"""JSON objects that may call a tool, read by character. The name is certain before any argument is returned."""
 
 import json
 from collections.abc import Collection
@@ -13,14 +13,14 @@ ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters"})
 
 
 class CallJson(Protocol):
-    """A JSON object under way that may call a tool."""
+    """A JSON object that may call a tool, while it is read."""
 
     name: str | None
     is_refused: bool
 
     @property
     def begins(self) -> bool:
-        """Whether this is certainly a call, of the tool ``name``."""
+        """Whether this is certainly a call of the tool ``name``."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class CallJson(Protocol):
         ...
 
     def push_run(self, text: str, place: int) -> int:
-        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        """Take plain characters of a string in the arguments, from ``place`` on; return the end of the run."""
         ...
 
     def take_arguments(self) -> str:
@@ -48,23 +48,23 @@ class CallJson(Protocol):
 
 @final
 class CallObject:
-    """``{"name": ..., "arguments": {...}}``, its keys in any order; ``parameters`` means ``arguments``.
+    """Reads ``{"name": ..., "arguments": {...}}`` with its keys in any order; ``parameters`` means ``arguments``.
 
-    Other keys are ignored. An object without arguments is a call without arguments: ``{}``.
+    Other keys are ignored. An object without arguments is a call with the arguments ``{}``.
 
     Args:
-        names: of the offered tools.
+        names: names of the offered tools.
 
     Attributes:
-        name: of the tool, once known.
-        is_refused: whether the object is JSON but no call: another name, arguments that are no object.
+        name: name of the called tool, once it is complete.
+        is_refused: whether the object is JSON but not a call: an unknown name, or arguments that are no object.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._scanner = JsonScanner()
         self._key = ""
-        self._string = ""  # a string at depth 1 so far, its escapes not resolved
+        self._string = ""  # a string at depth 1 so far, with its escapes unresolved
         self._arguments: list[str] = []
         self._in_arguments = False
         self.name: str | None = None
@@ -73,7 +73,7 @@ class CallObject:
 
     @property
     def begins(self) -> bool:
-        """Whether this is certainly a call, of the tool ``name``."""
+        """Whether this is certainly a call of the tool ``name``."""
         return self.name is not None and not self.is_refused and (self._in_arguments or self.has_all_arguments)
 
     @property
@@ -103,7 +103,7 @@ class CallObject:
         return True
 
     def push_run(self, text: str, place: int) -> int:
-        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        """Take plain characters of a string in the arguments, from ``place`` on; return the end of the run."""
         end = self._scanner.plain_end(text, place) if self._in_arguments else place
         self._arguments.append(text[place:end])
         return end
@@ -147,14 +147,14 @@ class CallObject:
 
 @final
 class ArgumentsObject:
-    """The arguments of a call whose name precedes them.
+    """Reads the arguments of a call whose name precedes them.
 
     Args:
-        name: that precedes.
-        names: of the offered tools.
+        name: the name before the arguments.
+        names: names of the offered tools.
 
     Attributes:
-        name: of the tool.
+        name: name of the called tool.
         is_refused: whether no such tool is offered.
     """
 
@@ -166,7 +166,7 @@ class ArgumentsObject:
 
     @property
     def begins(self) -> bool:
-        """Whether this is certainly a call: from the first brace on."""
+        """Whether this is certainly a call: true from the first brace on."""
         return not self.is_refused and self._scanner.depth > 0
 
     @property
@@ -188,7 +188,7 @@ class ArgumentsObject:
         return True
 
     def push_run(self, text: str, place: int) -> int:
-        """Take the characters from ``place`` on that are plain ones of a string of the arguments; return their end."""
+        """Take plain characters of a string in the arguments, from ``place`` on; return the end of the run."""
         end = self._scanner.plain_end(text, place)
         self._arguments.append(text[place:end])
         return end

@@ -1,14 +1,14 @@
-"""CallParser: finds tool calls in an answer that streams, in one of several formats.
+"""CallParser: finds tool calls in a streamed answer, in one of several formats.
 
-A format is a generator over a :class:`CallReader`. It reads the text front to back, one character after the other,
-never goes back, and yields wherever the next character has not come yet. The parts therefore depend on the text alone
-and not on how it is cut.
+A format is a generator over a :class:`CallReader`. It reads the text character by character, never goes back, and
+yields whenever the next character has not arrived yet. So the parts depend on the text alone, not on how it is cut.
 
-A character that has been read is in one of three places until it is certain what it is::
+Each character that was read is in one of three places::
 
     written    text, or part of a call: returned by the next feed
-    held       a marker or an object so far: a call drops it, anything else releases it as text
-    blanks     white space at the answer's beginning or after a call: a call or the answer's end drops it, text keeps it
+    held       a marker or an object so far: dropped if it becomes a call, else released as text
+    blanks     white space at the answer's beginning or after a call: dropped before a call or the end, else kept as
+    text
 """
 
 from collections.abc import Callable, Collection, Generator
@@ -21,18 +21,18 @@ __all__ = ["CallFormat", "CallParser", "CallReader", "Steps"]
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
-"""Runs until it needs a character that has not come yet, and continues once there is one or the answer is over."""
+"""Runs until it needs a character that has not arrived, and continues once there is one or the answer has ended."""
 
 BLANKS: Final = " \t\n\r"
 
 
 @final
 class CallReader:
-    """An answer's text as far as it has come, and the parts that were found in it.
+    """The text of an answer so far, and the parts that were found in it.
 
     Args:
-        names: of the offered tools.
-        new_call_id: makes a unique identity of a call.
+        names: names of the offered tools.
+        new_call_id: makes a unique identity for a call.
     """
 
     def __init__(self, names: Collection[str], new_call_id: Callable[[], str]) -> None:
@@ -51,16 +51,16 @@ class CallReader:
     # The text
 
     def add(self, text: str) -> None:
-        """Append text that has come."""
+        """Append text that has arrived."""
         self._text = self._text[self._place :] + text
         self._place = 0
 
     def close(self) -> None:
-        """Note that no more text comes."""
+        """Record that no more text follows."""
         self._is_over = True
 
     def has_char(self) -> Steps[bool]:
-        """Wait for a character; False: the answer is over."""
+        """Wait for a character; return False if the answer has ended."""
         while self._place == len(self._text):
             if self._is_over:
                 return False
@@ -75,7 +75,7 @@ class CallReader:
     # Reading
 
     def read_text(self, starts: str, edge_starts: str = "") -> Steps[bool]:
-        """Read text up to a character of ``starts``, or at an edge of ``edge_starts``; False: the answer is over."""
+        """Read text up to a character of ``starts``, or at an edge of ``edge_starts``; False: the answer has ended."""
         while (yield from self.has_char()):
             char = self.char
             if char in starts or (self.is_at_edge and char in edge_starts):
@@ -90,9 +90,9 @@ class CallReader:
         return False
 
     def read_marker(self, *markers: str) -> Steps[str | None]:
-        """Hold the characters of one of these markers; None: the text is another, and its beginning is held.
+        """Hold and return one of these markers; None where the text differs, with its common beginning held.
 
-        The first character of a marker must not recur in it: what was held then contains no beginning of another one.
+        A marker's first character must occur only once in it, so that held text contains no beginning of another one.
         """
         read = ""
         while (yield from self.has_char()):
@@ -113,11 +113,11 @@ class CallReader:
         return False
 
     def read_call(self) -> Steps[bool]:
-        """Read a JSON object with a name and arguments; return whether it was a call. Held text belongs to it."""
+        """Read a JSON object with a name and arguments; return whether it was a call. Held text becomes part of it."""
         return (yield from self._read_call(CallObject(self._names)))
 
     def read_arguments(self, name: str) -> Steps[bool]:
-        """Read the arguments of a call by this name; return whether it was a call. Held text belongs to it."""
+        """Read the arguments of a call by this name; return whether it was a call. Held text becomes part of it."""
         return (yield from self._read_call(ArgumentsObject(name, self._names)))
 
     def _read_call(self, found: CallJson) -> Steps[bool]:
@@ -149,7 +149,7 @@ class CallReader:
         return True
 
     def _push(self, found: CallJson) -> bool:
-        """Hold the next character, or a run of them, if the object takes it; return whether it does."""
+        """Hold the next character, or a run of plain ones, if the object accepts it; return whether it does."""
         end = found.push_run(self._text, self._place)
         if end == self._place:
             if not found.push(self.char):
@@ -174,13 +174,13 @@ class CallReader:
         self._place += 1
 
     def release(self, keep: int = 0) -> None:
-        """Write what is held as text, but for the last ``keep`` characters."""
+        """Write held text as text, except its last ``keep`` characters."""
         held = "".join(self._held)
         self._write(held[: len(held) - keep])
         self._held = [held[len(held) - keep :]] if keep else []
 
     def drop(self) -> None:
-        """Forget what is held: it belongs to a call."""
+        """Drop held text: it is part of a call."""
         self._held.clear()
 
     def take(self) -> list[Part]:
@@ -190,7 +190,7 @@ class CallReader:
         return parts
 
     def finish(self) -> None:
-        """Write what is left as text, now that the answer is over."""
+        """Write the remaining held text, now that the answer has ended."""
         self.release()
         if not self.num_calls:
             self._write_blanks()
@@ -219,20 +219,20 @@ class CallReader:
 
 
 CallFormat: TypeAlias = Callable[[CallReader], Steps[None]]
-"""How a model writes calls: reads an answer to its end."""
+"""A format of calls: reads an answer to its end."""
 
 
 @final
 class CallParser:
     """Parses the calls and the text of one answer.
 
-    A call begins once its name is complete and offered; its arguments stream from then on. JSON that breaks off before
-    is text. JSON that breaks within the arguments ends the call there, and the rest is text.
+    A call begins once its name is complete and offered; its arguments stream from then on. Invalid JSON before that is
+    text. JSON that becomes invalid within the arguments ends the call there, and the rest is text.
 
     Args:
-        call_format: how the model writes calls.
-        names: of the offered tools.
-        new_call_id: makes a unique identity of a call.
+        call_format: the model's format of calls.
+        names: names of the offered tools.
+        new_call_id: makes a unique identity for a call.
 
     The cost is O(text): for a piece of four characters about 5 us in text and in strings, 26 us in other JSON.
     """

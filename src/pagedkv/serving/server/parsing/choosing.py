@@ -1,4 +1,4 @@
-"""Which parser reads a model's answers: by name, or by the markers in the chat template of its tokenizer."""
+"""Chooses the parser of a model's answers: by name, or by the markers in its tokenizer's chat template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -30,17 +30,17 @@ TEMPLATE_MARKERS: Final = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama", ("<|python_tag|>", '"parameters": ')),
 )
-"""Texts of which a chat template contains one where the model writes calls in that format."""
+"""Each format and its markers; a chat template with one of the markers uses that format."""
 
 
 def parser_name(name: str | None, tokenizer: object) -> str:
-    """Return the name of the call parser: the given one, or for ``auto`` and None that of the chat template.
+    """Return the name of the call parser: the given one; for ``auto`` and None, that of the chat template.
 
     Returns:
-        ``hermes``, ``llama``, ``mistral``, or ``none`` where the template has no format that is known here.
+        ``hermes``, ``llama``, ``mistral``, or ``none`` where the template has no known format.
 
     Raises:
-        ConfigurationError: an unknown name.
+        ConfigurationError: the name is unknown.
     """
     if name is not None and name not in PARSER_NAMES:
         raise ConfigurationError(f"there is no tool parser {name!r}; there are {', '.join(PARSER_NAMES)}")
@@ -53,7 +53,7 @@ def parser_name(name: str | None, tokenizer: object) -> str:
     return "none"
 
 
-def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prompt
+def parser_for(  # noqa: PLR0913 - a model's formats, a request's tools, its prompt
     name: str | None,
     tokenizer: object,
     *,
@@ -65,19 +65,19 @@ def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prom
     """Make the parser of one answer.
 
     Args:
-        name: how calls are read: ``hermes``, ``llama``, ``mistral``, ``none``; ``auto`` or None: by the tokenizer.
-        tokenizer: of transformers, or like it; None: there is none.
+        name: the call parser: ``hermes``, ``llama``, ``mistral``, ``none``; ``auto`` or None: by the tokenizer.
+        tokenizer: a tokenizer of transformers, or like it; None: there is none.
         tools: offered functions, as OpenAI's requests have them; without any, no call is found.
         reasoning: ``think``, by the markers in the chat template, else ``<think>``; ``none``; ``auto`` or None:
             ``think`` where the chat template has such markers.
         id_source: returns a new unique identity that begins with the given prefix.
-        prompt: the text that the answer continues, special tokens included; it says whether reasoning has begun.
-            None: the chat template is asked how it begins an answer, which costs one short rendering.
+        prompt: the prompt's text with special tokens; its end shows whether reasoning has begun. None: the beginning of
+            an answer is taken from the chat template, at the cost of one short rendering.
 
-    With ``auto`` for both, a tokenizer's response template is taken where there is one.
+    With ``auto`` for both, a tokenizer's response template is used if it has one.
 
     Raises:
-        ConfigurationError: an unknown name of a parser.
+        ConfigurationError: the name of a parser is unknown.
     """
     if reasoning is not None and reasoning not in REASONING_NAMES:
         raise ConfigurationError(f"there is no reasoning parser {reasoning!r}; there are {', '.join(REASONING_NAMES)}")
@@ -101,7 +101,7 @@ def parser_for(  # noqa: PLR0913 - a model's habits, a request's tools, its prom
 
 
 def _tool_template(tokenizer: object) -> str:
-    """Return the chat template, the one for tools where there are several."""
+    """Return the chat template; where there are several, the one for tools."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
@@ -109,11 +109,11 @@ def _tool_template(tokenizer: object) -> str:
 
 
 def _answer_beginning(tokenizer: Any) -> str:  # noqa: ANN401 - transformers is met in one module
-    """Return what the chat template writes in front of an answer; empty where it refuses a conversation of one turn."""
+    """Return the text that the chat template writes before an answer; empty where it refuses a single turn."""
     if not _tool_template(tokenizer):
         return ""
     try:
         turn = [{"role": "user", "content": "."}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
-    except Exception:  # noqa: BLE001 - what a template raises is its author's choice
+    except Exception:  # noqa: BLE001 - a template may raise any exception
         return ""

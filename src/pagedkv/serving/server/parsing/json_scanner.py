@@ -1,6 +1,6 @@
-"""JsonScanner: whether characters, one by one, continue a JSON text (RFC 8259).
+"""JsonScanner: checks, character by character, whether a text is JSON (RFC 8259).
 
-One difference from the RFC: control characters are taken inside strings, since models write line breaks there.
+One difference from the RFC: control characters are accepted inside strings, since models write line breaks there.
 :func:`as_json_character` writes them as escapes.
 
 The states of a scanner::
@@ -59,7 +59,7 @@ class JsonScanner:
     """Accepts the characters of one JSON text.
 
     Attributes:
-        depth: objects and arrays that are open.
+        depth: number of open objects and arrays.
     """
 
     __slots__ = ("_is_key", "_open", "_rest", "_state")
@@ -68,11 +68,11 @@ class JsonScanner:
         self._state = State.VALUE
         self._open: list[str] = []
         self._is_key = False
-        self._rest = ""  # of a literal; hexadecimal digits of an escape so far; step of a number
+        self._rest = ""  # rest of a literal; hexadecimal digits of an escape so far; step of a number
 
     @property
     def depth(self) -> int:
-        """Objects and arrays that are open."""
+        """Number of open objects and arrays."""
         return len(self._open)
 
     @property
@@ -83,21 +83,21 @@ class JsonScanner:
     @property
     def in_string(self) -> bool:
         """Whether the next character is within a string, or ends it."""
-        state = self._state  # compared one by one: a set hashes, which costs a call for members of Enum
+        state = self._state  # compared one by one: a set would hash, which costs a call for members of Enum
         return state is State.STRING or state is State.ESCAPE or state is State.UNICODE
 
     @property
     def in_key(self) -> bool:
-        """Whether the string that began last is a key."""
+        """Whether the latest string is a key."""
         return self._is_key
 
     @property
     def expects_value(self) -> bool:
-        """Whether the next character, blanks apart, begins a value of an object, or a further one of an array."""
+        """Whether the next character, except blanks, begins a value of an object or a further value of an array."""
         return self._state is State.VALUE
 
     def push(self, char: str) -> bool:
-        """Take one character; return whether it continues the text. A refused one changes nothing. O(1)."""
+        """Take one character; return whether it continues the text. A refused character changes nothing. O(1)."""
         match self._state:
             case State.STRING:
                 return self._in_string(char)
@@ -111,7 +111,7 @@ class JsonScanner:
                 return self._between(char)
 
     def plain_end(self, text: str, place: int) -> int:
-        """Return where a run of characters ends that continue the open string and do not end it. Changes nothing.
+        """Return the end of the run of characters that continue the open string without ending it. Changes nothing.
 
         Such characters need no :meth:`push`.
         """

@@ -5,8 +5,8 @@
     {"name": "get_weather", "parameters": {"city": "Paris"}}
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
 
-An object without the marker is a call only at the answer's beginning or after another call, since text may hold JSON.
-After the marker, code that is no JSON object is text.
+An object without the marker is a call only at the answer's beginning or after another call, since text may contain
+JSON. After the marker, code that is not a JSON object is text.
 """
 
 from typing import Final

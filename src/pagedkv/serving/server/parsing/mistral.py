@@ -5,9 +5,9 @@
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}]            versions 2 and 3
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_time[ARGS]{}        version 13
     [TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris"}                  version 11
-    [TOOL_CALLS]get_weather{"city": "Paris"}                                          where special tokens are left out
+    [TOOL_CALLS]get_weather{"city": "Paris"}                                          special tokens left out
 
-Identities that the model writes are dropped: each call gets one that is unique.
+Identities that the model writes are dropped: each call gets a unique one.
 """
 
 from typing import Final
@@ -32,7 +32,7 @@ def read_mistral(reader: CallReader) -> Steps[None]:
 
 
 def read_marked(reader: CallReader) -> Steps[bool]:
-    """Read what follows a marker, as far as it is a call; return whether another marker came instead, and is held."""
+    """Read a call after a marker; return whether another marker came instead. That marker is then held."""
     if not (yield from reader.read_blanks()):
         return False
     if reader.char == "[":
@@ -44,7 +44,7 @@ def read_marked(reader: CallReader) -> Steps[bool]:
 
 
 def read_array(reader: CallReader) -> Steps[bool]:
-    """Read calls between brackets, the opening one next; return as :func:`read_marked`."""
+    """Read calls between brackets; the opening bracket is next. Return as :func:`read_marked`."""
     reader.hold()
     if (yield from reader.has_char()) and reader.char == MARKER[1]:
         return _is_again(reader, (yield from reader.read_marker(MARKER[1:])) is not None)
@@ -60,7 +60,7 @@ def read_array(reader: CallReader) -> Steps[bool]:
 
 
 def read_named(reader: CallReader) -> Steps[bool]:
-    """Read a name and its arguments, the name's first character next; return as :func:`read_marked`."""
+    """Read a name and its arguments; the name's first character is next. Return as :func:`read_marked`."""
     name = yield from _read_word(reader)
     if not name or not (yield from reader.read_blanks()):
         return False
@@ -86,7 +86,7 @@ def _read_word(reader: CallReader) -> Steps[str]:
 
 
 def _is_again(reader: CallReader, is_marker: bool) -> bool:  # noqa: FBT001 - whether a marker was read last
-    """Release what precedes a marker that was read last, and return whether there was one."""
+    """Release the held text before the last marker; return whether the last text was a marker."""
     if is_marker:
         reader.release(keep=len(MARKER))
     return is_marker

@@ -1,4 +1,4 @@
-"""What an answer consists of: text, reasoning and tool calls, in the order in which the model writes them."""
+"""Parts of an answer: text, reasoning and tool calls, in the order in which the model writes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments; all pieces of one call, concatenated, are its JSON text."""
+    """A piece of a call's arguments; the pieces of one call, concatenated, are its JSON text."""
 
     index: int
     text: str
@@ -55,7 +55,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A tool call ends: its arguments are complete, or the answer or its JSON broke off."""
+    """A tool call ends: its arguments are complete, or the answer or its JSON was cut off."""
 
     index: int
 

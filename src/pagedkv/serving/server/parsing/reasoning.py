@@ -1,4 +1,4 @@
-"""ReasoningParser: the reasoning at an answer's beginning, between markers; the rest is another parser's."""
+"""ReasoningParser: splits off the reasoning at an answer's beginning; another parser reads the rest."""
 
 from enum import Enum, auto
 from typing import Final, final
@@ -9,7 +9,7 @@ __all__ = ["MARKERS", "THINK", "ReasoningParser", "end_of_open_reasoning"]
 
 THINK: Final = ("<think>", "</think>")
 MARKERS: Final = (THINK, ("[THINK]", "[/THINK]"))
-"""What begins and ends reasoning: of most models, and of Mistral's with tokenizers of version 13."""
+"""Markers that begin and end reasoning: of most models, and of Mistral's with tokenizers of version 13."""
 
 
 class Place(Enum):
@@ -24,13 +24,14 @@ class Place(Enum):
 class ReasoningParser:
     """Splits reasoning from the rest of one answer.
 
-    Reasoning begins the answer, white space apart, or the prompt has begun it (``starts_inside``); then the marker may
-    be absent. Markers further on are not reasoning's: a text or an argument may contain them. Reasoning that is never
-    ended is the whole answer.
+    Reasoning begins the answer, after white space, or the prompt has begun it (``starts_inside``); then the first
+    marker may be absent. Later markers do not count, since a text or an argument may contain them. Reasoning without
+    an end is the whole answer.
 
     Args:
         inner: parses what follows the reasoning.
-        start: marker that begins it; end: marker that ends it. The first character of each occurs in it once.
+        start: marker that begins it. Its first character occurs in it once.
+        end: marker that ends it; likewise.
         starts_inside: whether the prompt ends with the first marker.
     """
 
@@ -94,7 +95,7 @@ class ReasoningParser:
 
 
 def end_of_open_reasoning(beginning: str) -> str | None:
-    """Return the marker that ends the reasoning which a prompt has begun; None where it has begun none.
+    """Return the marker that ends the reasoning begun by a prompt; None where it begins none.
 
     Args:
         beginning: the end of the prompt's text, special tokens included.

@@ -1,8 +1,8 @@
-"""ResponseTemplateParser: an answer parsed by the response template that a tokenizer of transformers carries.
+"""ResponseTemplateParser: parses an answer by the response template of a tokenizer of transformers.
 
 A response template names an answer's regions (content, reasoning, calls) by the markers around them; transformers'
-``ResponseParser`` streams it. Content and reasoning stream here, too. A call comes as a whole when its region closes,
-since its arguments have other forms than JSON in some templates and are known only then.
+``ResponseParser`` streams it. Content and reasoning stream here, too. A call is returned whole when its region closes:
+in some templates its arguments are not JSON, and are known only then.
 """
 
 import json
@@ -24,9 +24,9 @@ __all__ = ["ResponseTemplateParser", "has_response_template"]
 REASONING_FIELDS: Final = frozenset({"reasoning_content", "reasoning", "thinking"})
 CALLS_FIELD: Final = "tool_calls"
 REFUSALS: Final = (ValueError, KeyError, TypeError)
-"""What transformers raises for a region whose content is not what the template says."""
+"""Errors that transformers raises for a region whose content contradicts the template."""
 OTHER: Final = "\0"
-"""A character that continues no marker, so that text which might have begun one is released."""
+"""A character that is in no marker: it releases text that might have begun one."""
 
 
 def has_response_template(tokenizer: object) -> bool:
@@ -38,18 +38,18 @@ def has_response_template(tokenizer: object) -> bool:
 class ResponseTemplateParser:
     """Parses one answer by the tokenizer's template.
 
-    A region that is no call of an offered tool is text, without the markers that the template removes. Where
-    transformers cannot parse a region, the region is text, and so is the whole rest of the answer.
+    A region of calls that does not call an offered tool is text, without the markers that the template removes. Where
+    transformers cannot parse a region, it and the whole rest of the answer are text.
 
     Args:
         tokenizer: of transformers, with a response template (:func:`has_response_template`).
-        tools: that are offered, as the chat template takes them.
-        names: of these tools.
+        tools: offered tools, as the chat template takes them.
+        names: names of these tools.
         new_call_id: makes a unique identity of a call.
         prompt: the text that the answer continues, with special tokens; the template looks there for an open region.
 
-    The cost is that of transformers: a search for the template's markers in each piece. A piece that it refuses is
-    parsed once more in single characters, so that the parts do not depend on how the text is cut.
+    The cost is that of transformers: a search for the template's markers in each piece. A refused piece is
+    parsed again character by character, so that the parts do not depend on how the text is cut.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ResponseTemplateParser:
         self._num_calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        """Take more text; return the parts that are certain now. What may be a call is held back until it closes."""
+        """Take more text; return the parts that are certain now. A possible call is held back until it closes."""
         if self._has_failed:
             return [TextPart(text)] if text else []
         try:
@@ -94,7 +94,7 @@ class ResponseTemplateParser:
         return merged([*self._parts(events), *self._as_text()])
 
     def _up_to_failure(self, text: str) -> list[Part]:
-        """Return the parts of a piece that transformers refuses: up to the refused character, and the rest as text."""
+        """Return the parts of a refused piece: the parts before the refused character, and the rest as text."""
         parser = self._new_parser()
         parser.feed("".join(self._fed))
         parts: list[Part] = []
@@ -121,7 +121,7 @@ class ResponseTemplateParser:
         return parts
 
     def _closed(self, value: object) -> list[Part]:
-        """Return the calls of a region; its text where one of them is none."""
+        """Return the calls of a region; the whole region as text where one of them is not a call."""
         functions = [
             call.get("function") if isinstance(call, Mapping) else None
             for call in (value if isinstance(value, list) else [value])

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: the CPU path, and the reference in tests of the others."""
+"""The kernels in plain torch: used on a CPU, and as the reference in tests of the Triton kernels."""
 
 from pagedkv.memory.device.kernels.reference.attention import attend_rows
 from pagedkv.memory.device.kernels.reference.blocks import copy_blocks, zero_blocks

@@ -1,4 +1,4 @@
-"""Attention over blocks in plain torch: the keys that each row sees are gathered, and softmax is explicit."""
+"""Attention over blocks in plain torch: gathers the keys that each row sees, with an explicit softmax."""
 
 import torch
 
@@ -7,7 +7,7 @@ from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading
 __all__ = ["attend_rows"]
 
 
-def attend_rows(  # noqa: PLR0913, PLR0917 - work, layer, rows, and what goes in and out
+def attend_rows(  # noqa: PLR0913, PLR0917 - the work, the layer, the rows, inputs and outputs
     work: WorkList,
     layer: PagedLayer,
     rows: PagedRows,
@@ -17,14 +17,14 @@ def attend_rows(  # noqa: PLR0913, PLR0917 - work, layer, rows, and what goes in
     *,
     has_prompts: bool = True,
 ) -> None:
-    """Answer the queries of a step; this step's own keys are in their slots already.
+    """Compute attention of a step's queries; the step's own keys must be in their slots already.
 
     Args:
         work: the list of these rows, made by ``list_work`` in the same step.
-        layer: of the keys and values.
-        rows: of the step. Blocks that no query sees are not read, whatever their table entries are.
+        layer: its keys and values.
+        rows: rows of the step. Blocks that no query sees are not read, whatever their table entries are.
         query: ``[tokens, heads, key_dim]``, with contiguous elements of a head.
-        out: ``[tokens, heads, value_dim]``, likewise; tokens of no row are unchanged.
+        out: ``[tokens, heads, value_dim]``, likewise; tokens that belong to no row are unchanged.
         sinks: float ``[heads]``: a score of each head that takes part in the softmax and has no value.
         has_prompts: False promises that no row has more than ``work.few_queries`` queries, which saves a launch.
 
@@ -38,7 +38,7 @@ def attend_rows(  # noqa: PLR0913, PLR0917 - work, layer, rows, and what goes in
             out[tokens] = _attend(work.reading, layer, rows.block_tables[place], query[tokens], start, sinks)
 
 
-def _attend(  # noqa: PLR0913, PLR0917 - as above, of one row
+def _attend(  # noqa: PLR0913, PLR0917 - as above, for one row
     reading: Reading,
     layer: PagedLayer,
     table: torch.Tensor,

@@ -9,7 +9,7 @@ from pagedkv.memory.device.layout import Pieces
 __all__ = ["copy_blocks", "zero_blocks"]
 
 
-def copy_blocks(  # noqa: PLR0913, PLR0917 - memory, ids and pieces of two sides
+def copy_blocks(  # noqa: PLR0913, PLR0917 - memory, ids and pieces of source and destination
     source: torch.Tensor,
     source_pieces: Pieces,
     source_ids: torch.Tensor,
@@ -20,8 +20,8 @@ def copy_blocks(  # noqa: PLR0913, PLR0917 - memory, ids and pieces of two sides
     """Copy block ``source_ids[i]`` to block ``destination_ids[i]``, for all i at once.
 
     Args:
-        source, destination: uint8, memory of a pool; the same if blocks of one pool are copied.
-        source_pieces, destination_pieces: the pieces of a block on either side, in bytes; equal in total.
+        source, destination: uint8, memory of a pool; equal if blocks are copied within one pool.
+        source_pieces, destination_pieces: the pieces of a block of source and destination, in bytes; equal in total.
         source_ids, destination_ids: int32 ``[n]``; destinations are distinct, and none is a source.
 
     Cost: O(bytes).
@@ -39,7 +39,8 @@ def zero_blocks(memory: torch.Tensor, pieces: Pieces, block_ids: torch.Tensor) -
     """Fill blocks with zeros.
 
     Args:
-        memory: uint8, memory of a pool; pieces: of a block.
+        memory: uint8, memory of a pool.
+        pieces: the pieces of a block.
         block_ids: int32 ``[n]``.
     """
     for piece in _pieces_of(memory, pieces):

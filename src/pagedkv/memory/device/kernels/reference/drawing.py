@@ -9,11 +9,12 @@ from pagedkv.memory.device.drawing import FACTORS, GAMMA, NO_TOKEN, SHIFTS, UNUS
 __all__ = ["draw_tokens", "noise_words"]
 
 NUM_WORDS: Final = 2**64
-"""Number of different words; torch's are signed, so constants are converted to the signed number with equal bits."""
+"""Number of different words. torch's words are signed, so constants are converted to the signed number of equal
+bits."""
 
 
 def noise_words(draws: Draws, first: int, out: torch.Tensor) -> None:
-    """Hash the tokens from ``first`` on: int64 ``[rows, tokens]``.
+    """Hash consecutive token ids from ``first`` on: int64 ``[rows, tokens]``.
 
     Cost: O(rows x tokens).
     """
@@ -25,11 +26,11 @@ def draw_tokens(draws: Draws, scores: torch.Tensor, out: torch.Tensor) -> None:
     """Draw one token for each row.
 
     Args:
-        draws: their parameters.
+        draws: parameters of the draws.
         scores: float32, float16 or bfloat16 ``[rows, tokens]``, with contiguous tokens.
-        out: int64 ``[rows]``; the least id among equal sums; NO_TOKEN without any token.
+        out: int64 ``[rows]``; among equal sums the least id; NO_TOKEN if the row has no token.
 
-    Cost: O(rows x tokens), all hashed.
+    Cost: O(rows x tokens); every token is hashed.
     """
     values = scores.float()
     words = torch.empty(values.shape, dtype=torch.int64, device=values.device)

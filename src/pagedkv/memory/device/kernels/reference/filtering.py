@@ -11,7 +11,7 @@ def find_least(filters: Filters, scores: torch.Tensor, out: torch.Tensor) -> Non
     """Find the least score that each row's filters keep; equal scores are kept or dropped together.
 
     Args:
-        filters: of the rows.
+        filters: filters of the rows.
         scores: float32, float16 or bfloat16 ``[rows, tokens]``, with contiguous tokens.
         out: float32 ``[rows]``; -inf if all are kept. Undefined for a row with a NaN.
 

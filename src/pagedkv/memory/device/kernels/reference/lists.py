@@ -1,4 +1,4 @@
-"""Lists of a step's attention in plain Python, as :mod:`pagedkv.memory.device.paged_attention` defines them."""
+"""Lists of a step's attention work in plain Python, defined by :mod:`pagedkv.memory.device.paged_attention`."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ __all__ = ["list_work"]
 
 
 def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
-    """List the work of a step, for all layers with equal reads.
+    """List the attention work of a step, for all layers with equal reads.
 
     Args:
         work: its tiles, items, merges, counts and shared tokens are written; entries beyond the counts are undefined.
-        rows: of the step.
+        rows: rows of the step.
         block_size: tokens of a block.
 
     Cost: O(places^2 + tiles + items); with sharing, O(entries of the tables) more.
@@ -42,7 +42,7 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
                 merges += [[token + index, num_spans] for index in range(stop - start)]
         elif start < stop:
             prompts += _items(work, row)
-    prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, so that work is balanced
+    prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, to balance the work
     items = prompts + items
     for array, entries in ((work.tiles, tiles), (work.items, items), (work.merges, merges)):
         _fill(array, entries)
@@ -104,7 +104,7 @@ def _items(work: WorkList, row: tuple[int, int, int, int]) -> list[list[int]]:
 
 
 def _items_of_spans(work: WorkList, tiles: list[list[int]]) -> list[list[int]]:
-    """Make one item from the tiles of each span; its tiles have all queries of the row."""
+    """Make one item from the tiles of each span; the item has all queries of the row."""
     ends = [tile for tile in tiles if tile[7] % 2]
     key_tile = work.tiling.key_tile
     items = []

@@ -10,10 +10,11 @@ __all__ = ["read_states", "write_states"]
 
 
 def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
-    """Give each row the state of its block; zeros if that is the null block, at which a sequence begins.
+    """Read the state of each row's block; zeros for the null block, with which a sequence begins.
 
     Args:
-        sides: tensors of the states; block_ids: int32 ``[n]``.
+        sides: tensors of the states.
+        block_ids: int32 ``[n]``.
 
     Cost: O(elements).
     """
@@ -27,7 +28,8 @@ def write_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:
     """Write each row's state to its block; states for the null block are dropped.
 
     Args:
-        sides: tensors of the states; block_ids: int32 ``[n]``, distinct except for null blocks.
+        sides: tensors of the states.
+        block_ids: int32 ``[n]``, distinct except for null blocks.
 
     Cost: O(elements).
     """

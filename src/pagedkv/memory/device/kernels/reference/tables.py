@@ -39,7 +39,7 @@ __all__ = ["gather_rows", "map_slots", "pull_packet", "step_tables"]
 
 
 def pull_packet(arrays: TableArrays) -> None:
-    """Copy the next packet to the device, and index for each row its parts of the packet.
+    """Copy the next packet to the device, and index each row's parts of the packet.
 
     Cost: O(packet + rows).
     """
@@ -58,7 +58,7 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
     """Apply the pulled packet: entries, batch order, slots.
 
     Args:
-        writes_only: apply the entries to the tables by row, and leave batch and slots unchanged.
+        writes_only: apply the entries only to the tables by row, and leave batch and slots unchanged.
 
     Cost: O(entries + tokens + rows), and the whole table of each row that is new at its place in the batch.
     """
@@ -75,10 +75,11 @@ def step_tables(arrays: TableArrays, *, writes_only: bool = False) -> None:
 
 
 def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> None:
-    """Lay rows out in batch order, whole; rows of -1, and places after them, are null blocks.
+    """Copy whole rows into batch order; rows of -1, and places after them, become null blocks.
 
     Args:
-        rows: int32 ``[n]``; num_places: at least n.
+        rows: int32 ``[n]``.
+        num_places: places to write, at least n.
     """
     index = rows.long()
     is_row = (index >= 0)[:, None]
@@ -95,12 +96,13 @@ def gather_rows(arrays: TableArrays, rows: torch.Tensor, num_places: int) -> Non
 def map_slots(
     arrays: TableArrays, rows: torch.Tensor, offsets: torch.Tensor, positions: torch.Tensor, refused: torch.Tensor
 ) -> None:
-    """Write the slot of every position, and -1 after them.
+    """Write the slot of every position, and -1 to all later slots.
 
     Args:
-        rows: int32 ``[n]``, -1 for a place without a row; offsets: int32 ``[n + 1]``, positions before each place.
+        rows: int32 ``[n]``, -1 for a place without a row.
+        offsets: int32 ``[n + 1]``, positions before each place.
         positions: int64 ``[tokens]``.
-        refused: int32 ``[n]``: by how many positions each place moves down.
+        refused: int32 ``[n]``, number of positions by which each place moves down.
     """
     flat = torch.arange(len(positions), device=positions.device)
     place = torch.searchsorted(offsets[1:].long(), flat, right=True).clamp(max=max(0, len(rows) - 1))
@@ -125,7 +127,7 @@ def _tables_of(arrays: TableArrays, group: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _part(arrays: TableArrays, line: int, place: int = 0) -> torch.Tensor:
-    """View an array of a part of the packet: the one at ``place`` among those of its line."""
+    """Return an array of a part of the packet: the one at ``place`` among those of its line."""
     offset, length = arrays.packet[line + OFFSET : line + LENGTH + 1].tolist()
     start = offset + place * padded(length)
     return arrays.packet[start : start + length]
@@ -147,7 +149,7 @@ def _index_runs(arrays: TableArrays, group: int) -> None:
     arrays.run_of_row[group, rows, RUN_FIRST] = firsts
     arrays.run_stamps[group, rows] = arrays.clock[NOW]
     ends = starts + counts
-    # A call that writes from the first entry on replaces the whole row; a plan may change only that entry.
+    # A call whose run starts at the first entry replaces the whole row; a plan's run may change only that entry.
     is_anew = (starts == 0) & (_step_id(arrays) == 0)
     before = torch.where(is_anew, 0, arrays.extents[group, rows])
     arrays.extents[group, rows] = torch.maximum(before, ends)
@@ -184,7 +186,7 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
 
 
 def _note_draft_states(arrays: TableArrays) -> None:
-    """Note from which position on each place's states are in slots, which do not move with refused tokens."""
+    """Record the position of each place from which states are in slots, which do not move with refused tokens."""
     firsts = _part(arrays, arrays.draft_line)
     arrays.firsts[: len(firsts)] = firsts
     arrays.firsts[len(firsts) :] = NO_FIRST
@@ -196,10 +198,10 @@ def _step_id(arrays: TableArrays) -> torch.Tensor:
 
 
 def _refused(arrays: TableArrays, rows: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Count by how many tokens the range of each row with unknown tokens moves down.
+    """Count the tokens by which the range of each row with unknown tokens moves down.
 
-    The range begins where the row's last step ended, less its refused tokens. A plan has the most that may have been
-    accepted, or less if the row was rolled back meanwhile: then the range begins there.
+    The range begins where the row's last step ended, minus its refused tokens. A plan assumes that the most tokens were
+    accepted, or fewer if the row was rolled back meanwhile; then the range begins at the plan's position.
     """
     counts, steps_back = _part(arrays, arrays.unknown_line), _part(arrays, arrays.unknown_line, 1)
     if len(counts) == 0:

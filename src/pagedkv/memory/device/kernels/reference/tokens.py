@@ -1,4 +1,4 @@
-"""Tokens in plain torch: keys, values or latents of a step, written to their slots."""
+"""Tokens in plain torch: a step's keys, values or latents are written to their slots."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,7 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["FP8_LARGEST", "write_tokens"]
 
 FP8_LARGEST: Final = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-"""Largest finite number of each type: larger numbers are stored as this one, since e4m3 has no infinity."""
+"""Largest finite number of each type; larger numbers are stored as this one, since e4m3 has no infinity."""
 
 
 def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:

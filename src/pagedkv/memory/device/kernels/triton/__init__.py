@@ -1,4 +1,4 @@
-"""The kernels in Triton, for GPUs, and for Triton's interpreter, which runs them on a CPU to be tested."""
+"""The kernels in Triton, for GPUs, and for Triton's interpreter, which runs them on a CPU in tests."""
 
 from pagedkv.memory.device.kernels.triton.attention import attend_rows
 from pagedkv.memory.device.kernels.triton.blocks import copy_blocks, zero_blocks

@@ -1,4 +1,4 @@
-"""Attention of a step's queries to the keys in their rows' blocks: tiles, items, merges."""
+"""Attention of a step's queries to the keys in their rows' blocks: by tiles, items and merges."""
 
 import torch
 
@@ -22,7 +22,7 @@ def attend_rows(
     *,
     has_prompts: bool = True,
 ) -> None:
-    """As :func:`pagedkv.memory.device.kernels.reference.attention.attend_rows`, from the list of the same rows."""
+    """As :func:`pagedkv.memory.device.kernels.reference.attention.attend_rows`, with the list of the same rows."""
     if query.shape[0] == 0 or rows.starts.shape[0] == 0:
         return
     launch = Launch.of(work, layer, query, sinks)

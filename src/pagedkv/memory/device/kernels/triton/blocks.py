@@ -1,4 +1,4 @@
-"""Whole blocks on a GPU: copied or zeroed, all pieces of all blocks by one kernel."""
+"""Whole blocks on a GPU: one kernel copies or zeroes all pieces of all blocks."""
 
 from functools import lru_cache
 from typing import Final
@@ -12,7 +12,7 @@ from pagedkv.memory.device.layout import Pieces
 __all__ = ["copy_blocks", "zero_blocks"]
 
 CHUNK_NBYTES: Final = 32 * 1024
-"""Bytes that a program copies. 16 blocks of 2 MiB are then 1,024 programs."""
+"""Bytes that one program copies: 16 blocks of 2 MiB take 1,024 programs."""
 VECTOR_NBYTES: Final = 16
 """Bytes that a thread loads at once, if all sizes are multiples of it."""
 
@@ -54,7 +54,7 @@ def zero_blocks(memory: torch.Tensor, pieces: Pieces, block_ids: torch.Tensor) -
 
 
 def _chunk(longest: int) -> int:
-    """Bytes for one program: at most those of the longest piece."""
+    """Return the bytes for one program: at most those of the longest piece."""
     return min(CHUNK_NBYTES, triton.next_power_of_2(longest))
 
 
@@ -67,8 +67,8 @@ def _in_units(memory: torch.Tensor, unit: int) -> torch.Tensor:
 def _piece_table(source: Pieces, destination: Pieces, device: torch.device) -> tuple[torch.Tensor, int, int]:
     """Match the pieces of two sides.
 
-    Returns int64 ``[pieces, 5]``, in bytes: offset and stride on either side, and the size; the longest; and the unit,
-    16, 4 or 1 bytes, of which all are multiples. Sides with different pieces are split at the ends of both.
+    Returns int64 ``[pieces, 5]``, in bytes (offset and stride of either side, and the size); the longest size; and the
+    unit of 16, 4 or 1 bytes of which all are multiples. Sides with different pieces are split at the ends of both.
     """
     rows = []
     left, right, at_left, at_right = 0, 0, 0, 0

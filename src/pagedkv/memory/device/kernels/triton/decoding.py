@@ -1,8 +1,8 @@
-"""Rows that decode: tiles of keys, distributed over programs that read them in one continuous stream.
+"""Attention of decoding rows: tiles of keys, distributed over programs that read them in one continuous stream.
 
-A program takes a share of the list for one key head. Its loop runs over tiles, not over rows, so that the keys of the
-next row are loaded while the last ones of this row are multiplied, and no row begins with a wait. Shares end where
-spans end, so the answer of a span does not depend on its program.
+A program takes a part of the list for one key head. Its loop runs over tiles, not over rows: the first keys of the next
+row are loaded while the last keys of this row are multiplied, so no row begins with a wait. Parts end where spans end,
+so the answer of a span does not depend on its program.
 """
 
 import torch
@@ -37,7 +37,7 @@ def attend_tiles(
     sinks: torch.Tensor | None,
     launch: Launch,
 ) -> None:
-    """Answer the tiles of a list."""
+    """Compute attention of a list's tiles."""
     cut, heads_of_key, num_key_heads = work.tiling, work.reading.heads_of_key, layer.keys.shape[2]
     head_tile = min(heads_of_key, cut.head_tile)
     head_parts = triton.cdiv(heads_of_key, head_tile)
@@ -174,8 +174,8 @@ def _tiles_kernel(
         odd_answer = tl.zeros([ROWS, VALUE_TILE // 2], tl.float32)
     else:
         answer = tl.zeros([ROWS, VALUE_TILE], tl.float32)
-    # The addresses of a tile's loads are loaded one tile ahead. So keys are requested without a wait, and as many tiles
-    # of them are in flight as there are stages.
+    # The addresses for a tile's loads are loaded one tile ahead. So keys are requested without a wait, and as many
+    # tiles of them are in flight as there are stages.
     last = tl.maximum(end - 1, 0)
     place, token, num_queries, position, first_key, state = _read(tiles, tl.minimum(begin, last))
     block = _blocks(
@@ -187,7 +187,7 @@ def _tiles_kernel(
         )
         is_row = is_head & (behind < num_queries)
         key = first_key + tl.arange(0, KEY_TILE)
-        # Keys that no query of the tile sees may be any row's, or NaN: they are not read.
+        # Keys that no query of the tile sees may belong to any row, or be NaN: they are not read.
         is_key = (key < position + num_queries) & may_be_seen(key, position, WINDOW, CHUNK, SINK_TOKENS)
         offset = key % BLOCK_SIZE
         if IS_FAR:
@@ -197,8 +197,8 @@ def _tiles_kernel(
         query_at = query + ((token.to(tl.int64) + behind) * query_n + head * query_h)[:, None]
         asked = tl.load(query_at + dim[None, :], mask=is_row[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
         if ARE_PAIRS:
-            # Eight bits are converted to float16 in one instruction, so queries are float16 too: scaled down, to fit up
-            # to 2**20.
+            # Eight bits are converted to float16 in one instruction, so queries become float16 too, scaled down to fit
+            # up to 2**20.
             asked = (asked.to(tl.float32) / SHRUNK).to(tl.float16)
         products = tl.dot(asked, tl.trans(content.to(asked.dtype)), input_precision=PRECISION)
         if REST > 0:
@@ -281,7 +281,7 @@ def _tiles_kernel(
 
 @triton.jit
 def _read(tiles, number):
-    """Load the words of a tile for its loads, and whether it ends a span."""
+    """Load the words of a tile that its loads need, and whether it ends a span."""
     entry = tiles + number.to(tl.int64) * ENTRY_WORDS
     return (
         tl.load(entry),

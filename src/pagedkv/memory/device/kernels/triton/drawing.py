@@ -1,8 +1,8 @@
-"""Noise and draws on a GPU: every token is hashed and perturbed by one kernel, parts of a row are merged by another.
+"""Noise and draws on a GPU: one kernel hashes and perturbs every token, another merges the parts of a row.
 
-A vocabulary of 128k tokens is divided into parts, so that few rows fill the device. The host is not involved, so a draw
-can be captured. Words are 64-bit integers and sums float64, as in plain torch: draws differ only if two sums are closer
-than the logarithms of the two libraries.
+A vocabulary of 128k tokens is divided into parts, so that a few rows fill the device. The host is not involved, so a
+draw can be captured. Words are 64-bit integers and sums float64, as in plain torch: draws differ only if two sums are
+closer than the logarithms of the two libraries.
 """
 
 from typing import Final

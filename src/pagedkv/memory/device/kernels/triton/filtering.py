@@ -1,9 +1,9 @@
 """Filters on a GPU: thresholds found bit by bit, without sorting and without the host.
 
 The bits of a score are mapped to an integer of the same order. The threshold of top-k is the greatest integer that
-enough scores reach, that of top-p the greatest whose scores have enough of the mass. Each pass over the row finds two
-bits, by counting what three candidates would keep. One program serves a row, which it reads from the second-level
-cache; a row without filters is not read.
+enough scores reach; that of top-p is the greatest integer whose scores have enough of the mass. Each pass over the row
+determines two bits: it counts what three candidates would keep. One program serves a row, which it reads from the
+second-level cache; a row without filters is not read.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ TILE: Final = 4096
 WARPS: Final = 16
 SIGN = tl.constexpr(0x80000000)
 HIGHEST = tl.constexpr(2**30)
-"""The lower of the two bits that the first pass finds."""
+"""The lower of the two bits that the first pass determines."""
 PASSES = tl.constexpr(16)
 
 
@@ -41,21 +41,21 @@ def _load(scores, begin, num_tokens, TILE: tl.constexpr):
 
 @triton.jit
 def _place_of(value):
-    """An unsigned integer for each score, in the order of scores."""
+    """Return an unsigned integer for each score, in the order of scores."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ SIGN
 
 
 @triton.jit
 def _score_at(place):
-    """The score with that place."""
+    """Return the score with that integer."""
     ordered = (place ^ SIGN).to(tl.int32, bitcast=True)
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _reached(one, two, three, wanted):
-    """Number of the three candidates that keep enough."""
+    """Return the number of the three candidates that keep enough."""
     enough = (tl.sum(one, 0) >= wanted).to(tl.uint32) + (tl.sum(two, 0) >= wanted).to(tl.uint32)
     return enough + (tl.sum(three, 0) >= wanted).to(tl.uint32)
 

@@ -1,15 +1,15 @@
 """Latents of many heads on Hopper: items with explicit copies, products and waits (Gluon).
 
-For 64 heads, or queries times heads, one program multiplies 64 latents at a time, by two groups of four warps. Triton's
-own pipeline requests the next latents after the last product of a tile; here they are loaded during all of its
+For 64 rows (heads, or queries times heads), one program multiplies 64 latents at a time, by two groups of four warps.
+Triton's own pipeline requests the next latents after the last product of a tile; here they are loaded during all of its
 products::
 
     copies      tile 1                 tile 2                 tile 3
     products    scores 0 | mixture 0 | scores 1 | mixture 1 | scores 2 | ...
     buffers     0                      1                      0
 
-The scores of a tile are divided along the latents, half for each group; the mixture along its dimensions. So weights
-pass through shared memory, and no product is computed twice.
+The scores of a tile are divided along the latents, half for each group of warps; the mixture along its dimensions. So
+weights pass through shared memory, and no product is computed twice.
 """
 
 from typing import Final
@@ -40,7 +40,7 @@ KEY_TILE: Final = 64
 WARPS: Final = 8
 WIDEST: Final = 512
 NARROWEST: Final = 256
-"""Least dimensions of values, of which each group of warps mixes half."""
+"""Least dimensions of values; each group of warps mixes half of them."""
 REST: Final = 64
 VECTOR_NBYTES: Final = 16
 HALF_TYPES: Final = (torch.bfloat16, torch.float16)
@@ -74,7 +74,7 @@ def serves(work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.
 def attend_latent_items(
     work: WorkList, layer: PagedLayer, rows: PagedRows, query: torch.Tensor, out: torch.Tensor, launch: Launch
 ) -> None:
-    """Answer the items of a list."""
+    """Compute attention of a list's items."""
     heads_of_key = work.reading.heads_of_key
     head_tile = min(heads_of_key, ROWS)
     latent_kernel[(launch.num_processors,)](
@@ -104,7 +104,7 @@ def attend_latent_items(
 
 @gluon.jit
 def _look_up(table, first, end, BLOCK_SIZE: gl.constexpr, layout: gl.constexpr):
-    """Find the block of each latent of a tile, and its place in the block. After the end: the null block."""
+    """Return the block of each latent of a tile; the null block after the end."""
     key = first + gl.arange(0, 64, layout=layout)
     return gl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
 
@@ -114,7 +114,7 @@ def _begin_copy(
     latents, block, first, end, key_b, key_n, buffer, begin, BLOCK_SIZE: gl.constexpr, IS_FAR: gl.constexpr,
     WIDTH: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Begin to copy some dimensions of a tile's latents; zeros after the end."""
+    """Start to copy some dimensions of a tile's latents; zeros after the end."""
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     columns: gl.constexpr = gl.SliceLayout(0, layout)
     key = first + gl.arange(0, 64, layout=rows)
@@ -152,7 +152,7 @@ def latent_kernel(
     IS_FAR: gl.constexpr,
     DIM: gl.constexpr,
 ):
-    """Answer items of 64 rows each, queries times heads, distributed back and forth like those of prompts."""
+    """Compute attention of items of 64 rows (queries times heads), distributed back and forth like those of prompts."""
     dtype: gl.constexpr = query.dtype.element_ty
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -239,7 +239,7 @@ def latent_kernel(
         for tile in range(num_tiles):
             first = first_key + tile * 64
             here = tile % 2
-            # The mixture of the other buffer has ended: all warps waited for it at the end of the iteration before.
+            # The mixture of the other buffer has ended: all warps waited for it at the end of the previous iteration.
             _begin_copy(
                 latents,
                 block,

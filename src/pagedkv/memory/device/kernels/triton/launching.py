@@ -1,4 +1,4 @@
-"""The common part of all launches of attention kernels: a layer's parameters as a kernel's."""
+"""Arguments that all launches of attention kernels share, derived from a layer's parameters."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,7 @@ __all__ = ["Launch", "are_tokens_far"]
 PRETENDED: Final = 3
 """Number of processors assumed for a CPU."""
 FAR: Final = 2**31
-"""Number of elements that needs more than 32 bits."""
+"""From this number of elements on, offsets need more than 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Launch:
     """Arguments of a launch.
 
     Args:
-        num_processors: of the device.
+        num_processors: multiprocessors of the device.
         overlaps: whether a kernel may begin before the previous one has ended.
-        scale: factor of products, chosen so that powers of two of them are weights.
-        scales: of keys and values, or placeholders.
+        scale: factor of products, chosen so that weights are powers of two of them.
+        scales: scales of keys and values, or placeholders.
         constants: compile-time constants.
     """
 
@@ -39,7 +39,7 @@ class Launch:
 
     @classmethod
     def of(cls, work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> "Launch":
-        """Describe the launches of one layer."""
+        """Make the arguments of one layer's launches."""
         key_dim, value_dim = layer.keys.shape[3], layer.values.shape[3]
         dim = value_dim if layer.is_read_once else max(LEAST_EXTENT, 1 << key_dim.bit_length() - 1)
         rest = key_dim - dim
@@ -71,7 +71,7 @@ class Launch:
 
 
 def are_tokens_far(layer: PagedLayer) -> bool:
-    """Return whether offsets of a block's tokens need 64 bits, as with N before B in the layout."""
+    """Return whether offsets of a block's tokens need 64 bits, as in layouts with N before B."""
     return (layer.keys.shape[1] - 1) * max(layer.keys.stride(1), layer.values.stride(1)) >= FAR
 
 

@@ -1,6 +1,6 @@
-"""Lists of a step's attention, made on a GPU: tiles of rows that decode, items of prompts, and merges.
+"""Lists of a step's attention work, made on a GPU: tiles of decoding rows, items of prompts, and merges.
 
-One program a row: it sums the entries of the rows before it, and writes its own entries after them.
+Each row has a program: it sums the numbers of entries of earlier rows, and writes its own entries after them.
 """
 
 from typing import Final
@@ -98,7 +98,7 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
 def _common_kernel(
     tables, starts, seq_lens, common, table_stride, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, OVERLAPS: tl.constexpr
 ):
-    """Count the tokens in the common leading blocks of a row and the one before it, if both decode one token."""
+    """Count the tokens in the common leading blocks of a row and the previous one, if both decode one token."""
     if OVERLAPS:
         gdc_launch_dependents()
         gdc_wait()
@@ -156,7 +156,7 @@ def _first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _spans_of(num_pieces, unit: tl.constexpr, most: tl.constexpr):
-    """Width of a span so that there are at most ``most`` spans, in multiples of a unit."""
+    """Return the width of a span, a multiple of a unit, such that there are at most ``most`` spans."""
     fewest = (num_pieces + most - 1) // most
     return tl.maximum((fewest + unit - 1) // unit, 1) * unit
 
@@ -171,7 +171,7 @@ def _key_tiles(
     SINK_TOKENS: tl.constexpr,
     KEY_TILE: tl.constexpr,
 ):
-    """First tile after the sink tokens, tiles of sink tokens, and all tiles of a row."""
+    """Return the first tile after the sink tokens, the number of their tiles, and that of all tiles of a row."""
     first = tl.maximum(common, _first_seen(start, WINDOW, CHUNK)) // KEY_TILE
     num_sink_tiles = tl.minimum((SINK_TOKENS + KEY_TILE - 1) // KEY_TILE, first)
     return first, num_sink_tiles, (stop + KEY_TILE - 1) // KEY_TILE - first + num_sink_tiles
@@ -332,7 +332,7 @@ def _list_kernel(
         num_spans = (key_tiles + width - 1) // width + shared_spans
         tl.store(entry, token + index, mask=index < num_merges)
         tl.store(entry + 1, num_spans + index * 0, mask=index < num_merges)
-    # Items of prompts are in the order of their ends, the last first, across rows.
+    # Items of prompts are sorted by their ends across rows, the last end first.
     for begin in range(0, num_prompts, RANK_TILE):
         index = begin + tl.arange(0, RANK_TILE)
         queries_before = index * ITEM_TOKENS

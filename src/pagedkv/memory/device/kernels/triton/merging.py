@@ -1,4 +1,4 @@
-"""Partial answers of spans, merged in the order of their slots: one program a token and head, in turn."""
+"""Merges the partial answers of spans in the order of their slots; programs take tokens and heads in turn."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Kernels that are launched while the previous one still runs, and wait on the device for its results.
 
-Programmatic dependent launch, from Hopper on: it saves most of the time between two kernels of a graph, which is more
-than a microsecond.
+This is programmatic dependent launch, from Hopper on. It saves most of the time between two kernels of a graph, which
+is more than a microsecond.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ HOPPER: Final = (9, 0)
 
 
 def launch_options(*, overlaps: bool) -> dict[str, bool]:
-    """Options of a launch that may begin before the previous kernel has ended."""
+    """Return the options of a launch that may begin before the previous kernel has ended."""
     return {"launch_pdl": True} if overlaps else {}
 
 

@@ -1,10 +1,10 @@
 """Packets on a GPU: pulled from pinned memory and indexed, so that the programs of the step's kernel need no order.
 
-One kernel does both. Most of its programs copy; the others note for each row its new entries and its place in the
+One kernel does both. Most of its programs copy; the others index, for each row, its new entries and its place in the
 batch. They fetch the words that they need over the bus themselves, so that no program waits for another. Each trip over
-the bus takes a microsecond. The layout of a plan is mostly that of the plan before, so words are read at their last
-place, together with the line of the directory that has their present place; if that differs, they are read again. Sizes
-are read from the packet, so that one CUDA graph serves all packets.
+the bus takes a microsecond. A plan's layout is mostly that of the previous plan. So words are read at their last place,
+together with the line of the directory that has their present place; if that differs, they are read again. Sizes are
+read from the packet, so that one CUDA graph serves all packets.
 """
 
 import triton
@@ -93,27 +93,27 @@ def pull_packet(arrays: TableArrays) -> None:
 
 @triton.jit
 def _pair(buffer, at):
-    """Two words at an even place, by one load, since each load over the bus costs."""
+    """Return two words at an even place, by one load, since each load over the bus costs time."""
     pair = tl.load((buffer + at).to(tl.pointer_type(tl.int64)))
     return pair.to(tl.int32), (pair >> 32).to(tl.int32)
 
 
 @triton.jit
 def _part(buffer, line):
-    """Begin and number of the words of a part, and the distance of its arrays."""
+    """Return beginning and number of the words of a part, and the distance of its arrays."""
     offset, length = _pair(buffer, line + OFFSET)
     return offset, length, _padded(length)
 
 
 @triton.jit
 def _padded(length):
-    """Words from one array of a part to the next."""
+    """Return the number of words from one array of a part to the next."""
     return (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @triton.jit
 def step_of(buffer):
-    """Step id of a packet; 0 for a packet of calls."""
+    """Return the step id of a packet; 0 for a packet of calls."""
     return tl.load((buffer + STEP_LOW).to(tl.pointer_type(tl.int64)))
 
 
@@ -141,7 +141,7 @@ def _two(buffer, at, num_words, ROW_TILE: tl.constexpr):
 
 @triton.jit
 def _words(buffer, at, place, num_words, guessed, num_guessed):
-    """An array of a packet: the guessed words where they are right, the others by a second trip over the bus."""
+    """Return an array of a packet: guessed words where they are right, the others by a second trip over the bus."""
     at = tl.multiple_of(at, ALIGNMENT)
     fetched = tl.load(buffer + at + place, mask=(place < num_words) & (place >= num_guessed), other=0)
     return tl.where(place < num_guessed, guessed, fetched)
@@ -157,7 +157,7 @@ def _copy_words(
     COPY_PROGRAMS: tl.constexpr,
     COPY_TILE: tl.constexpr,
 ):
-    """Copy all words; as many as the packet before had are copied without waiting for the number."""
+    """Copy all words; as many as the previous packet had are copied without waiting for their number."""
     first = program * COPY_TILE
     at = first + tl.arange(0, COPY_TILE)
     is_expected = at < tl.where(first < num_expected, buffer_words, 0)
@@ -203,7 +203,7 @@ def _pull_kernel(
     COPY_TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """One program for each table's runs, one for its ranges, and copiers.
+    """Run one program for each table's runs, one for its ranges, and copiers.
 
     The other programs fetch their own words, since no program waits for another.
     """
@@ -277,7 +277,7 @@ def _index_runs(
     head,
     ROW_TILE: tl.constexpr,
 ):
-    """Note for each row its entries in the packet."""
+    """Index the entries of each row in the packet."""
     guess = tl.load(head + RUNS_AT)
     num_before = tl.load(head + NUM_RUNS)
     rows, starts, counts = _three(buffer, guess, num_before, ROW_TILE)
@@ -301,7 +301,7 @@ def _index_runs(
         tl.store(told + RUN_FIRST, before, mask=is_run)
         tl.store(run_stamps + row, now, mask=is_run)
         known = tl.load(extents + row, mask=is_run, other=0)
-        is_anew = start + step_id == 0  # of a call; a plan may change only that entry
+        is_anew = start + step_id == 0  # in a call; a plan may change only that entry
         tl.store(extents + row, tl.maximum(tl.where(is_anew, 0, known), start + count), mask=is_run)
         num_entries += tl.sum(count, 0)
         num_odd += tl.sum((is_run & (count != 1)).to(tl.int32), 0)
@@ -336,7 +336,7 @@ def _index_ranges(
     draft_line: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ):
-    """Move a group's ranges down by their refused tokens, and sum them up."""
+    """Move a group's ranges down by their refused tokens, and sum their lengths."""
     guess = tl.load(clock + RANGES_AT)
     unknown_guess = tl.load(clock + UNKNOWN_AT)
     num_before = tl.load(clock + NUM_RANGES)
@@ -391,7 +391,7 @@ def _index_ranges(
 
 @triton.jit
 def _index_draft_states(buffer, draft_line, firsts, max_rows: tl.constexpr, ROW_TILE: tl.constexpr):
-    """Note from which position on each place's states are in slots."""
+    """Record the position of each place from which states are in slots."""
     offset, num_rows, _ = _part(buffer, draft_line)
     for first in range(0, max_rows, ROW_TILE):
         place = first + tl.arange(0, ROW_TILE)
@@ -412,7 +412,7 @@ def _refused(
     sample_refused,
     depth: tl.constexpr,
 ):
-    """As in the reference: down to where the row's last step left off."""
+    """As in the reference: count the tokens down to the end of the row's last step."""
     concerns = is_place & (count > 0) & (steps_back > 0)
     last = tl.zeros_like(row).to(tl.int64) - 1
     left_off = start

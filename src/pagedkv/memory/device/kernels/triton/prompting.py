@@ -1,8 +1,8 @@
-"""Prompts: items of many queries, each with all the keys that it sees, distributed in turn.
+"""Attention of prompts: items of many queries, each with all the keys that it sees, distributed in turn.
 
-Rows of a tile are queries times the heads that share a key head, so that a short chunk fills it, and few keys are
-between the first query and the last. Keys that all queries see need no mask, so they have a loop of their own, apart
-from those over the keys at both ends.
+Rows of a tile are queries times the heads that share a key head. So a short chunk fills a tile, and few keys lie
+between its first query and its last. Keys that all queries see need no mask, so they have a loop of their own, apart
+from the loops over the keys at both ends.
 """
 
 import torch
@@ -36,7 +36,7 @@ def attend_items(
     sinks: torch.Tensor | None,
     launch: Launch,
 ) -> None:
-    """Answer the items of a list."""
+    """Compute attention of a list's items."""
     cut, heads_of_key, num_key_heads = work.tiling, work.reading.heads_of_key, layer.keys.shape[2]
     head_tile = min(heads_of_key, cut.query_rows)
     head_parts = triton.cdiv(heads_of_key, head_tile)
@@ -138,8 +138,8 @@ def _items_kernel(
     dim = tl.arange(0, DIM)
     rest = DIM + tl.arange(0, REST if REST > 0 else 1)
     value_dim = tl.arange(0, VALUE_TILE)
-    # Items are distributed back and forth, the first round in ascending order of programs and the next descending. They
-    # are listed in the order of their ends, so that a program with more work in one round has less in the next.
+    # Items are distributed back and forth: the first round in ascending order of programs, the next in descending
+    # order. Items are sorted by their ends, so a program with more work in one round has less in the next.
     num_programs = tl.num_programs(0)
     rounds = num_items // num_programs
     last_seat = tl.where(rounds % 2 == 0, tl.program_id(0), num_programs - 1 - tl.program_id(0))

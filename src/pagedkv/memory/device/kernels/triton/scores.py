@@ -1,4 +1,4 @@
-"""Operations of attention kernels on a tile of scores: keys that are seen, soft caps, the running softmax."""
+"""Operations of attention kernels on a tile of scores: masks, soft caps, the running softmax."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def is_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_TOKENS: tl.constexpr):
-    """Return which keys a query sees; keys and positions are broadcast against each other."""
+    """Return whether a query sees a key; keys and positions are broadcast against each other."""
     seen = key <= position
     if WINDOW > 0:
         in_window = key > position - WINDOW
@@ -24,7 +24,7 @@ def is_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_TOKEN
 
 @triton.jit
 def may_be_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_TOKENS: tl.constexpr):
-    """Return which keys a query at this position, or at any later one, may see, if the keys are not after it."""
+    """Return whether a query at this position or any later one may see a key; keys must not lie after the query."""
     seen = key >= 0
     if WINDOW > 0:
         seen = key > position - WINDOW
@@ -37,7 +37,7 @@ def may_be_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_T
 
 @triton.jit
 def capped(products, scale, soft_cap):
-    """Turn products of queries and keys into scores by their cap; return the scores and the factor to apply to them."""
+    """Turn products of queries and keys into capped scores; return the scores and the factor to apply to them."""
     # tanh(x) = 1 - 2 / (1 + exp(2x)): correct at both ends, where the power is infinite or 0
     power = tl.exp2(products * (2.0 * scale / soft_cap))
     return 1.0 - 2.0 / (1.0 + power), soft_cap * LOG2_E
@@ -47,8 +47,8 @@ def capped(products, scale, soft_cap):
 def weigh(scores, factor, largest, total):
     """Add a tile of scores times a factor to the running softmax of its rows.
 
-    The factor is applied with the subtraction, one operation a score. A row that has seen no key yet has -inf as its
-    largest: nothing is subtracted there, which avoids NaN.
+    The factor is applied with the subtraction, in one operation a score. A row that has seen no key yet has -inf as its
+    largest score; nothing is subtracted from it, which avoids NaN.
 
     Returns:
         Weights, new maxima and sums, and the factor of earlier sums.
@@ -62,7 +62,7 @@ def weigh(scores, factor, largest, total):
 
 @triton.jit
 def share_beside_sink(largest, total, sink):
-    """Factor of an unscaled answer if each row's sink takes part in the softmax."""
+    """Return the factor of an unscaled answer if each row's sink takes part in the softmax."""
     top = tl.maximum(largest, sink.to(tl.float32) * LOG2_E)
     below = tl.exp2(largest - top)
     return below / (total * below + tl.exp2(sink.to(tl.float32) * LOG2_E - top))
@@ -70,6 +70,6 @@ def share_beside_sink(largest, total, sink):
 
 @triton.jit
 def divisor(largest, total):
-    """The logarithm of the divisor of a partial answer; -inf if no key was seen."""
+    """Return the logarithm of the divisor of a partial answer; -inf if no key was seen."""
     is_none = total == 0.0
     return tl.where(is_none, float("-inf"), largest + tl.log2(tl.where(is_none, 1.0, total)))

@@ -1,4 +1,4 @@
-"""Searching sorted arrays inside kernels."""
+"""Searches in sorted arrays, inside kernels."""
 
 import triton
 import triton.language as tl
@@ -8,9 +8,9 @@ __all__ = ["last_at_most"]
 
 @triton.jit
 def last_at_most(values, count, wanted, is_identity):
-    """Last index below ``count`` whose value, of an ascending array, is at most ``wanted``.
+    """Return the last index below ``count`` whose value in an ascending array is at most ``wanted``.
 
-    ``is_identity`` states that the values are 0, 1, 2..., so that no load is needed.
+    ``is_identity``: whether the values are 0, 1, 2..., so that no load is needed.
     """
     low = tl.minimum(wanted, tl.maximum(count - 1, 0))
     if is_identity == 0:

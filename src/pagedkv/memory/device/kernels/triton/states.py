@@ -1,4 +1,4 @@
-"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor, without reading lengths on the host."""
+"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor; the host reads no lengths."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,9 +12,9 @@ from pagedkv.memory.device.state_side import StateSide
 __all__ = ["read_states", "write_states"]
 
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers in place of elements, so that the bits of a NaN do not change."""
+"""Integers that replace elements, so that the bits of a NaN do not change."""
 CHUNK: Final = 4096
-"""Most elements that a program copies."""
+"""Most elements that one program copies."""
 
 
 def read_states(sides: Sequence[StateSide], block_ids: torch.Tensor) -> None:

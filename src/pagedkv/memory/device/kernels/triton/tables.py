@@ -1,6 +1,6 @@
 """Block tables on a GPU: one kernel a step, after those of :mod:`pagedkv.memory.device.kernels.triton.packets`.
 
-With the index that those have written, its programs need no order. They are of three kinds::
+It uses their index, so its programs need no order. They are of three kinds::
 
     | entry programs, a few a group | place programs, one for each PLACES places of a group | token programs |
       entries into both tables        whole rows that are new at their places                 slots, and -1 behind
@@ -49,7 +49,7 @@ from pagedkv.memory.device.table_arrays import TableArrays
 
 __all__ = ["step_tables"]
 
-# Programs are small, and many: larger programs that copy rows to their places would hold too many numbers at once.
+# Programs are small and many, since larger programs that copy rows to their places would hold too many numbers at once.
 # 1,024 rows of 131k tokens in four groups that all have new places take 109 us; with 2,048 entries a tile and 8 places
 # a program they take 301 us, and decode steps are equally fast.
 ENTRY_PROGRAMS = 8
@@ -270,7 +270,7 @@ def _write_entries(
     ENTRY_TILE: tl.constexpr,
     WRITES_ONLY: tl.constexpr,
 ):
-    """Put the packet's entries into the table by row, and where the row is in the batch, into its place there."""
+    """Write the packet's entries into the table by row, and, if the row is in the batch, at its place there."""
     for first in range(program * ENTRY_TILE, num_entries, ENTRY_PROGRAMS * ENTRY_TILE):
         entry = first + tl.arange(0, ENTRY_TILE)
         is_entry = entry < num_entries
@@ -313,7 +313,7 @@ def _refresh_places(
     PLACES: tl.constexpr,
     PLACE_TILE: tl.constexpr,
 ):
-    """Copy whole rows to places where they are new or stale; null blocks to places without a row.
+    """Copy whole rows to places where they are new or stale; write null blocks to places without a row.
 
     A program's places are not adjacent, so that a few new rows at the front are copied by as many programs.
     """
@@ -326,7 +326,7 @@ def _refresh_places(
     num_known = tl.load(extents + row, mask=row >= 0, other=0)
     changed_at = tl.load(changed + row, mask=row >= 0, other=0)
     is_stale = is_place & ((held != row) | (changed_at > held_stamp))
-    tl.debug_barrier()  # no warp overwrites words that another one still has to read
+    tl.debug_barrier()  # else a warp could overwrite words that another one still has to read
     tl.store(held_stamps + place, now, mask=row >= 0)
     tl.store(held_extents + place, num_known, mask=is_place)
     tl.store(held_rows + place, row, mask=is_place)
@@ -365,7 +365,7 @@ def _copy_row(
     run_stamps,
     PLACE_TILE: tl.constexpr,
 ):
-    """Copy a row to its place, with the entries of the packet, and null blocks over the rest of the place."""
+    """Copy a row with the packet's entries to its place, and null blocks over the rest of the place."""
     known_row = tl.maximum(row, 0)
     told = run_of_row + known_row * NUM_RUN_COLUMNS
     has_run = (row >= 0) & (tl.load(run_stamps + known_row) == now)
@@ -398,7 +398,7 @@ def _push_samples(
     PLACE_PROGRAMS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    """Note that this step computes these rows, and has refused nothing so far."""
+    """Record that this step computes these rows, and has refused no token so far."""
     place = program + tl.arange(0, PLACES) * PLACE_PROGRAMS
     is_place = place < num_rows
     row = tl.load(rows + place, mask=is_place, other=0)
@@ -408,7 +408,7 @@ def _push_samples(
     tl.store(sample_steps + at, step_id, mask=is_place)
     tl.store(sample_ends + at, end, mask=is_place)
     tl.store(sample_refused + at, 0, mask=is_place)
-    tl.debug_barrier()  # no warp overwrites words that another one still has to read
+    tl.debug_barrier()  # else a warp could overwrite words that another one still has to read
     tl.store(sample_counts + row, count + 1, mask=is_place)
 
 

@@ -1,4 +1,4 @@
-"""Tokens on a GPU: keys, values or latents of a step, each to its slot, in eight bits if they are stored so."""
+"""Tokens on a GPU: writes a step's keys, values or latents to their slots, in eight bits if they are stored so."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,7 @@ __all__ = ["write_tokens"]
 WIDEST: Final = 4096
 """Most elements of a token that a program holds at once."""
 MANY: Final = 512
-"""Elements from which on a program has four warps."""
+"""Number of elements from which a program has four warps."""
 
 
 def write_tokens(sides: Sequence[TokenSide], slots: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ def _write_kernel(
     OVERLAPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    # Heads that precede blocks in the layout have the distance of a whole part of the pool.
+    # In layouts with heads before blocks, heads are as far apart as a whole part of the pool.
     head = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]).to(tl.int64)
     at = tl.arange(0, DIM_TILE)[None, :]
     if OVERLAPS:
@@ -133,7 +133,7 @@ def _scaled(
     IS_SCALED: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Divide by the scale, and limit the result to the largest number; NaN stays."""
+    """Divide by the scale, and limit the result to the largest number; NaN stays NaN."""
     if IS_SCALED:
         scale = tl.load(scales + head * scale_step, mask=head < num_heads, other=1.0)
         scaled = content.to(tl.float32) / scale

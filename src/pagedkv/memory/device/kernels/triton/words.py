@@ -1,6 +1,6 @@
-"""Words of packets and arrays for kernels, wrapped as Triton requires for constants of a module.
+"""Word positions of packets and arrays for kernels, wrapped as Triton requires for constants of a module.
 
-The meaning of each is beside its number, in :mod:`pagedkv.memory.device.table_arrays` and
+The meaning of each is explained beside its number, in :mod:`pagedkv.memory.device.table_arrays` and
 :mod:`pagedkv.memory.contract.plan_buffer`.
 """
 
