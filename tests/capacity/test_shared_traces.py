@@ -32,7 +32,8 @@ def references_in(name: str, *, full_blocks_only: bool = False) -> BlockReferenc
 
 
 @pytest.mark.parametrize(
-    "name", [*list(NUM_REQUESTS)[-1:], *(pytest.param(name, marks=pytest.mark.long) for name in list(NUM_REQUESTS)[:-1])]
+    "name",
+    [*list(NUM_REQUESTS)[-1:], *(pytest.param(name, marks=pytest.mark.long) for name in list(NUM_REQUESTS)[:-1])],
 )
 def test_pool_and_stack_distances_agree_at_the_default_capacities(name: str) -> None:
     """``measure_curve`` compares them too; a test must not lean on that."""
