@@ -117,6 +117,10 @@ class Scheduler:
         request.drop()
         return True
 
+    def end_loading(self) -> None:
+        """Load no prefixes from now on; the loads under way were ended."""
+        self._state.loader = None
+
     def loaded(self, request: Request) -> None:
         """Let a request that waited for a load wait for its admission again, in its old place; others are left alone.
 

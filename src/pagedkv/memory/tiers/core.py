@@ -100,6 +100,16 @@ class StoreCore:
             return 0
         return self._index.look_up(words_of(_as_keys(keys)))[1]
 
+    @property
+    def breaker(self) -> BreakerState:
+        """State of the circuit breaker."""
+        return self._breaker.state
+
+    @property
+    def queue_room_nbytes(self) -> int:
+        """Bytes that can be offered now before offers are dropped."""
+        return max(0, self.config.max_queued_nbytes - self._queued_nbytes)
+
     def contains(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Return, for each key, uint8 ``[n, 32]``, whether its entry can be loaded. O(keys). Changes nothing."""
         if self._breaker.state is BreakerState.OPEN:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body, fault_of
+from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.checksums import Buffer, require_secret
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
@@ -171,10 +172,22 @@ class TierStore:
         with self._changed:
             return self._core.look_up(_keys_of(runs))
 
-    def predict_s(self, runs: Sequence[Run], nbytes: int) -> float | None:
+    @property
+    def is_out_of_service(self) -> bool:
+        """Whether the circuit breaker is open."""
+        with self._changed:
+            return self._core.breaker is BreakerState.OPEN
+
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes that can be offered now before offers are dropped."""
+        with self._changed:
+            return self._core.queue_room_nbytes
+
+    def predict_s(self, num_runs: int, nbytes: int) -> float | None:
         """Predict the seconds to load so many runs of ``nbytes`` in all; None before the first load."""
         with self._changed:
-            return self._core.predict_s(nbytes, len(runs))
+            return self._core.predict_s(nbytes, num_runs)
 
     def contains(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return, for each key, whether its entry can be loaded. O(keys). Changes nothing."""
