@@ -117,7 +117,7 @@ class EngineCore:
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
         self._tiers = (
-            EngineTiers(config.tiers, model, self.space, storage, lambda request: self.scheduler.loaded(request))
+            EngineTiers(config.tiers, model, self.space, storage, self._note_loaded)
             if config.tiers
             else None
         )
@@ -428,6 +428,9 @@ class EngineCore:
             self._leave_tiers(request)
             request.end(reason, self._clock(), error)
 
+    def _note_loaded(self, scheduled: Request) -> None:
+        self.scheduler.loaded(scheduled)
+
     def _leave_tiers(self, request: EngineRequest) -> None:
         """Offer what a request that has ended has computed to the tiers."""
         if self._tiers is not None:
@@ -462,7 +465,8 @@ class EngineCore:
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
         batch = self.scheduler.schedule()
-        if self._tiers is not None and self._flight is None and not len(batch.plan.compute.rows):
+        before = self._flight
+        if self._tiers is not None and not any(len(each.plan.compute.rows) for each in (batch, *_batches(before))):
             self._tiers.wait()
         self._note_admitted(batch)
         times.append(self._clock())
@@ -470,7 +474,7 @@ class EngineCore:
         flight = _Flight(batch, self._rows(batch))
         times.append(self._clock())
         if self.config.overlap:
-            before, self._flight = self._flight, flight
+            self._flight = flight
             finished = self._finish(before)
             times.append(self._clock())
             self._sample(flight, logits)
@@ -715,6 +719,10 @@ class _Finished(NamedTuple):
     def plus(self, other: "_Finished") -> "_Finished":
         """Add what another step changed."""
         return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
+
+
+def _batches(flight: _Flight | None) -> Sequence[Batch]:
+    return () if flight is None else (flight.batch,)
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:

@@ -176,7 +176,7 @@ class EngineTiers:
     # All of it
 
     def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> int:
-        """Remove a prefix from position ``start`` on, and what continues it, from every tier; return how many entries."""
+        """Remove a prefix from position ``start`` on, and what continues it, from every tier; count the entries."""
         self._offers.drop()
         self._loads.end_all(TierCause.WITHDRAWN)
         chain = self._layout.new_chain(keys)
@@ -210,7 +210,7 @@ class EngineTiers:
         until = time.monotonic() + timeout_s
         while True:
             self._offers.advance(is_idle=True)
-            is_quiet = all([tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers])
+            is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
             if not is_quiet or self._offers.is_empty:
                 return is_quiet
 

@@ -205,7 +205,8 @@ class TierLoads:
             if tier is not None and (whole <= reach or not layout.has_runs):
                 cut = [_cut(each, whole, layout.run_tokens) for each in runs if each.start < whole]
                 num_tokens = place * layout.block_size
-                return [*cut, _Segment(tier, [chain.end(place)], min(whole, num_tokens), num_tokens, is_end=True)]
+                start = whole if layout.has_runs else num_hit  # without runs the end stands for the whole prefix
+                return [*cut, _Segment(tier, [chain.end(place)], start, num_tokens, is_end=True)]
         return []
 
     def _chosen(self, own: RequestLoads, segments: list[_Segment], num_hit: int) -> list[_Segment]:

@@ -91,8 +91,10 @@ class TierOffers:
         return not any(self._queues) and not any(self._copies)
 
     def add(self, token_ids: Int32Array, num_settled: int, keys: RequestKeys, chain: RunChain) -> None:
-        """Queue a sequence for every tier. O(tiers)."""
+        """Queue a sequence for every tier. O(tokens)."""
         if num_settled >= self._layout.block_size:
+            if num_settled == len(token_ids):  # a match leaves the last token out
+                token_ids = np.append(token_ids, np.int32(0))
             for queue in self._queues:
                 queue.append(_Sequence(token_ids, num_settled, keys, chain))
 
