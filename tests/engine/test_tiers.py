@@ -98,11 +98,15 @@ def test_a_folder_serves_another_engine_and_answers_stay(family: str, tmp_path: 
     requests, _ = serve(llm, PROMPTS, PARAMS)
     compare(requests, reference(model, PROMPTS, NUM_NEW))
     assert loaded(requests) == expected
-    assert all(sum(each) <= (request.num_cached_tokens or 0) for each, request in zip(
-        [request.num_loaded_tokens.values() for request in requests], requests, strict=True))
+    assert all(
+        sum(each) <= (request.num_cached_tokens or 0)
+        for each, request in zip([request.num_loaded_tokens.values() for request in requests], requests, strict=True)
+    )
 
 
-def test_a_folder_serves_after_a_restart_of_the_process(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
+def test_a_folder_serves_after_a_restart_of_the_process(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
     script = f"""
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.tiers import FolderTier
@@ -218,7 +222,7 @@ def test_a_fault_costs_what_is_behind_it_and_is_explained(
     requests, _ = serve(llm, PROMPTS[:1], PARAMS)
     compare(requests, answers[:1])
     causes = [(note.start, note.end, note.cause) for note in requests[0].output().tier_notes]
-    assert causes[:2] == [(0, 32, TierCause.LOADED), (32, 64, cause)]
+    assert causes == [(0, 32, TierCause.LOADED), (32, 64, cause)]
     (tier,) = llm.core.tier_statistics()
     assert tier.not_loaded[cause] == 32
 
@@ -226,8 +230,12 @@ def test_a_fault_costs_what_is_behind_it_and_is_explained(
 FAULT: Final = st.sampled_from((None, None, None, *FAULTS))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(reads=st.lists(FAULT, max_size=8), writes=st.lists(FAULT, max_size=8), family=st.sampled_from(["llama", "gemma3_text"]))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    reads=st.lists(FAULT, max_size=8),
+    writes=st.lists(FAULT, max_size=8),
+    family=st.sampled_from(["llama", "gemma3_text"]),
+)
 def test_whatever_a_tier_does_answers_are_those_of_dense_generation(
     reads: list[str | None], writes: list[str | None], family: str
 ) -> None:
@@ -275,20 +283,21 @@ class Clock:
         return self.now_s
 
 
-def test_a_load_has_to_be_faster_than_computing(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
+def test_a_load_has_to_be_faster_than_computing(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
     tier = FolderTier(tmp_path, "64MiB", deadline_s=SECONDS)
     stored(model, with_tiers(tier))
-    clock = Clock(1000.0)  # computing takes hours
-    llm = LLM(model, with_tiers(tier), clock=clock)
-    for slow in (True, True, False, False):
-        clock.step_s = 1000.0 if slow else 1e-12
-        if not slow:  # what was measured before is outweighed
-            for start in range(40):
-                llm.generate([[start, *range(150, 190)]], SamplingParams(max_tokens=1))
-        forget_device(llm)
+    llm = LLM(model, with_tiers(tier), clock=Clock(1000.0))  # computing takes hours
+    llm.generate([range(150, 190)], SamplingParams(max_tokens=1))
+    assert llm.core._tiers is not None
+    for num_loaded in (64, 64, 0):
         requests, _ = serve(llm, PROMPTS[:1], PARAMS)
         compare(requests, answers[:1])
-        assert loaded(requests) == ([64] if slow else [0])
+        assert loaded(requests) == [num_loaded]
+        forget_device(llm)
+        if llm.core.tier_statistics()[0].num_loads == 2:
+            llm.core._tiers.note_step(10**15, 10**15, 0.0)  # and takes no time from now on
     (note,) = requests[0].output().tier_notes
     assert (note.start, note.end, note.cause) == (0, 64, TierCause.FASTER)
 
@@ -354,7 +363,7 @@ def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
     finally:
         llm.set_weights_epoch("third", change=lambda: change(1.0))
     assert entries() == 2  # the first weights are back, and so is their store
-    assert served() == [0, 32]
+    assert served() == [32, 32]
 
 
 def test_promise_8_another_salt_is_not_served(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:

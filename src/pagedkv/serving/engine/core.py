@@ -116,11 +116,7 @@ class EngineCore:
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
-        self._tiers = (
-            EngineTiers(config.tiers, model, self.space, storage, self._note_loaded)
-            if config.tiers
-            else None
-        )
+        self._tiers = EngineTiers(config.tiers, model, self.space, storage, self._note_loaded) if config.tiers else None
         scheduling = config.scheduling(publishes_answers=not replays_steps)
         self.scheduler = Scheduler(scheduling, self.space, self._tiers)
         self.model_end_ids = compat.end_token_ids(model)

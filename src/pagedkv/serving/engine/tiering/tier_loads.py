@@ -37,6 +37,8 @@ SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
 """After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
 NO_TOKENS: Final = np.zeros(0, np.int32)
+FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
+"""After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
 CAUSES: Final = {
     LoadEnd.ABSENT: TierCause.GONE,
     LoadEnd.LATE: TierCause.TOO_SLOW,
@@ -359,6 +361,8 @@ class TierLoads:
                     own.brought.append((segment.tier, start, came))
                     segment.tier.num_loaded_tokens += came - start
                 first = False
+            if load.result.cause in FOR_ONCE:
+                own.num_asks = MOST_ASKS
             if came < segment.end:
                 cause = CAUSES[load.result.cause]
                 own.notes.append(TierNote(segment.tier.name, came, segment.end, cause, load.result.wait_s))
