@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from pagedkv.serving.engine import LLM
+from pagedkv.serving.engine import LLM, TierStatistics
 
 __all__ = ["EngineNumbers"]
 
@@ -17,6 +17,7 @@ class EngineNumbers:
         num_live: blocks that running sequences use; num_blocks: all but the null blocks.
         num_leased: free blocks that leases keep cached.
         num_evictions: blocks handed out since the engine was built whose cached content was lost.
+        tiers: each tier below the device.
     """
 
     num_running: int
@@ -25,6 +26,7 @@ class EngineNumbers:
     num_blocks: int
     num_leased: int
     num_evictions: int
+    tiers: tuple[TierStatistics, ...]
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
@@ -39,4 +41,5 @@ class EngineNumbers:
             sum(pools.values()) - len(pools),
             sum(pool.num_leased for pool in statistics.pools),
             sum(pool.num_evictions for pool in statistics.pools),
+            llm.tier_statistics(),
         )

@@ -78,7 +78,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Read a tensor's bytes piece by piece, so that a copy on the host is small."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for begin in range(0, flat.numel(), PIECE_NBYTES):
-        yield memoryview(flat[begin : begin + PIECE_NBYTES].cpu().numpy())
+        yield flat[begin : begin + PIECE_NBYTES].cpu().numpy().data
 
 
 def _config_text(model: compat.Model) -> bytes:
@@ -96,13 +96,17 @@ def _layout(spec: GroupSpec, shape: GroupShape) -> GroupLayout:
     size = spec.block_size
     match shape:
         case KeyValueShape() if shape.value_dim == shape.key_dim:
-            letters, sizes = "LKNHC", (shape.num_layers, 2, size, shape.num_heads, shape.key_dim)
+            sizes = (shape.num_layers, 2, size, shape.num_heads, shape.key_dim)
+            return _described(spec.pool, size, shape.dtype, "LKNHC", sizes)
         case LatentShape():
-            letters, sizes = "LNC", (shape.num_layers, size, shape.dim)
-        case KeyValueShape() | StateShape():  # parts of several sizes: the groups of the identity describe them
-            letters, sizes = "C", (shape.block_nbytes(size),)
+            return _described(spec.pool, size, shape.dtype, "LNC", (shape.num_layers, size, shape.dim))
+        case KeyValueShape() | StateShape():  # parts of several sizes: the name describes them
+            return _described(f"{spec.pool} {shape!r}", size, torch.uint8, "C", (shape.block_nbytes(size),))
         case _:
             assert_never(shape)
-    kind = "uint8" if letters == "C" else str(shape.dtype).removeprefix("torch.")
-    strides = torch.empty(sizes, device="meta").stride()
-    return GroupLayout(f"{spec.pool} {shape!r}" if letters == "C" else spec.pool, size, kind, letters, sizes, strides)
+
+
+def _described(name: str, block_size: int, dtype: torch.dtype, letters: str, sizes: tuple[int, ...]) -> GroupLayout:
+    """Describe a contiguous block."""
+    kind = str(dtype).removeprefix("torch.")
+    return GroupLayout(name, block_size, kind, letters, sizes, tuple(torch.empty(sizes, device="meta").stride()))

@@ -201,7 +201,7 @@ def _parts_of(copy: _Copy) -> list[list[Part]]:
         own = []
         for group, count in enumerate(counts):
             rows = copy.copies[group].rows[starts[group] : starts[group] + count]
-            own.append(memoryview(rows.reshape(-1)))
+            own.append(rows.reshape(-1).data)
             starts[group] += count
         parts.append(own)
     return parts
