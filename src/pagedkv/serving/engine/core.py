@@ -424,6 +424,14 @@ class EngineCore:
             self._leave_tiers(request)
             request.end(reason, self._clock(), error)
 
+    def _offer_chunks(self, batch: Batch) -> None:
+        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
+        if self._tiers is not None and self._tiers.stores_ends:
+            for chunk in batch.prefilling:
+                if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
+                    prompt = self._requests[chunk.request].prompt_token_ids
+                    self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
+
     def _note_loaded(self, scheduled: Request) -> None:
         self.scheduler.loaded(scheduled)
 
@@ -534,6 +542,7 @@ class EngineCore:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._note_progress(progress, taken, rows)
+        self._offer_chunks(batch)
         return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
     def _land(self) -> None:

@@ -12,10 +12,12 @@ The thread that drives the engine calls all of it. Threads of the stores only se
 not do, a request gets at most the deadline later, and computes what did not come.
 """
 
+import atexit
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, final
 
 from pagedkv.memory.contract.arrays import Int32Array
@@ -40,6 +42,8 @@ LONGEST_WAIT_S: Final = 0.005
 """How long a step without work waits for a load, so that an engine's thread takes commands meanwhile."""
 AT_EXIT_S: Final = 10.0
 """How long stores may write at the end of the process."""
+WHEN_DROPPED_S: Final = 1.0
+"""The same where an engine is dropped and not closed."""
 NO_NOTES: Final[tuple[TierNote, ...]] = ()
 
 
@@ -93,7 +97,10 @@ class EngineTiers:
             on_arrival=self._arrived.set,
             on_loaded=on_loaded,
         )
-        self._close = weakref.finalize(self, _close, self._tiers, AT_EXIT_S)
+        at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(at_exit)
+        self._drop = weakref.finalize(self, _drop, self._tiers, at_exit)
+        self._drop.atexit = False
 
     def _identity(self) -> Identity:
         config = self._space.config
@@ -146,6 +153,11 @@ class EngineTiers:
         if self._space.config.max_epoch_lag and request.epochs != (self._space.weights_epoch,) * 2:
             return
         self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
+
+    @property
+    def stores_ends(self) -> bool:
+        """Whether prefixes are stored with windows or states, which are there only where a step has ended."""
+        return self._layout.has_ends
 
     def admitted(self, request: Request, num_hit_tokens: int) -> None:
         """Count how many tokens of a request's hit a tier has brought for it."""
@@ -222,9 +234,22 @@ class EngineTiers:
         """Flush, and end the stores; return whether all was stored."""
         is_stored = self.flush(timeout_s)
         self._loads.end_all(TierCause.WITHDRAWN)
-        self._close.detach()
+        self._drop.detach()
         _close(self._tiers)
         return is_stored
+
+
+def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
+    """Store what the process has computed, before it ends."""
+    tiers = engine_tiers()
+    if tiers is not None:
+        tiers.close(AT_EXIT_S)
+
+
+def _drop(tiers: Sequence[OpenTier], at_exit: Callable[[], None]) -> None:
+    """Close the stores of an engine that was dropped and not closed."""
+    atexit.unregister(at_exit)
+    _close(tiers, WHEN_DROPPED_S)
 
 
 def _close(tiers: Sequence[OpenTier], timeout_s: float = 0.0) -> None:
