@@ -15,7 +15,15 @@ from pagedkv.memory.tiers.chain import RunChain
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.frame import OpenFrame, Refusal, RefusalReason, frame_nbytes, open_frame, write_frame
+from pagedkv.memory.tiers.frame import (
+    OpenFrame,
+    Refusal,
+    RefusalReason,
+    frame_nbytes,
+    frames_of,
+    open_frame,
+    write_frame,
+)
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
 from pagedkv.memory.tiers.object_body import ObjectBody
@@ -63,6 +71,7 @@ __all__ = [
     "Tier",
     "TierStore",
     "frame_nbytes",
+    "frames_of",
     "open_frame",
     "parse_nbytes",
     "parse_tier",

@@ -22,6 +22,7 @@ new step takes from device memory. Sampling comes last, since penalties need the
 from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, final
 
@@ -63,7 +64,7 @@ from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
-from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics
+from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
 
 __all__ = ["EngineCore"]
 
@@ -109,6 +110,7 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.driver = Driver()
+        self._model = model
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
@@ -347,6 +349,47 @@ class EngineCore:
             if self._tiers is not None:
                 self._tiers.forget(tokens, keys, as_count(start, "start"))
             return self.space.forget(tokens, keys=keys, start=start)
+
+    # Prefixes as files
+
+    def export(self, prompt_token_ids: Int32Array, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write what is cached of a prompt to a file, for another process or machine: frames, each with its checks.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            path: the file; it appears whole, or not at all.
+
+        Returns how many leading tokens it has. 0: nothing is cached, and no file is made.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: it cannot be written.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(tokens), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            return write_prefix(Path(path), self._model, self.space, self.executor.storage, tokens, keys)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Bring a prefix from a file of :meth:`export` into the cache. The file's salt must be this one.
+
+        Returns how many leading tokens it has. 0: there are too few free blocks, and nothing is changed.
+
+        Raises:
+            ConfigurationError: it is a prefix of another model, other weights or another layout, or it is damaged;
+                nothing is changed.
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: it cannot be read.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(bytes), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            return read_prefix(Path(path), self._model, self.space, self.executor.storage, Intent(salt=salt).keys)
 
     # Tiers
 

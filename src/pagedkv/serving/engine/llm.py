@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol, cast, final
 
@@ -191,6 +192,14 @@ class LLM:
     def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> int:
         """Drop a prompt, and all that continues it, from the cache and from every tier: :meth:`EngineCore.forget`."""
         return self.core.forget(self._token_ids(prompt, 0), salt=salt, start=start)
+
+    def export(self, prompt: Prompt, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write what is cached of a prompt to a file: see :meth:`EngineCore.export`."""
+        return self.core.export(self._token_ids(prompt, 0), path, salt=salt)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Bring a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
+        return self.core.import_(path, salt=salt)
 
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier of ``EngineConfig.tiers``."""

@@ -6,7 +6,7 @@ its content, and a block that is overwritten is not read any more, without a wai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,11 @@ import torch
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.device import CopyTicket, KVStorage
 
-__all__ = ["BlockBytes", "HostBlocks"]
+__all__ = ["BlockBytes", "HostBlocks", "fill"]
 
 Rows: TypeAlias = npt.NDArray[np.uint8]
+
+NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,3 +76,24 @@ class BlockBytes:
 
     def _ids(self, block_ids: Int32Array) -> torch.Tensor:
         return torch.from_numpy(block_ids.astype(np.int64)).to(self._device)
+
+
+def fill(block_bytes: BlockBytes, entries: Sequence[tuple[Sequence[Int32Array], Sequence[memoryview]]]) -> bool:
+    """Copy the parts of entries into blocks; return False, with an unknown number of blocks filled, if parts are short.
+
+    Args:
+        block_bytes: copies.
+        entries: for each, by group, the blocks to be filled, and the part whose last rows fill them.
+    """
+    for group, nbytes in enumerate(block_bytes.nbytes):
+        ids: list[Int32Array] = [NO_BLOCKS]
+        rows: list[Rows] = []
+        for blocks, parts in entries:
+            if parts[group].nbytes % nbytes or parts[group].nbytes < len(blocks[group]) * nbytes:
+                return False
+            content = np.frombuffer(parts[group], np.uint8).reshape(-1, nbytes)
+            ids.append(blocks[group])
+            rows += list(content[len(content) - len(blocks[group]) :])
+        if rows:
+            block_bytes.write(group, np.concatenate(ids), rows)
+    return True

@@ -10,6 +10,7 @@ from typing import Final, final
 
 import numpy as np
 
+from pagedkv.memory.contract.answers import Load
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
@@ -20,6 +21,8 @@ __all__ = ["EntryLayout"]
 NULL_BLOCK: Final = 0
 RUN_NBYTES: Final = 2**20
 MOST_RUN_BLOCKS: Final = 8
+WITHOUT_RUNS: Final = 2**24
+"""Blocks of a run where no group keeps whole prefixes: there are none, and an end has all tokens before it."""
 NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
@@ -33,7 +36,7 @@ class EntryLayout:
 
     Attributes:
         block_size: tokens of a block of the groups that keep tokens.
-        blocks_per_run: blocks of a run: so many that it has a MiB, and 8 at most.
+        blocks_per_run: blocks of a run: so many that it has a MiB, and 8 at most; ``WITHOUT_RUNS`` if there are none.
         alignment: tokens; ends are at multiples of it.
         has_runs: whether a group keeps whole prefixes.
         has_ends: whether another group needs ends.
@@ -50,7 +53,7 @@ class EntryLayout:
         self.alignment = lcm(*self._sizes)
         self.has_runs, self.has_ends = bool(self._whole), bool(self._others)
         together = sum(block_nbytes[group] for group in self._whole)
-        self.blocks_per_run = max(1, min(MOST_RUN_BLOCKS, RUN_NBYTES // together)) if together else MOST_RUN_BLOCKS
+        self.blocks_per_run = max(1, min(MOST_RUN_BLOCKS, RUN_NBYTES // together)) if together else WITHOUT_RUNS
         self.run_nbytes = together * self.blocks_per_run
         self.end_nbytes = sum(block_nbytes[group] for group in self._others) + self.run_nbytes // 2
         self.num_groups = len(specs)
@@ -87,6 +90,17 @@ class EntryLayout:
             ids[max(0, first - first_token) // self._sizes[group] :] if group in self._whole else _last(ids)
             for group, ids in enumerate(block_ids)
         ]
+
+    def blocks_of_load(self, load: Load, num_tokens: int, run: int | None) -> list[Int32Array]:
+        """Return, for each group, the blocks of a load that an entry fills.
+
+        Args:
+            load: the load, for ``num_tokens`` tokens or more.
+            run: number of the run; None for the end at ``num_tokens``.
+        """
+        if run is None:
+            return self.blocks_of_end(num_tokens, load.block_ids, load.num_hit_tokens)
+        return self.blocks_of_run(run, load.block_ids, load.num_hit_tokens // self.block_size)
 
 
 def _last(block_ids: Int32Array) -> Int32Array:

@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-import numpy as np
-
 from pagedkv.memory.contract.answers import Load as SpaceLoad, Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.open_tier import OpenTier
 from pagedkv.serving.engine.tiering.rates import ComputeRate
@@ -36,7 +34,6 @@ MOST_ASKS: Final = 3
 SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
 """After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
-NO_TOKENS: Final = np.zeros(0, np.int32)
 FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
 """After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
 CAUSES: Final = {
@@ -325,27 +322,14 @@ class TierLoads:
     def _fill(self, under_way: _UnderWay, came: list[list[tuple[memoryview, ...]]], num_tokens: int) -> bool:
         """Copy entries into the reserved blocks; return whether every entry had as many blocks as it should."""
         answer, layout = under_way.answer, self._layout
-        first = answer.num_hit_tokens // layout.block_size
-        filled: list[tuple[list[Int32Array], tuple[memoryview, ...]]] = []
-        for each, entries in zip(under_way.segments, came, strict=True):
-            for place, parts in enumerate(entries):
-                if each.is_end:
-                    blocks = layout.blocks_of_end(num_tokens, answer.block_ids, answer.num_hit_tokens)
-                else:
-                    number = each.start // layout.run_tokens + place
-                    blocks = layout.blocks_of_run(number, answer.block_ids, first)
-                filled.append((blocks, parts))
-        for group in range(layout.num_groups):
-            ids, rows = [NO_TOKENS], []
-            for blocks, parts in filled:
-                content = np.frombuffer(parts[group], np.uint8).reshape(-1, self._bytes.nbytes[group])
-                if len(content) < len(blocks[group]):
-                    return False
-                ids.append(blocks[group])
-                rows += list(content[len(content) - len(blocks[group]) :])
-            if rows:
-                self._bytes.write(group, np.concatenate(ids), rows)
-        return True
+        entries = []
+        for each, parts in zip(under_way.segments, came, strict=True):
+            first = None if each.is_end else each.start // layout.run_tokens
+            entries += [
+                (layout.blocks_of_load(answer, num_tokens, None if first is None else first + place), part)
+                for place, part in enumerate(parts)
+            ]
+        return fill(self._bytes, entries)
 
     def _account(self, under_way: _UnderWay, segment: _Segment, load: Load, num_tokens: int) -> None:
         """Note, for the requests that waited, what came of a segment and what did not."""
