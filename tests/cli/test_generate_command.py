@@ -107,7 +107,7 @@ def test_prompts_are_texts_and_talks_and_ask_for_themselves(folder: Path, tmp_pa
 
 
 def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_path: Path) -> None:
-    ask = ("generate", "--model", folder, "--prompt", "w7 w9 w3 " * 40, *POOL, "--tier", f"folder:{tmp_path}:1GiB")
+    ask = ("generate", "--model", folder, "--prompt", "w7 w9 w3 " * 40, *POOL, "--tier", f"folder:{tmp_path}:16MiB")
     first, second = (json.loads(run(*ask, "--verify", "--json", "-").stdout) for _ in range(2))
     assert [each["figures"]["num_cached_tokens"] for each in (first, second)] == [0, 96]
     assert second["outputs"][0]["completions"] == first["outputs"][0]["completions"]

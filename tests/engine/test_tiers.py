@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,12 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
-from pagedkv.serving.engine.tiering import TierCause
+from pagedkv.serving.engine.tiering import TierCause, tier_loads
 from pagedkv.tiers import FolderTier, HostTier, ObjectTier, RedisTier, Tier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
 from tests.engine.tier_bodies import FAULTS, TestBody, tier_over
+from tests.tiers.bodies import redis_server
 
 NUM_NEW: Final = 6
 PARAMS: Final = SamplingParams(max_tokens=NUM_NEW)
@@ -104,6 +106,43 @@ def test_a_folder_serves_another_engine_and_answers_stay(family: str, tmp_path: 
         sum(each) <= (request.num_cached_tokens or 0)
         for each, request in zip([request.num_loaded_tokens.values() for request in requests], requests, strict=True)
     )
+
+
+@pytest.mark.parametrize("medium", ["redis", "object"])
+def test_servers_serve_another_engine(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path, medium: str
+) -> None:
+    with redis_server(tmp_path) if medium == "redis" else nullcontext(f"file://{tmp_path}") as url:
+        tier = (RedisTier if medium == "redis" else ObjectTier)(url, "64MiB", loads="always", deadline_s=SECONDS)
+        stored(model, with_tiers(tier))
+        llm = LLM(model, with_tiers(tier))
+        requests, _ = serve(llm, PROMPTS, PARAMS)
+        compare(requests, answers)
+        assert loaded(requests) == [64, 32, 0, 0]
+        assert llm.close()
+
+
+def test_copies_of_a_load_go_on_over_steps_while_others_run(
+    model: PreTrainedModel, answers: list[Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_loads, "COPIED_NBYTES", 1)
+    monkeypatch.setattr(tier_loads, "COPIED_AT_ONCE_NBYTES", 1)
+    llm = LLM(model, with_tiers(HostTier("16MiB", loads="always")))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    forget_device(llm)
+    others = llm.submit(PROMPTS[1:2], replace(PARAMS, max_tokens=30))
+    llm.step()
+    waiting = llm.submit(PROMPTS[:1], PARAMS)
+    num_steps = 0
+    while not waiting[0].scheduled.rows and not others[0].is_finished:
+        llm.step()
+        llm.core.space.check()
+        num_steps += 1
+    assert num_steps >= 3
+    run_until(llm, [*waiting, *others])
+    compare(waiting, answers[:1])
+    assert loaded(waiting) == [64]
 
 
 def test_a_folder_serves_after_a_restart_of_the_process(

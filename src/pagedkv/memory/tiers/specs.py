@@ -56,7 +56,7 @@ UNITS: Final = {
 }
 SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
 FEWEST_ENTRIES: Final = 64
-MOST_ENTRIES: Final = 2**24
+MOST_ENTRIES: Final = 2**21
 SPARE_ENTRIES: Final = 4
 """The index has room for a fourth more entries than whole runs fill the cap, since ends of prompts are shorter."""
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix")

@@ -128,10 +128,14 @@ class EngineTiers:
 
     # Between steps
 
-    def advance(self, *, is_idle: bool) -> None:
-        """End loads that have their answers, and offer what was copied; ``is_idle``: no request is served."""
+    def advance(self, *, is_idle: bool, is_alone: bool) -> None:
+        """End loads that have their answers, and offer what was copied.
+
+        Args:
+            is_idle: no request is served; is_alone: none runs that copies would delay.
+        """
         self._arrived.clear()
-        self._loads.advance()
+        self._loads.advance(is_alone=is_alone)
         self._offers.advance(is_idle=is_idle)
         for tier in self._tiers:
             tier.log_outage()

@@ -12,6 +12,7 @@ Bytes land in host memory alone until a load has its answer, and are then copied
 So a load can end at any moment: its blocks are free at once, and no byte lands in them afterwards.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
@@ -34,6 +35,9 @@ MOST_ASKS: Final = 3
 SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
 """After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
+COPIED_NBYTES: Final = 64 * 2**20
+"""Bytes that are copied into blocks in a step, while requests run."""
+COPIED_AT_ONCE_NBYTES: Final = 16 * 2**20
 FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
 """After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
 CAUSES: Final = {
@@ -85,6 +89,18 @@ class _Segment:
 
 
 @dataclass(slots=True, eq=False)
+class _Filling:
+    """Entries on their way into the blocks of a load.
+
+    Args:
+        entries: those that are left, with their blocks by group; num_tokens: how much is published once all are copied.
+    """
+
+    entries: deque[tuple[Sequence[Int32Array], Sequence[memoryview]]]
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
 class _UnderWay:
     """A load.
 
@@ -93,6 +109,7 @@ class _UnderWay:
         segments: where its entries come from; loads: their loads, in the same order.
         num_tokens: where it ends if all comes.
         waiters: requests that wait for it; the first began it.
+        filling: what is copied into its blocks; None before it has its answers.
     """
 
     answer: SpaceLoad
@@ -100,6 +117,7 @@ class _UnderWay:
     loads: list[Load]
     num_tokens: int
     waiters: list[Request]
+    filling: _Filling | None = None
 
     @property
     def is_done(self) -> bool:
@@ -266,10 +284,21 @@ class TierLoads:
 
     # Ending
 
-    def advance(self) -> None:
-        """End the loads that have their answers."""
+    def advance(self, *, is_alone: bool) -> None:
+        """Copy what came into the blocks of the loads that have their answers, and end those that are filled.
+
+        Args:
+            is_alone: nothing runs that would wait, so there is no limit to what is copied; else a step's share.
+        """
+        budget = None if is_alone else COPIED_NBYTES
         for under_way in [each for each in self._under_way.values() if each.is_done]:
-            self._finish(under_way)
+            if under_way.filling is None:
+                under_way.filling = self._prepared(under_way)
+            while under_way.filling.entries and (budget is None or budget > 0):
+                nbytes = self._fill_some(under_way.filling)
+                budget = None if budget is None else budget - nbytes
+            if not under_way.filling.entries:
+                self._finish(under_way, under_way.filling.num_tokens)
 
     def end_all(self, cause: TierCause) -> bool:
         """End all loads as failed, so that their blocks are free; return whether there were any."""
@@ -294,9 +323,9 @@ class TierLoads:
                 self._of_request(request).notes.append(TierNote(each.tier.name, each.start, each.end, cause))
         self._end(under_way, 0)
 
-    def _finish(self, under_way: _UnderWay) -> None:
-        """Copy what came into the blocks, and publish it."""
-        answer, came = under_way.answer, []
+    def _prepared(self, under_way: _UnderWay) -> _Filling:
+        """Collect the entries that came without a gap, with the blocks that they fill."""
+        layout, came = self._layout, []
         num_tokens = under_way.segments[0].start
         is_whole = True
         for each, load in zip(under_way.segments, under_way.loads, strict=True):
@@ -304,32 +333,34 @@ class TierLoads:
             parts = [part for part in load.result.parts if self._has_right_sizes(part)]
             num_runs = len(parts) if is_whole and len(parts) == load.result.num_runs else 0
             is_whole = is_whole and num_runs == len(each.runs)
-            came.append(parts[:num_runs])
+            first = None if each.is_end else each.start // layout.run_tokens
+            came += [(None if first is None else first + place, part) for place, part in enumerate(parts[:num_runs])]
             if num_runs:
-                num_tokens = each.end if is_whole else each.start + num_runs * self._layout.run_tokens
-        if self._layout.has_ends and not is_whole:
-            num_tokens = 0
-        filled = num_tokens if num_tokens > answer.num_hit_tokens else 0
-        if filled:
-            filled = min(filled, answer.num_tokens) if self._fill(under_way, came, filled) else 0
-        for each, load in zip(under_way.segments, under_way.loads, strict=True):
-            self._account(under_way, each, load, filled)
-        self._end(under_way, filled)
+                num_tokens = each.end if is_whole else each.start + num_runs * layout.run_tokens
+        if (layout.has_ends and not is_whole) or num_tokens <= under_way.answer.num_hit_tokens:
+            return _Filling(deque(), 0)
+        blocks = [(layout.blocks_of_load(under_way.answer, num_tokens, run), parts) for run, parts in came]
+        return _Filling(deque(blocks), num_tokens)
 
     def _has_right_sizes(self, parts: tuple[memoryview, ...]) -> bool:
         return all(part.nbytes % nbytes == 0 for part, nbytes in zip(parts, self._bytes.nbytes, strict=True))
 
-    def _fill(self, under_way: _UnderWay, came: list[list[tuple[memoryview, ...]]], num_tokens: int) -> bool:
-        """Copy entries into the reserved blocks; return whether every entry had as many blocks as it should."""
-        answer, layout = under_way.answer, self._layout
-        entries = []
-        for each, parts in zip(under_way.segments, came, strict=True):
-            first = None if each.is_end else each.start // layout.run_tokens
-            entries += [
-                (layout.blocks_of_load(answer, num_tokens, None if first is None else first + place), part)
-                for place, part in enumerate(parts)
-            ]
-        return fill(self._bytes, entries)
+    def _fill_some(self, filling: _Filling) -> int:
+        """Copy some entries into their blocks; return their bytes. If one has too few blocks, nothing came."""
+        entries, nbytes = [], 0
+        while filling.entries and nbytes < COPIED_AT_ONCE_NBYTES:
+            entries.append(filling.entries.popleft())
+            nbytes += sum(part.nbytes for part in entries[-1][1])
+        if not fill(self._bytes, entries):
+            filling.entries.clear()
+            filling.num_tokens = 0
+        return nbytes
+
+    def _finish(self, under_way: _UnderWay, num_tokens: int) -> None:
+        """Publish what was copied, and note what came of each segment."""
+        for each, load in zip(under_way.segments, under_way.loads, strict=True):
+            self._account(under_way, each, load, num_tokens)
+        self._end(under_way, num_tokens)
 
     def _account(self, under_way: _UnderWay, segment: _Segment, load: Load, num_tokens: int) -> None:
         """Note, for the requests that waited, what came of a segment and what did not."""
