@@ -80,6 +80,7 @@ ENGINE: Final[dict[str, object]] = {
     "leases": False,
     "tenants": None,
     "seed": 0,
+    "tiers": (),
 }
 SCHEDULING: Final[dict[str, object]] = {
     "max_sequences": 4,

@@ -106,6 +106,18 @@ def test_prompts_are_texts_and_talks_and_ask_for_themselves(folder: Path, tmp_pa
     assert outputs[0]["completions"][0]["text"].startswith("w") or UNKNOWN in outputs[0]["completions"][0]["text"]
 
 
+def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_path: Path) -> None:
+    ask = ("generate", "--model", folder, "--prompt", "w7 w9 w3 " * 40, *POOL, "--tier", f"folder:{tmp_path}:16MiB")
+    first, second = (json.loads(run(*ask, "--verify", "--json", "-").stdout) for _ in range(2))
+    assert [each["figures"]["num_cached_tokens"] for each in (first, second)] == [0, 96]
+    assert second["outputs"][0]["completions"] == first["outputs"][0]["completions"]
+    assert second["outputs"][0]["num_loaded_tokens"] == {"folder": 96}
+    assert second["outputs"][0]["tier_notes"][0]["cause"] == "loaded"
+    wrong = run(*ask, "--tier", "disk:1GiB")
+    assert wrong.exit_code == 2
+    assert "a tier is host:SIZE, folder:PATH:SIZE, or a URL" in wrong.stderr
+
+
 def test_an_answer_that_differs_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: where the model itself is made to say something else."""
 

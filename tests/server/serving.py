@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pagedkv.memory.tiers import Tier
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
 from pagedkv.serving.server import Access, OpenAccess, ServerConfig, Service, create_app
@@ -114,7 +115,13 @@ class Script:
 
 
 def make_service(
-    script: Script, access: Access | None = None, *, longest: int = 2048, name: str = "small", **settings: object
+    script: Script,
+    access: Access | None = None,
+    *,
+    longest: int = 2048,
+    name: str = "small",
+    tiers: tuple[Tier, ...] = (),
+    **settings: object,
 ) -> Service:
     """Make a service over a small random model whose answers are written."""
     torch.manual_seed(0)
@@ -139,6 +146,7 @@ def make_service(
         leases=True,
         tenants=tenants,
         max_tokens=longest,
+        tiers=tiers,
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)

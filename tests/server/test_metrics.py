@@ -1,5 +1,6 @@
 """Metrics and the request log: the numbers are those of the outputs, and what is written is what the planner reads."""
 
+import asyncio
 import json
 import re
 import threading
@@ -21,6 +22,7 @@ from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Served
 from pagedkv.serving.server.token_gaps import TokenGaps
 from pagedkv.serving.server.usage import usage_of
+from pagedkv.tiers import HostTier
 from tests.server.conftest import Running
 from tests.server.serving import Script, make_service, running
 
@@ -204,6 +206,20 @@ def test_gaps_between_tokens_count_each_sequence() -> None:
     assert values["gaps_bucket", "2.0"] == 3 + 4 + 2
     assert values["gaps_bucket", "+Inf"] == values["gaps_count", None] == 3 + 4 + 2 + 1
     assert values["gaps_sum", None] == pytest.approx(3 * 0.5 + 2 * 2.0 + 6.5 + 4 * 0.5)
+
+
+def test_hits_from_tiers_are_counted_by_medium() -> None:
+    script = Script()
+    service = make_service(script, tiers=(HostTier("16MiB", loads="always"),))
+    with running(service) as url:
+        for _ in range(2):
+            assert ask(url, PREFIX).status_code == 200
+            assert asyncio.run(service.engine.between_steps(lambda llm: llm.flush_tiers(30.0)))
+            asyncio.run(service.engine.between_steps(lambda llm: llm.core.space.reset_prefix_cache()))
+        told = numbers(httpx.get(f"{url}/metrics").text)
+    assert told["pagedkv:tier_hits_total/host"] == told["pagedkv:tier_tokens_total/loaded/host"] > 0
+    assert told["pagedkv:tier_entries/host"] > 0
+    assert told["pagedkv:tier_out_of_service/host"] == 0
 
 
 def test_a_long_request_holds_few_rows_back(tmp_path: Path) -> None:

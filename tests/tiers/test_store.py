@@ -330,3 +330,32 @@ def test_nothing_is_left_in_shared_memory() -> None:
     with store_on(HostBody()) as store:
         put(store, some_runs(5))
     assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208, S108
+
+
+def test_what_a_store_wants_is_noted_once_and_is_offered_without_a_second_note() -> None:
+    runs = some_runs(3)
+    config = StoreConfig(cap_nbytes=2**20, max_entries=10)  # the second offer
+    with TierStore(HostBody(), IDENTITY, config) as store:
+        assert not store.wants(runs).any()
+        assert store.wants(runs).all()
+        store.offer(runs[:2], [parts_of(run) for run in runs[:2]], is_noted=True)
+        assert store.wait_until_quiet(SECONDS)
+        assert store.contains([run.key for run in runs]).tolist() == [True, True, False]
+        assert store.wants(runs).tolist() == [False, False, True]
+        store.withdraw(runs[2:])
+        assert not store.wants(runs).any()
+        assert not store.is_out_of_service
+        assert store.room_nbytes == config.max_queued_nbytes
+
+
+def test_a_load_tells_when_it_is_done_also_if_it_is_cancelled() -> None:
+    runs = some_runs(2)
+    config = StoreConfig(cap_nbytes=2**20, max_entries=10, admission="always")
+    with TierStore(HostBody(), IDENTITY, config) as store:
+        store.offer(runs, [parts_of(run) for run in runs])
+        assert store.wait_until_quiet(SECONDS)
+        done = threading.Event()
+        load = store.load(runs, SECONDS, done.set)
+        assert done.wait(SECONDS)
+        store.cancel(load)  # too late, and no harm
+        assert load.wait(SECONDS).num_runs == 2

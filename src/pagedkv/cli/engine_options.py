@@ -9,6 +9,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
+from pagedkv.memory.tiers import parse_tier
 from pagedkv.planner.models.memory import GIB
 
 if TYPE_CHECKING:
@@ -54,6 +55,17 @@ class EngineOptions:
         ),
     ] = 0
 
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="Keep cached blocks beside the device: host:16GiB, folder:PATH:200GiB, redis://HOST:PORT/DB, "
+            "s3://BUCKET/PATH; may be given again, the fastest first.",
+            rich_help_panel=opt.MEMORY,
+        ),
+    ] = None
+
     def config(self) -> "EngineConfig":
         """Configure an engine.
 
@@ -74,4 +86,5 @@ class EngineOptions:
             max_tokens=self.max_length,
             eviction=self.eviction,
             speculation=PromptLookup(self.lookup) if self.lookup else None,
+            tiers=tuple(map(parse_tier, self.tier or ())),
         )

@@ -124,6 +124,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
 
         with noticing_interrupts() as interruption:
             figures = generating.serve(llm, wishes, progress, tell, is_interrupted=lambda: interruption() is not None)
+            llm.close()
     verification = None
     if verify:
         with progress_bars() as progress:

@@ -9,6 +9,7 @@ The modules, in the order in which data flows::
     keeping     what requests leave in the cache: leases, supersession, retention
     decoding    Decoding: the sequences that decode together, in arrays
     batch       Batch: what one step does; Progress: its results
+    loader      Loader: what brings prefixes from tiers before an admission
     state       SchedulerState: the requests that wait, run and are swapped out
     branching   forks into samples, and the replacement of beams
     preempting  which request is preempted when blocks run short
@@ -27,6 +28,7 @@ from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Pre
 from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.memory.scheduling.intent import NO_INTENT, Breakpoint, CacheIntent, PublishLimit
+from pagedkv.memory.scheduling.loader import Loader
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.scheduler import Scheduler
 
@@ -40,6 +42,7 @@ __all__ = [
     "Chunk",
     "Decoding",
     "Drafts",
+    "Loader",
     "Preempted",
     "PreemptionKind",
     "Progress",

@@ -99,7 +99,8 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
     """Admit a waiting request, the first of its tenant; return how many tokens of the budget that took.
 
-    Returns None if it has to wait for the pools, BEYOND_CAP if it has to wait for its tenant's cap.
+    Returns None if it has to wait for the pools, BEYOND_CAP if it has to wait for its tenant's cap. A request that
+    begins to wait for a load takes nothing, and those behind it go on.
     """
     if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since it came
         return _reject(state, draft, request)
@@ -116,6 +117,9 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
     if status is AllocStatus.NEVER:
         return _reject(state, draft, request)
     state.waiting.pop(request)
+    if state.loader is not None and state.loader.begins_load(request, _hittable(state, request), match):
+        state.loading.append(request)
+        return 0
     return _allocate(state, draft, request, budget, match)
 
 

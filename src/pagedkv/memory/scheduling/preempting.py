@@ -16,7 +16,12 @@ __all__ = ["preempt_last"]
 
 
 def preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -> None:
-    """Preempt the last running request, by swap or recompute. If it runs alone, reject it."""
+    """Preempt the last running request, by swap or recompute. If it runs alone, reject it.
+
+    If there are loads under way, they give way instead, and no request is preempted.
+    """
+    if state.loader is not None and state.loader.give_way():
+        return
     request = state.running[-1] if shortage.share is None else _last_that_helps(state, shortage, shortage.share)
     request.num_preemptions += 1
     if len(state.running) == 1:

@@ -38,6 +38,7 @@ from pagedkv.memory.scheduling.config import SchedulingConfig
 from pagedkv.memory.scheduling.drafting import append_drafts, as_accepted
 from pagedkv.memory.scheduling.finishing import Sampled, finish, supply
 from pagedkv.memory.scheduling.growing import decode, prefill
+from pagedkv.memory.scheduling.loader import Loader
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
 from pagedkv.memory.space import BlockSpace
@@ -53,10 +54,11 @@ class Scheduler:
     Args:
         config: the limits of a step.
         space: the block space, with as many rows as sequences may run, and as many more as may be swapped out.
+        loader: begins loads of prefixes for requests that could be admitted; None: prefixes are computed.
     """
 
-    def __init__(self, config: SchedulingConfig, space: BlockSpace) -> None:
-        self._state = SchedulerState(config, space)
+    def __init__(self, config: SchedulingConfig, space: BlockSpace, loader: Loader | None = None) -> None:
+        self._state = SchedulerState(config, space, loader)
 
     def add(self, request: Request) -> bool:
         """Queue a request; or return False, and drop it, if it could not be served even alone.
@@ -103,7 +105,9 @@ class Scheduler:
         state = self._state
         if request.is_done:
             return False
-        if not request.rows:
+        if request in state.loading:
+            state.loading.remove(request)
+        elif not request.rows:
             state.waiting.remove(request)
         elif request in state.swapped:
             state.free_rows(request, request.rows)
@@ -112,6 +116,19 @@ class Scheduler:
             state.free(request, is_over=True)
         request.drop()
         return True
+
+    def end_loading(self) -> None:
+        """Load no prefixes from now on; the loads under way were ended."""
+        self._state.loader = None
+
+    def loaded(self, request: Request) -> None:
+        """Let a request that waited for a load wait for its admission again, in its old place; others are left alone.
+
+        A request that was aborted meanwhile is left alone too.
+        """
+        if request in self._state.loading:
+            self._state.loading.remove(request)
+            self._state.waiting.push(request)
 
     def schedule(self) -> Batch:
         """Go through the phases of a step and close it.
@@ -228,7 +245,8 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request to serve."""
-        return not (self._state.running or self._state.waiting or self._state.swapped)
+        state = self._state
+        return not (state.running or state.waiting or state.swapped or state.loading)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -237,8 +255,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, including those preempted by recompute."""
-        return len(self._state.waiting)
+        """Requests that wait, including those preempted by recompute and those that wait for a load."""
+        return len(self._state.waiting) + len(self._state.loading)
+
+    @property
+    def num_loading(self) -> int:
+        """Of these, the requests that wait for a load."""
+        return len(self._state.loading)
 
     def has_tenant(self, tenant: str) -> bool:
         """Whether a request of a tenant waits, runs or is swapped out."""

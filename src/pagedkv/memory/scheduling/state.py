@@ -11,6 +11,7 @@ from pagedkv.memory.scheduling.batch import Batch
 from pagedkv.memory.scheduling.config import SchedulingConfig
 from pagedkv.memory.scheduling.decoding import MOST_AHEAD, Decoding, may_decode
 from pagedkv.memory.scheduling.keeping import LeaseBook, lease_breakpoints, release
+from pagedkv.memory.scheduling.loader import Loader
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.waiting import NONE_PASSED, WaitingQueue
 from pagedkv.memory.space import BlockSpace
@@ -26,9 +27,11 @@ class SchedulerState:
     Args:
         config: the limits.
         space: the block space.
+        loader: brings prefixes from elsewhere; None: they are computed.
 
     Attributes:
         waiting, running, swapped: the requests that wait, run and are swapped out, in order of their keys.
+        loading: the requests that wait for a load, in the order in which they began to.
         prefilling: running requests with known tokens that are not scheduled, in order of their keys.
         in_flight: batches that are not finished, oldest first.
         block_size: tokens of the largest block.
@@ -40,10 +43,12 @@ class SchedulerState:
         is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
     """
 
-    def __init__(self, config: SchedulingConfig, space: BlockSpace) -> None:
+    def __init__(self, config: SchedulingConfig, space: BlockSpace, loader: Loader | None = None) -> None:
         self.config = config
         self.space = space
+        self.loader = loader
         self.waiting = WaitingQueue()
+        self.loading: list[Request] = []
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.prefilling: list[Request] = []
@@ -122,8 +127,8 @@ class SchedulerState:
         return shortage.num_needed <= num_free + self.space.num_deferred_blocks(shortage.pool)
 
     def has_tenant(self, tenant: str) -> bool:
-        """Whether a request of a tenant waits, runs or is swapped out. O(requests that run or are swapped out)."""
-        under_way = (*self.running, *self.swapped)
+        """Whether a request of a tenant waits, runs or is swapped out. O(requests that run, load or are swapped)."""
+        under_way = (*self.running, *self.swapped, *self.loading)
         return self.waiting.has_tenant(tenant) or any(request.intent.tenant == tenant for request in under_way)
 
     def is_in_flight(self, awaited: object) -> bool:

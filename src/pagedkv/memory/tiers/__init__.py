@@ -4,45 +4,77 @@ Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how 
 the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``under_way`` (the words), ``index``,
 ``admission``, ``breaker``, ``room``, ``event_log``, ``statistics`` (the parts) and ``core``. Then ``body`` and the
 bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body`` (where bytes are kept), and ``store`` (a core
-and a body on threads). This room depends on no device, no model and no engine.
+and a body on threads). Last what an engine takes: ``specs`` (tiers as users write them) and ``chain`` (the entries of a
+sequence). This room depends on no device, no model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
 from pagedkv.memory.tiers.body import Body
+from pagedkv.memory.tiers.breaker import BreakerState
+from pagedkv.memory.tiers.chain import RunChain
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.frame import OpenFrame, Refusal, RefusalReason, frame_nbytes, open_frame, write_frame
+from pagedkv.memory.tiers.frame import (
+    OpenFrame,
+    Refusal,
+    RefusalReason,
+    frame_nbytes,
+    frames_of,
+    open_frame,
+    write_frame,
+)
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.memory.tiers.specs import (
+    BodyTier,
+    FolderTier,
+    HostTier,
+    ObjectTier,
+    RedisTier,
+    Tier,
+    parse_nbytes,
+    parse_tier,
+)
 from pagedkv.memory.tiers.statistics import StoreStatistics
 from pagedkv.memory.tiers.store import Load, LoadedRuns, TierStore
 
 __all__ = [
     "Body",
+    "BodyTier",
+    "BreakerState",
     "FolderBody",
+    "FolderTier",
     "GroupLayout",
     "HostBody",
+    "HostTier",
     "Identity",
     "Load",
     "LoadEnd",
     "LoadedRuns",
     "ModelIdentity",
     "ObjectBody",
+    "ObjectTier",
     "OpenFrame",
     "RedisBody",
+    "RedisTier",
     "Refusal",
     "RefusalReason",
     "Run",
+    "RunChain",
     "StoreConfig",
     "StoreCore",
     "StoreOutcome",
     "StoreStatistics",
+    "Tier",
     "TierStore",
     "frame_nbytes",
+    "frames_of",
     "open_frame",
+    "parse_nbytes",
+    "parse_tier",
     "runs_of",
     "write_frame",
 ]

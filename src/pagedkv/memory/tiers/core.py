@@ -100,6 +100,44 @@ class StoreCore:
             return 0
         return self._index.look_up(words_of(_as_keys(keys)))[1]
 
+    @property
+    def breaker(self) -> BreakerState:
+        """State of the circuit breaker."""
+        return self._breaker.state
+
+    @property
+    def queue_room_nbytes(self) -> int:
+        """Bytes that can be offered now before offers are dropped."""
+        return max(0, self.config.max_queued_nbytes - self._queued_nbytes)
+
+    def contains(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Return, for each key, uint8 ``[n, 32]``, whether its entry can be loaded. O(keys). Changes nothing."""
+        if self._breaker.state is BreakerState.OPEN:
+            return np.zeros(len(keys), np.bool_)
+        entries, _ = self._index.look_up(words_of(_as_keys(keys)))
+        return np.asarray(entries != NO_ENTRY)
+
+    def wants(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
+        """Note that content could be offered; return for each key, uint8 ``[n, 32]``, whether it is to be offered now.
+
+        It is not if it is there, queued, being written or deleted, withdrawn, not admitted yet, or if the body is out
+        of service. What is there counts as used. An :meth:`offer` with ``is_noted`` follows for the others.
+        """
+        keys = _as_keys(keys)
+        self.tick(now_s)
+        words = words_of(keys)
+        entries, _ = self._index.look_up(words)
+        is_there = np.asarray(entries != NO_ENTRY)
+        self._index.use(entries[is_there].astype(np.int32))
+        admitted = np.ones(len(keys), np.bool_) if self._offered_once is None else self._offered_once.note(words)
+        return np.array(
+            [
+                not there and self._outcome_at_once(key.tobytes(), 0, is_held=False, is_admitted=bool(may)) is None
+                for key, there, may in zip(keys, is_there.tolist(), admitted.tolist(), strict=True)
+            ],
+            np.bool_,
+        )
+
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
         return self._rate.predict(nbytes, num_entries, self.config.max_reads)
@@ -150,7 +188,15 @@ class StoreCore:
             self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
             self._settle(ticket)
 
-    def offer(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float, parent: bytes = ZERO_KEY) -> int:
+    def offer(
+        self,
+        keys: npt.NDArray[np.uint8],
+        sizes: list[int],
+        now_s: float,
+        parent: bytes = ZERO_KEY,
+        *,
+        is_noted: bool = False,
+    ) -> int:
         """Offer the content of a chain, head first; return the offer's number. :class:`Offered` answers each key.
 
         Args:
@@ -158,6 +204,7 @@ class StoreCore:
             sizes: bytes of each frame.
             now_s: the caller's clock.
             parent: key of the entry before the first one, if it is known.
+            is_noted: :meth:`wants` has answered for these keys, so they are admitted.
 
         Raises:
             ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
@@ -178,7 +225,7 @@ class StoreCore:
         self._offers[offer] = Offer(names, sizes, bytes(parent), held, len(names))
         self._counts.num_offered += len(names)
         is_admitted = np.ones(len(names), bool)
-        if self._offered_once is not None:
+        if self._offered_once is not None and not is_noted:
             is_admitted = self._offered_once.note(words)
         for place, name in enumerate(names):
             outcome = self._outcome_at_once(

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.checksums import CHECK_NBYTES, Buffer, compute_check, require_secret
 from pagedkv.memory.tiers.identity import Identity, Run
@@ -31,6 +34,7 @@ __all__ = [
     "RefusalReason",
     "frame_nbytes",
     "frame_pieces",
+    "frames_of",
     "open_frame",
     "write_frame",
 ]
@@ -163,6 +167,12 @@ class OpenFrame:
     sections: tuple[bytes, ...]
     parts: tuple[memoryview, ...]
 
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """Its tokens: int32 ``[n]``. A rest of fewer than four bytes is left out; :meth:`compare` finds it."""
+        tokens = self.sections[TOKENS - 1]
+        return np.frombuffer(tokens, "<i4", len(tokens) // 4).astype(np.int32)
+
     def compare(self, identity: Identity, run: Run) -> Refusal | None:
         """Compare with what is expected; None if all is equal. O(tokens). Changes nothing."""
         expected = (
@@ -181,6 +191,22 @@ class OpenFrame:
         if len(self.parts) != len(identity.groups):
             return _refuse(RefusalReason.LENGTHS, f"{len(self.parts)} parts for {len(identity.groups)} groups")
         return None
+
+
+def frames_of(buffer: Buffer, secret: bytes | None = None) -> list[OpenFrame] | Refusal:
+    """Verify frames that follow one another, as a file of a prefix has them. O(bytes). Raises as :func:`open_frame`."""
+    view = memoryview(buffer).cast("B")
+    frames, begin = [], 0
+    while begin < view.nbytes:
+        if view.nbytes - begin < SECTIONS_AT:
+            return _refuse(RefusalReason.TRUNCATED, f"{view.nbytes - begin} bytes, fewer than any frame")
+        nbytes = FIXED.unpack_from(view, begin)[-1]
+        opened = open_frame(view[begin : begin + max(nbytes, SECTIONS_AT)], secret)
+        if isinstance(opened, Refusal):
+            return opened
+        frames.append(opened)
+        begin += nbytes
+    return frames
 
 
 def open_frame(buffer: Buffer, secret: bytes | None = None, *, trusted: bool = False) -> OpenFrame | Refusal:

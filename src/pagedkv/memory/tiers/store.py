@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body, fault_of
+from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.checksums import Buffer, require_secret
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
@@ -60,10 +61,18 @@ class LoadedRuns:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A load under way."""
+    """A load under way.
+
+    Args:
+        runs: what is loaded.
+        on_done: called once it has an answer, from any thread; it must not block and not call the store.
+        result: the answer; None before it.
+    """
 
     runs: tuple[Run, ...]
+    on_done: Callable[[], None] | None = None
     result: LoadedRuns | None = None
+    ticket: int = 0
     done: threading.Event = field(default_factory=threading.Event)
     frames: dict[bytes, OpenFrame] = field(default_factory=dict)
     run_of: dict[bytes, Run] = field(init=False)
@@ -163,22 +172,57 @@ class TierStore:
         with self._changed:
             return self._core.look_up(_keys_of(runs))
 
-    def predict_s(self, runs: Sequence[Run], nbytes: int) -> float | None:
+    @property
+    def is_out_of_service(self) -> bool:
+        """Whether the circuit breaker is open."""
+        with self._changed:
+            return self._core.breaker is BreakerState.OPEN
+
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes that can be offered now before offers are dropped."""
+        with self._changed:
+            return self._core.queue_room_nbytes
+
+    def predict_s(self, num_runs: int, nbytes: int) -> float | None:
         """Predict the seconds to load so many runs of ``nbytes`` in all; None before the first load."""
         with self._changed:
-            return self._core.predict_s(nbytes, len(runs))
+            return self._core.predict_s(nbytes, num_runs)
 
-    def load(self, runs: Sequence[Run], deadline_s: float) -> Load:
+    def contains(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Return, for each key, whether its entry can be loaded. O(keys). Changes nothing."""
+        with self._changed:
+            return self._core.contains(_as_array(keys))
+
+    def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+        """Note that runs could be offered; return for each whether it is to be, so that others need not be copied.
+
+        What is there already counts as used. :meth:`offer` with ``is_noted`` follows for the others.
+        """
+        with self._changed:
+            return self._core.wants(_keys_of(runs), self._clock())
+
+    def cancel(self, load: Load) -> None:
+        """End a load that no request waits for any more; it is answered with what has come."""
+        with self._changed:
+            if load.ticket in self._loads:
+                self._core.cancel(load.ticket)
+                self._pass_on()
+        self._call_back()
+
+    def load(self, runs: Sequence[Run], deadline_s: float, on_done: Callable[[], None] | None = None) -> Load:
         """Begin to load the runs of a prompt, head first. Never blocks on the body.
 
         Args:
             runs: consecutive runs from the first one that is missing on.
             deadline_s: seconds after which the answer is what has come by then.
+            on_done: called once it has an answer, from any thread; it must not block and not call the store.
         """
-        load = Load(tuple(runs))
+        load = Load(tuple(runs), on_done)
         with self._changed:
             self._require_open()
             ticket = self._core.ask(_keys_of(runs), self._clock(), deadline_s)
+            load.ticket = ticket
             self._loads[ticket] = load
             for key in load.run_of:
                 self._waiting_for.setdefault(key, set()).add(ticket)
@@ -193,6 +237,8 @@ class TierStore:
         runs: Sequence[Run],
         parts: Sequence[Sequence[Buffer]],
         on_answer: Callable[[int, StoreOutcome], None] | None = None,
+        *,
+        is_noted: bool = False,
     ) -> None:
         """Offer the content of consecutive runs, head first. Never blocks on the body.
 
@@ -200,6 +246,7 @@ class TierStore:
             runs: the runs.
             parts: for each run, the bytes of each group's blocks. They are read, not copied, until the run's answer.
             on_answer: called once a run with its index and what became of it, from any thread, without a lock.
+            is_noted: :meth:`wants` has answered for these runs, so this counts as no further offer.
         """
         if len(runs) != len(parts):
             raise ConfigurationError(f"{len(runs)} runs need the parts of as many, got {len(parts)}")
@@ -210,7 +257,7 @@ class TierStore:
         parent = runs[0].parent if runs else bytes(32)
         with self._changed:
             self._require_open()
-            offer = self._core.offer(_keys_of(runs), sizes, self._clock(), parent)
+            offer = self._core.offer(_keys_of(runs), sizes, self._clock(), parent, is_noted=is_noted)
             self._offers[offer] = _Offer(tuple(runs), list(parts), on_answer, len(runs))
             self._pass_on()
         self._call_back()
@@ -429,6 +476,8 @@ class TierStore:
         load.frames.clear()
         load.result = LoadedRuns(parts, answer.cause, answer.nbytes, answer.wait_s)
         load.done.set()
+        if load.on_done is not None:
+            load.on_done()
 
     def _call_back(self) -> None:
         """Call callers back, without the lock."""
@@ -439,4 +488,8 @@ class TierStore:
 
 
 def _keys_of(runs: Sequence[Run]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(run.key for run in runs), np.uint8).reshape(len(runs), 32)
+    return _as_array([run.key for run in runs])
+
+
+def _as_array(keys: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)

@@ -34,6 +34,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
     sampling      one token for each row of logits
     records       StepRecord: what a step did
+    tiering       EngineTiers: its blocks in host memory, on disk and elsewhere, and back
     current_pass  which pass is under way
     compat        transformers
 
@@ -62,6 +63,7 @@ from pagedkv.serving.engine.prompts import TokensPrompt
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sample import Sample
 from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
+from pagedkv.serving.engine.tiering import TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.updates import TokenUpdate
 
 __all__ = [
@@ -80,6 +82,9 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "StepRecord",
+    "TierCause",
+    "TierNote",
+    "TierStatistics",
     "TokenLogprobs",
     "TokenUpdate",
     "TokensPrompt",

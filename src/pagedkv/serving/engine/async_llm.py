@@ -125,6 +125,13 @@ class AsyncLLM:
         """
         await self._call(partial(LLM.set_weights_epoch, weights_epoch=weights_epoch, change=change))
 
+    async def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> None:
+        """Drop a prompt, and all that continues it, from the cache and from every tier: :meth:`EngineCore.forget`.
+
+        Between two steps, by the engine's thread; it has happened when this returns. Raises EngineError.
+        """
+        await self.between_steps(partial(LLM.forget, prompt=prompt, salt=salt, start=start))
+
     async def set_tenant(self, name: str, limits: TenantLimits) -> None:
         """Add a tenant, or change the limits of one, between two steps: :meth:`EngineCore.set_tenant`.
 

@@ -55,6 +55,7 @@ __all__ = [
     "position_rules",
     "register",
     "state_tensors",
+    "version",
     "windows_of",
 ]
 
@@ -65,6 +66,11 @@ State: TypeAlias = dict[str, torch.Tensor]
 OLDEST: Final = (5, 16)
 CONVOLUTION, SCAN = "convolution", "scan"
 STATE_NAME: Final = re.compile(rf"({CONVOLUTION}|{SCAN})_(\d+)")
+
+
+def version() -> str:
+    """Return the version of transformers."""
+    return str(transformers.__version__)
 
 
 def require_version() -> None:

@@ -17,6 +17,7 @@ from pagedkv.memory.contract.space_config import (
 )
 from pagedkv.memory.device import KeyValueShape, num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
+from pagedkv.memory.tiers import Tier
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.prompt_lookup import MOST_TOKENS, PromptLookup
 from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED
@@ -82,6 +83,9 @@ class EngineConfig:
             are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
             the same order draw the same tokens.
+        tiers: where cached content is kept beside the device, the fastest first: ``(HostTier("16GiB"),
+            FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. What they serve is verified, and
+            whatever they do, answers stay the same. The weights are read once when the engine is built.
     """
 
     block_size: int = 16
@@ -112,6 +116,7 @@ class EngineConfig:
     leases: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
+    tiers: tuple[Tier, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what the space and the scheduler do not check."""
@@ -136,6 +141,11 @@ class EngineConfig:
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
         as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
+        require_instance(self.tiers, tuple, "tiers")
+        for tier in self.tiers:
+            require_instance(tier, Tier, "a tier")
+        if self.tiers and not self.prefix_caching:
+            raise ConfigurationError("tiers keep what the prefix cache has: they need prefix_caching=True")
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 

@@ -22,6 +22,7 @@ new step takes from device memory. Sampling comes last, since penalties need the
 from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, final
 
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 
 from pagedkv.memory.attention import backend_for
-from pagedkv.memory.contract.arguments import as_token_array, require_instance
+from pagedkv.memory.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import (
     ConfigurationError,
@@ -63,6 +64,7 @@ from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
+from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
 
 __all__ = ["EngineCore"]
 
@@ -108,6 +110,7 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.driver = Driver()
+        self._model = model
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
@@ -115,7 +118,9 @@ class EngineCore:
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
-        self.scheduler = Scheduler(config.scheduling(publishes_answers=not replays_steps), self.space)
+        self._tiers = EngineTiers(config.tiers, model, self.space, storage, self._note_loaded) if config.tiers else None
+        scheduling = config.scheduling(publishes_answers=not replays_steps)
+        self.scheduler = Scheduler(scheduling, self.space, self._tiers)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
         limit = config.num_draft_states if groups.states else config.predicted_tokens
@@ -318,6 +323,102 @@ class EngineCore:
         with self._driving():
             self._land()
             self.space.reset_prefix_cache()
+            if self._tiers is not None:
+                self._tiers.reset()
+
+    def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
+        """Drop a prompt, and all that continues it, from the prefix cache and from every tier.
+
+        Requests under way go on. Tiers do not store it again while this engine lives.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            start: first position to be forgotten; the block that contains it is forgotten whole, in a tier its run.
+
+        Returns how many blocks left the prefix cache.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(blocks + blocks of all rows + entries of the tiers).
+        """
+        with self._driving():
+            self._land()
+            tokens = as_token_array(prompt_token_ids)
+            keys = Intent(salt=salt).keys
+            if self._tiers is not None:
+                self._tiers.forget(tokens, keys, as_count(start, "start"))
+            return self.space.forget(tokens, keys=keys, start=start)
+
+    # Prefixes as files
+
+    def export(self, prompt_token_ids: Int32Array, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write what is cached of a prompt to a file, for another process or machine: frames, each with its checks.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            path: the file; it appears whole, or not at all.
+
+        Returns how many leading tokens it has. 0: nothing is cached, and no file is made.
+
+        Raises:
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: it cannot be written.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(tokens), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            return write_prefix(Path(path), self._model, self.space, self.executor.storage, tokens, keys)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Bring a prefix from a file of :meth:`export` into the cache. The file's salt must be this one.
+
+        Returns how many leading tokens it has. 0: there are too few free blocks, and nothing is changed.
+
+        Raises:
+            ConfigurationError: it is a prefix of another model, other weights or another layout, or it is damaged;
+                nothing is changed.
+            EngineError: the engine has failed, or another thread drives it.
+            OSError: it cannot be read.
+            MissingExtraError: xxhash is not installed.
+
+        Cost: O(bytes), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            return read_prefix(Path(path), self._model, self.space, self.executor.storage, Intent(salt=salt).keys)
+
+    # Tiers
+
+    def tier_statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier of ``EngineConfig.tiers``."""
+        return () if self._tiers is None else self._tiers.statistics()
+
+    def flush_tiers(self, timeout_s: float = 60.0) -> bool:
+        """Wait until what was computed is stored in all tiers that want it; return whether that came about.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        with self.driver.at_the_wheel():
+            return self._tiers is None or self._tiers.flush(timeout_s)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Flush and close the tiers; the engine serves without them from now on. Return whether all was stored.
+
+        Not needed for answers, nor at the end of the process: stores get ten seconds there.
+
+        Raises EngineError where another thread drives the engine.
+        """
+        with self.driver.at_the_wheel():
+            tiers, self._tiers = self._tiers, None
+            if tiers is None:
+                return True
+            is_stored = tiers.close(timeout_s)
+            self.scheduler.end_loading()
+            return is_stored
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
         """Say that the model's weights are others from the next step on: what older ones computed is not hit any more.
@@ -346,9 +447,13 @@ class EngineCore:
                 )
             self._land()
             self.space.set_weights_epoch(weights_epoch)
-            if change is not None:
-                with self._runner.borrowed.alone():
-                    change()
+            try:
+                if change is not None:
+                    with self._runner.borrowed.alone():
+                        change()
+            finally:
+                if self._tiers is not None:
+                    self._tiers.renew()
 
     @property
     def has_work(self) -> bool:
@@ -359,7 +464,33 @@ class EngineCore:
         if self._requests.pop(request.scheduled, None) is not None:
             self._answering.forget(request)
             self.scheduler.abort(request.scheduled)
+            self._leave_tiers(request)
             request.end(reason, self._clock(), error)
+
+    def _offer_chunks(self, batch: Batch) -> None:
+        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
+        if self._tiers is not None and self._tiers.stores_ends:
+            for chunk in batch.prefilling:
+                if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
+                    prompt = self._requests[chunk.request].prompt_token_ids
+                    self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
+
+    def _note_loaded(self, scheduled: Request) -> None:
+        self.scheduler.loaded(scheduled)
+
+    def _leave_tiers(self, request: EngineRequest) -> None:
+        """Offer what a request that has ended has computed to the tiers."""
+        if self._tiers is not None:
+            for sample in request.samples if request.beams is None and request.first_token is not None else ():
+                tokens = request.tokens_of(sample)
+                self._tiers.offer(request.scheduled, tokens, len(tokens) - 1)
+            self._note_tiers(request)
+            self._tiers.ended(request.scheduled)
+
+    def _note_tiers(self, request: EngineRequest) -> None:
+        if self._tiers is not None:
+            request.tier_notes = self._tiers.notes(request.scheduled)
+            request.num_loaded_tokens = self._tiers.num_loaded_tokens(request.scheduled)
 
     # Steps
 
@@ -375,17 +506,22 @@ class EngineCore:
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
+        if self._tiers is not None:
+            self._tiers.advance(is_idle=False, is_alone=not self.scheduler.running)
         times = [self._clock()]
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
         batch = self.scheduler.schedule()
+        before = self._flight
+        if self._tiers is not None and not any(len(each.plan.compute.rows) for each in (batch, *_batches(before))):
+            self._tiers.wait()
         self._note_admitted(batch)
         times.append(self._clock())
         logits = self._forward(batch)
         flight = _Flight(batch, self._rows(batch))
         times.append(self._clock())
         if self.config.overlap:
-            before, self._flight = self._flight, flight
+            self._flight = flight
             finished = self._finish(before)
             times.append(self._clock())
             self._sample(flight, logits)
@@ -400,6 +536,10 @@ class EngineCore:
             finished = self._finish(flight)
             times.append(self._clock())
             seconds = np.diff(times)
+        if self._tiers is not None:
+            self._tiers.advance(is_idle=self.scheduler.is_idle, is_alone=not self.scheduler.running)
+            num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
+            self._tiers.note_step(num_prefilled, num_prefilled + len(batch.decoded_token_ids), float(np.sum(seconds)))
         return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
 
     def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:
@@ -445,6 +585,7 @@ class EngineCore:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._note_progress(progress, taken, rows)
+        self._offer_chunks(batch)
         return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
     def _land(self) -> None:
@@ -500,6 +641,9 @@ class EngineCore:
                 self._answering.forget(request)  # what its row waited for is sampled again
         for admission in batch.admitted:
             request = self._requests[admission.request]
+            if self._tiers is not None:
+                self._tiers.admitted(admission.request, admission.num_hit_tokens)
+                self._note_tiers(request)
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = admission.num_hit_tokens
                 request.explanation = self.space.explanation(admission.request.rows[0])
@@ -515,13 +659,18 @@ class EngineCore:
         for scheduled in progress.first_tokens:
             request = self._requests[scheduled]
             request.first_token = now if request.first_token is None else request.first_token
+            if self._tiers is not None and scheduled not in progress.finished:
+                prompt = request.prompt_token_ids
+                self._tiers.offer(scheduled, prompt, len(prompt))
         for place in taken.ended:
             request, ended = rows[place].request, rows[place].sample
             request.live = [each for each in request.live if each is not ended]
         if taken.ended:
             self._decoding, self._decoding_rows = None, ()
         for scheduled in progress.finished:
-            self._requests.pop(scheduled).end("length", now)
+            request = self._requests.pop(scheduled)
+            self._leave_tiers(request)
+            request.end("length", now)
         self._note_failures(taken)
 
     def _note_failures(self, taken: Taken) -> None:
@@ -618,6 +767,10 @@ class _Finished(NamedTuple):
     def plus(self, other: "_Finished") -> "_Finished":
         """Add what another step changed."""
         return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
+
+
+def _batches(flight: _Flight | None) -> Sequence[Batch]:
+    return () if flight is None else (flight.batch,)
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:

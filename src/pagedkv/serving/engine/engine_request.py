@@ -5,6 +5,7 @@ prompt, and what was generated for each of its samples. The tokens of a request 
 asked from here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
@@ -20,6 +21,7 @@ from pagedkv.serving.engine.prediction import PredictedText
 from pagedkv.serving.engine.prompt_lookup import LookupText, PromptLookup
 from pagedkv.serving.engine.sample import Decode, Sample
 from pagedkv.serving.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
+from pagedkv.serving.engine.tiering import TierNote
 
 __all__ = ["EngineRequest", "Wish"]
 
@@ -102,6 +104,7 @@ class EngineRequest:
         error: why it failed or was rejected.
         prompt_logprobs: of the prompt's tokens behind the first, as far as they are told.
         num_drafted: guessed tokens that were computed for it; num_accepted: those that were right.
+        num_loaded_tokens, tier_notes: what tiers did for it, as in its output.
 
     Raises:
         RequestError: what is asked for contradicts the model's vocabulary, or needs a tokenizer.
@@ -125,6 +128,8 @@ class EngineRequest:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_drafted: int = 0
     num_accepted: int = 0
+    num_loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    tier_notes: tuple[TierNote, ...] = ()
 
     def __post_init__(self) -> None:
         """Make its samples, and its part in the schedule."""
@@ -273,6 +278,8 @@ class EngineRequest:
             num_leased_tokens=self.scheduled.num_leased_tokens,
             breakpoint_tokens=tuple(num_leased or 0 for num_leased in self.scheduled.leased_at),
             epochs=self.scheduled.epochs,
+            num_loaded_tokens=self.num_loaded_tokens,
+            tier_notes=self.tier_notes,
         )
 
     def _seconds_to(self, moment: float | None) -> float | None:

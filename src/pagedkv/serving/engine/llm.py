@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol, cast, final
 
@@ -33,6 +34,7 @@ from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.refusals import require_supported
 from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.serving.engine.self_test import self_test
+from pagedkv.serving.engine.tiering import TierStatistics
 from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]
@@ -186,6 +188,30 @@ class LLM:
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
         """Say that the model has other weights from now on: see :meth:`EngineCore.set_weights_epoch`."""
         self.core.set_weights_epoch(weights_epoch, change=change)
+
+    def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> int:
+        """Drop a prompt, and all that continues it, from the cache and from every tier: :meth:`EngineCore.forget`."""
+        return self.core.forget(self._token_ids(prompt, 0), salt=salt, start=start)
+
+    def export(self, prompt: Prompt, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write what is cached of a prompt to a file: see :meth:`EngineCore.export`."""
+        return self.core.export(self._token_ids(prompt, 0), path, salt=salt)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Bring a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
+        return self.core.import_(path, salt=salt)
+
+    def tier_statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier of ``EngineConfig.tiers``."""
+        return self.core.tier_statistics()
+
+    def flush_tiers(self, timeout_s: float = 60.0) -> bool:
+        """Wait until what was computed is stored in all tiers: see :meth:`EngineCore.flush_tiers`."""
+        return self.core.flush_tiers(timeout_s)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Flush and close the tiers, of which the engine has none from now on: see :meth:`EngineCore.close`."""
+        return self.core.close(timeout_s)
 
     def set_tenant(self, name: str, limits: TenantLimits) -> None:
         """Add a tenant, or change the limits of one: see :meth:`EngineCore.set_tenant`."""

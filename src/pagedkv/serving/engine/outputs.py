@@ -1,11 +1,13 @@
 """What a caller gets: an output for each request, a completion for each of its answers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine.sampling import TokenLogprobs
+from pagedkv.serving.engine.tiering import TierNote
 
 __all__ = ["Completion", "FinishReason", "RequestOutput"]
 
@@ -61,6 +63,9 @@ class RequestOutput:
             are computed, or if the lease was refused.
         epochs: the oldest and the newest epoch of the weights that contributed to what it held; None before it gives
             its blocks back, or if epochs are not counted.
+        num_loaded_tokens: tokens of its hits that tiers brought for it, by medium ("host", "folder", "redis",
+            "object"); the other hits were in device memory.
+        tier_notes: what became of what tiers had of its prompt, in order: ``str`` of each is one line.
     """
 
     number: int
@@ -81,6 +86,8 @@ class RequestOutput:
     num_leased_tokens: int = 0
     breakpoint_tokens: tuple[int, ...] = ()
     epochs: tuple[int, int] | None = None
+    num_loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    tier_notes: tuple[TierNote, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from pagedkv.serving.engine import LLM
+from pagedkv.serving.engine import LLM, TierStatistics
 
 __all__ = ["EngineNumbers"]
 
@@ -19,6 +19,7 @@ class EngineNumbers:
         num_blocks: all blocks but the null blocks.
         num_leased: free blocks that leases keep cached.
         num_evictions: cached blocks evicted since the engine was built.
+        tiers: each tier below the device.
     """
 
     num_running: int
@@ -27,6 +28,7 @@ class EngineNumbers:
     num_blocks: int
     num_leased: int
     num_evictions: int
+    tiers: tuple[TierStatistics, ...]
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
@@ -41,4 +43,5 @@ class EngineNumbers:
             sum(pools.values()) - len(pools),
             sum(pool.num_leased for pool in statistics.pools),
             sum(pool.num_evictions for pool in statistics.pools),
+            llm.tier_statistics(),
         )

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.tiers import BreakerState
 from pagedkv.serving.engine import RequestOutput, StepRecord
 from pagedkv.serving.server.config import SlowCause
 from pagedkv.serving.server.engine_numbers import EngineNumbers
@@ -94,6 +95,13 @@ class Metrics:
         self._rejections = self._counter("vllm:admission_rejections", "Requests that found the queue full.", "reason")
         self._leases = self._counter("pagedkv:breakpoint_leases", "Leases at breakpoints, taken or refused.", "result")
         self._evictions = self._counter("pagedkv:evicted_blocks", "Blocks handed out whose cached content was lost.")
+        self._tier_hits = self._counter("pagedkv:tier_hits", "Tokens of hits that tiers brought, by medium.", "medium")
+        self._tier_tokens = self._counter(
+            "pagedkv:tier_tokens", "Tokens of prompts that a tier had, by what became of them.", "tier", "result"
+        )
+        self._tier_entries = self._tier_gauge("pagedkv:tier_entries", "Entries of a tier.")
+        self._tier_nbytes = self._tier_gauge("pagedkv:tier_bytes", "Bytes of a tier.")
+        self._tiers_out = self._tier_gauge("pagedkv:tier_out_of_service", "1 while a tier's circuit breaker is open.")
         self._slow = self._counter("pagedkv:slow_connections", "Connections ended: the client was too slow.", "cause")
         self._steps = self._counter("pagedkv:steps", "Forward passes.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", FIRST_TOKEN_S)
@@ -163,6 +171,10 @@ class Metrics:
         if output.explanation is not None:
             cause = output.explanation.cause.value
             self._missed.labels(*labels, cause).inc(length - output.num_cached_tokens)
+        for medium, num_tokens in output.num_loaded_tokens.items():
+            self._tier_hits.labels(*labels, medium).inc(num_tokens)
+        for note in output.tier_notes:
+            self._tier_tokens.labels(*labels, note.tier, note.cause.value).inc(note.end - note.start)
         self._prompt_sizes.labels(*labels).observe(length)
         for completion in output.completions:
             self._generated.labels(*labels).inc(len(completion.token_ids))
@@ -188,6 +200,10 @@ class Metrics:
             self._now = await self._service.engine.between_steps(EngineNumbers.of)
         self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)
         self._num_evictions = self._now.num_evictions
+        for tier in self._now.tiers:
+            self._tier_entries.labels(*self._labels, tier.name).set(tier.store.num_entries)
+            self._tier_nbytes.labels(*self._labels, tier.name).set(tier.store.nbytes)
+            self._tiers_out.labels(*self._labels, tier.name).set(tier.store.breaker is BreakerState.OPEN)
 
     def _add_gauges(self) -> None:
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
@@ -208,6 +224,9 @@ class Metrics:
         for name, what, read in gauges:
             gauge = Gauge(name, what, LABELS, registry=self._registry)
             gauge.labels(*self._labels).set_function(read)
+
+    def _tier_gauge(self, name: str, what: str) -> Gauge:
+        return Gauge(name, what, (*LABELS, "tier"), registry=self._registry)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(name, what, (*LABELS, *labels), registry=self._registry)

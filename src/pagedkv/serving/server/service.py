@@ -32,6 +32,8 @@ LOG: Final = logging.getLogger("pagedkv.server")
 LONGEST_RETRY_S: Final = 60
 SERVERS_FAULT: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
+TIERS_S: Final = 10.0
+"""How long tiers may still store when the server stops."""
 LONG_NBYTES: Final = 16 * 2**10
 """Size of a body from which it is tokenised outside the event loop: some 10 ms."""
 TOKENS_OF_BEGINNING: Final = 32
@@ -131,6 +133,7 @@ class Service:
         """End the engine's thread, and all requests under way."""
         if self._engine is not None:
             await self._engine.aclose()
+            await asyncio.to_thread(self.llm.flush_tiers, TIERS_S)
         await asyncio.gather(*self._notes)
         self._preparing.shutdown(wait=False, cancel_futures=True)
 

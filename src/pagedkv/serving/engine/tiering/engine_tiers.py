@@ -1,0 +1,265 @@
+"""The tiers of one engine: what the loop calls.
+
+::
+
+    scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
+    between two steps      advance()                  loads end, copies are offered
+    a prompt is computed   offer(request)             what it has computed is queued for the tiers
+    a request ends         offer(request), ended(request)
+    reset, new weights     reset(), renew()
+
+The thread that drives the engine calls all of it. Threads of the stores only set an event. Whatever a tier does or does
+not do, a request gets at most the deadline later, and computes what did not come.
+"""
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, final
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.device import KVStorage
+from pagedkv.memory.scheduling import Request
+from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiers import Identity, Tier
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes
+from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
+from pagedkv.serving.engine.tiering.identity import identity_of
+from pagedkv.serving.engine.tiering.open_tier import OpenTier
+from pagedkv.serving.engine.tiering.rates import ComputeRate
+from pagedkv.serving.engine.tiering.tier_loads import RequestLoads, TierLoads
+from pagedkv.serving.engine.tiering.tier_offers import TierOffers
+from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierNote, TierStatistics
+
+__all__ = ["EngineTiers"]
+
+LONGEST_WAIT_S: Final = 0.005
+"""How long a step without work waits for a load, so that an engine's thread takes commands meanwhile."""
+AT_EXIT_S: Final = 10.0
+"""How long stores may write at the end of the process."""
+WHEN_DROPPED_S: Final = 1.0
+"""The same where an engine is dropped and not closed."""
+NO_NOTES: Final[tuple[TierNote, ...]] = ()
+
+
+@final
+class EngineTiers:
+    """The tiers of an engine.
+
+    Args:
+        specs: as the user wrote them, the fastest first.
+        model: whose weights are part of the identity.
+        space: the block space; storage: its memory.
+        on_loaded: called with each request whose load has ended.
+
+    Raises:
+        ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
+        MissingExtraError: a package that a tier needs is not installed.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Tier],
+        model: compat.Model,
+        space: BlockSpace,
+        storage: KVStorage,
+        on_loaded: Callable[[Request], None],
+    ) -> None:
+        self._space = space
+        self._model = model
+        self._storage = storage
+        block_bytes = BlockBytes(storage)
+        self._layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+        identity = self._identity()
+        self._tiers: list[OpenTier] = []
+        try:
+            for spec in specs:
+                self._tiers.append(OpenTier(spec, identity, max(self._layout.run_nbytes, self._layout.end_nbytes)))
+        except BaseException:
+            _close(self._tiers)
+            raise
+        self._rate = ComputeRate()
+        self._records: dict[Request, RequestLoads] = {}
+        self._arrived = threading.Event()
+        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes)
+        self._loads = TierLoads(
+            self._tiers,
+            space,
+            self._layout,
+            block_bytes,
+            rate=self._rate,
+            of_request=self._record,
+            on_arrival=self._arrived.set,
+            on_loaded=on_loaded,
+        )
+        at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(at_exit)
+        self._drop = weakref.finalize(self, _drop, self._tiers, at_exit)
+        self._drop.atexit = False
+
+    def _identity(self) -> Identity:
+        config = self._space.config
+        return identity_of(self._model, config.groups, self._storage.shapes, self._layout.blocks_per_run)
+
+    def _record(self, request: Request) -> RequestLoads:
+        if request not in self._records:
+            self._records[request] = RequestLoads(self._layout.new_chain(request.keys))
+        return self._records[request]
+
+    # Loads: the scheduler's loader
+
+    def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
+        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        return self._loads.begins_load(request, token_ids, match)
+
+    def give_way(self) -> bool:
+        """End all loads under way, so that their blocks are free; return whether there were any."""
+        return self._loads.end_all(TierCause.GAVE_WAY)
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    # Between steps
+
+    def advance(self, *, is_idle: bool, is_alone: bool) -> None:
+        """End loads that have their answers, and offer what was copied.
+
+        Args:
+            is_idle: no request is served; is_alone: none runs that copies would delay.
+        """
+        self._arrived.clear()
+        self._loads.advance(is_alone=is_alone)
+        self._offers.advance(is_idle=is_idle)
+        for tier in self._tiers:
+            tier.log_outage()
+
+    def wait(self) -> None:
+        """Wait a little until a tier has answered, where a step has nothing to compute."""
+        if len(self._loads):
+            self._arrived.wait(LONGEST_WAIT_S)
+
+    def note_step(self, num_prefilled: int, num_tokens: int, seconds: float) -> None:
+        """Note how long a step took, by which loads are weighed against computing."""
+        self._rate.note(num_prefilled, num_tokens, seconds)
+
+    def offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
+        """Queue the tokens of a request for the tiers; ``num_settled`` of them are computed.
+
+        If epochs are counted and hits may rest on older ones, only what one epoch has computed leaves the process.
+        """
+        if self._space.config.max_epoch_lag and request.epochs != (self._space.weights_epoch,) * 2:
+            return
+        self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
+
+    @property
+    def stores_ends(self) -> bool:
+        """Whether prefixes are stored with windows or states, which are there only where a step has ended."""
+        return self._layout.has_ends
+
+    def admitted(self, request: Request, num_hit_tokens: int) -> None:
+        """Count how many tokens of a request's hit a tier has brought for it."""
+        own = self._records.get(request)
+        if own is None:
+            return
+        for tier, start, end in own.brought:
+            used = min(end, num_hit_tokens) - start
+            if used > 0:
+                tier.num_hit_tokens += used
+                own.num_hit_tokens[tier.spec.medium] = own.num_hit_tokens.get(tier.spec.medium, 0) + used
+        own.brought.clear()
+        own.num_asks = 0
+
+    def notes(self, request: Request) -> tuple[TierNote, ...]:
+        """What became of what tiers had for a request."""
+        return tuple(self._records[request].notes) if request in self._records else NO_NOTES
+
+    def num_loaded_tokens(self, request: Request) -> dict[str, int]:
+        """Tokens of a request's hits that tiers brought for it, by medium."""
+        return dict(self._records[request].num_hit_tokens) if request in self._records else {}
+
+    def ended(self, request: Request) -> None:
+        """Forget a request; a load that only it waits for ends."""
+        self._loads.leave(request)
+        self._records.pop(request, None)
+
+    # All of it
+
+    def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> int:
+        """Remove a prefix from position ``start`` on, and what continues it, from every tier; count the entries."""
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        size = self._layout.block_size
+        runs = chain.runs[start // self._layout.run_tokens :]
+        if self._layout.has_ends:
+            runs += [chain.end(place) for place in range(start // size + 1, chain.num_blocks + 1)]
+        return sum(tier.store.withdraw(runs) for tier in self._tiers) if runs else 0
+
+    def reset(self) -> None:
+        """Remove all content of every tier."""
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        for tier in self._tiers:
+            tier.store.reset()
+
+    def renew(self) -> None:
+        """Begin stores for new weights; what is stored under the old ones stays where it is, and is not loaded.
+
+        Raises ConfigurationError if a tier does not answer; it is out then, and the others serve.
+        """
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        identity = self._identity()
+        for tier in self._tiers:
+            tier.renew(identity)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Copy and offer all that waits, and wait until it is stored; return whether that came about."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._offers.advance(is_idle=True)
+            is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
+            if not is_quiet or self._offers.is_empty:
+                return is_quiet
+
+    def statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier."""
+        return tuple(tier.statistics() for tier in self._tiers)
+
+    def close(self, timeout_s: float) -> bool:
+        """Flush, and end the stores; return whether all was stored."""
+        is_stored = self.flush(timeout_s)
+        self._loads.end_all(TierCause.WITHDRAWN)
+        self._drop.detach()
+        _close(self._tiers)
+        return is_stored
+
+
+def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
+    """Store what the process has computed, before it ends."""
+    tiers = engine_tiers()
+    if tiers is not None:
+        tiers.close(AT_EXIT_S)
+
+
+def _drop(tiers: Sequence[OpenTier], at_exit: Callable[[], None]) -> None:
+    """Close the stores of an engine that was dropped and not closed."""
+    atexit.unregister(at_exit)
+    _close(tiers, WHEN_DROPPED_S)
+
+
+def _close(tiers: Sequence[OpenTier], timeout_s: float = 0.0) -> None:
+    """Let stores write for some time, and end them."""
+    until = time.monotonic() + timeout_s
+    for tier in tiers:
+        if timeout_s:
+            tier.store.wait_until_quiet(max(0.0, until - time.monotonic()))
+        tier.store.close()

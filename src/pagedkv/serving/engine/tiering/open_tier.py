@@ -1,0 +1,84 @@
+"""One tier of an engine: what its user wrote, its store, and what was counted of it."""
+
+import logging
+from collections import Counter
+from typing import Final, final
+
+from pagedkv.memory.tiers import Identity, Tier, TierStore
+from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierStatistics
+
+__all__ = ["OpenTier"]
+
+LOG: Final = logging.getLogger("pagedkv.tiers")
+
+
+@final
+class OpenTier:
+    """A tier and its counts. The driving thread changes it.
+
+    Args:
+        spec: as its user wrote it.
+        identity: of the content.
+        entry_nbytes: about the bytes of an entry.
+
+    Attributes:
+        store: the store of the present identity.
+
+    Raises:
+        ConfigurationError: the medium does not answer; the message states what was tried.
+    """
+
+    def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int) -> None:
+        self.spec = spec
+        self._config = spec.store_config(entry_nbytes)
+        self.store = self._opened(identity)
+        self.num_loads = 0
+        self.num_loaded_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_offered_runs = 0
+        self.num_refused_loads = 0
+        self.not_loaded: Counter[TierCause] = Counter()
+        self._was_out = False
+
+    def _opened(self, identity: Identity) -> TierStore:
+        body = self.spec.open_body(identity.fingerprint)
+        try:
+            return TierStore(body, identity, self._config, secret=self.spec.secret)
+        except BaseException:
+            body.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The medium and where it is."""
+        return self.spec.name
+
+    def renew(self, identity: Identity) -> None:
+        """Exchange the store for that of another identity. Raises ConfigurationError, and keeps the old one closed."""
+        self.store.close()
+        self.store = self._opened(identity)
+
+    def log_outage(self) -> None:
+        """Log one line when the tier goes out of service, and one when it is back."""
+        is_out = self.store.is_out_of_service
+        if is_out != self._was_out:
+            self._was_out = is_out
+            if is_out:
+                LOG.warning(
+                    "tier %s is out of service, its content is computed instead: %s", self.name, self.store.last_problem
+                )
+            else:
+                LOG.warning("tier %s is in service again", self.name)
+
+    def statistics(self) -> TierStatistics:
+        """Take a snapshot."""
+        return TierStatistics(
+            self.name,
+            self.spec.medium,
+            self.num_loads,
+            self.num_loaded_tokens,
+            self.num_hit_tokens,
+            dict(self.not_loaded),
+            self.num_offered_runs,
+            self.store.statistics(),
+        )

@@ -1,0 +1,126 @@
+"""A prefix as a file: what an engine has cached of a prompt, as frames that follow one another, and back.
+
+::
+
+    | frame of run 0 | frame of run 1 | ... | frame of the end |
+
+The frames are those of tiers (docs/tier-format.md). The end has the blocks behind the last whole run, and windows and
+states. A file is served only by the same model with the same weights and layout, and only if every byte is right.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import Shortage
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.device import KVStorage
+from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
+from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
+from pagedkv.serving.engine.tiering.identity import identity_of
+
+__all__ = ["read_prefix", "write_prefix"]
+
+ANY_TOKEN: Final = np.int32(0)
+
+
+def write_prefix(
+    path: Path, model: compat.Model, space: BlockSpace, storage: KVStorage, token_ids: Int32Array, keys: RequestKeys
+) -> int:
+    """Write what is cached of a prompt; return how many leading tokens that is. 0: nothing is cached, and no file made.
+
+    The file appears whole, or not at all. Raises OSError.
+    """
+    block_bytes = BlockBytes(storage)
+    layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+    hit = _longest_hit(space, layout, token_ids, keys)
+    if hit is None:
+        return 0
+    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run)
+    chain = layout.new_chain(keys)
+    chain.extend(token_ids[: hit.num_tokens])
+    entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
+    entries.append((chain.end(chain.num_blocks), layout.blocks_of_end(hit.num_tokens, hit.block_ids)))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            for run, blocks in entries:
+                copies = [block_bytes.read(group, ids) for group, ids in enumerate(blocks)]
+                for copy in copies:
+                    copy.ticket.wait()
+                file.write(write_frame(identity, run, [copy.rows.reshape(-1).data for copy in copies]))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return hit.num_tokens
+
+
+def _longest_hit(space: BlockSpace, layout: EntryLayout, token_ids: Int32Array, keys: RequestKeys) -> PrefixHit | None:
+    """Match a prompt where an end can be; None if nothing of it is cached."""
+    tokens = np.append(token_ids, ANY_TOKEN)  # the last token of what is matched never hits
+    most = len(token_ids) // layout.alignment * layout.alignment
+    while most > 0:
+        hit = space.match(tokens, keys=keys, max_hit_tokens=most)
+        if hit.num_tokens == most and not hit.tails:
+            return hit
+        most = min(hit.num_whole_tokens, most - 1) // layout.alignment * layout.alignment
+    return None
+
+
+def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVStorage, keys: RequestKeys) -> int:
+    """Bring a prefix from a file into the cache; return how many tokens it has. 0: there are too few free blocks.
+
+    Raises:
+        ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
+        OSError: it cannot be read.
+    """
+    block_bytes = BlockBytes(storage)
+    layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+    frames = frames_of(path.read_bytes())
+    if isinstance(frames, Refusal):
+        raise _refused(path, frames)
+    if not frames:
+        raise _refused(path, None)
+    tokens = np.concatenate([frame.token_ids for frame in frames])
+    chain = layout.new_chain(keys)
+    chain.extend(tokens)
+    expected = [*chain.runs, chain.end(chain.num_blocks)]
+    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run)
+    _require_equal(path, frames, expected, identity)
+    num_tokens = chain.num_blocks * layout.block_size
+    load = space.load(tokens, num_tokens, keys=keys)
+    if load is None or isinstance(load, Shortage):
+        return 0 if load else num_tokens
+    entries = [
+        (layout.blocks_of_load(load, num_tokens, number if number < len(chain.runs) else None), frame.parts)
+        for number, frame in enumerate(frames)
+        if number == len(chain.runs) or (number + 1) * layout.run_tokens > load.num_hit_tokens
+    ]
+    is_filled = load.num_tokens == num_tokens and fill(block_bytes, entries)
+    space.finish_load(load, num_tokens if is_filled else 0)
+    if not is_filled:
+        raise ConfigurationError(f"{path} is not a prefix of this model: its parts have other lengths")
+    return num_tokens
+
+
+def _require_equal(path: Path, frames: Sequence[OpenFrame], expected: Sequence[Run], identity: Identity) -> None:
+    """Refuse frames that are not those of a prefix of this model."""
+    for frame, run in zip(frames, expected, strict=False):
+        refusal = frame.compare(identity, run)
+        if refusal is not None:
+            raise _refused(path, refusal)
+    if len(frames) != len(expected):
+        raise ConfigurationError(f"{path} is not a whole prefix: it has {len(frames)} frames of {len(expected)}")
+
+
+def _refused(path: Path, refusal: Refusal | None) -> ConfigurationError:
+    why = "it is empty" if refusal is None else f"{refusal.reason}: {refusal.detail}"
+    return ConfigurationError(f"{path} is not a prefix of this model: {why}")

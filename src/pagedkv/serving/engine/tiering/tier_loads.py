@@ -1,0 +1,405 @@
+"""Loads of prefixes from tiers, before requests are admitted: which, whether it pays, and what came.
+
+The scheduler asks about each request that it could admit (:mod:`pagedkv.memory.scheduling.loader`). Behind its hit the
+tiers are looked up, in their order; no byte is read for that. Where the predicted transfer is faster than the predicted
+computing, blocks are reserved, all tiers concerned read at once, and the request waits without a row::
+
+    device hit | tier 0 has these | tier 1 has these | computed
+               `---- one load of the space ----------'
+                 all answered, or the deadline: what came without a gap is copied into the blocks and published
+
+Bytes land in host memory alone until a load has its answer, and are then copied behind the steps that were launched.
+So a load can end at any moment: its blocks are free at once, and no byte lands in them afterwards.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from pagedkv.memory.contract.answers import Load as SpaceLoad, Shortage
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.scheduling import Request
+from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
+from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
+from pagedkv.serving.engine.tiering.open_tier import OpenTier
+from pagedkv.serving.engine.tiering.rates import ComputeRate
+from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierNote
+
+__all__ = ["RequestLoads", "TierLoads"]
+
+MOST_ASKS: Final = 3
+"""How often a request waits for loads at most, in one admission."""
+SHORTEST_DEADLINE_S: Final = 0.05
+TRIED_AGAIN: Final = 32
+"""After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
+COPIED_NBYTES: Final = 64 * 2**20
+"""Bytes that are copied into blocks in a step, while requests run."""
+COPIED_AT_ONCE_NBYTES: Final = 16 * 2**20
+FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
+"""After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
+CAUSES: Final = {
+    LoadEnd.ABSENT: TierCause.GONE,
+    LoadEnd.LATE: TierCause.TOO_SLOW,
+    LoadEnd.GONE: TierCause.GONE,
+    LoadEnd.CORRUPT: TierCause.CORRUPT,
+    LoadEnd.FAILED: TierCause.FAILED,
+    LoadEnd.WITHDRAWN: TierCause.WITHDRAWN,
+    LoadEnd.OUT_OF_SERVICE: TierCause.OUT_OF_SERVICE,
+    LoadEnd.NONE: TierCause.FAILED,
+}
+
+
+@dataclass(slots=True, eq=False)
+class RequestLoads:
+    """What tiers did for one request so far.
+
+    Args:
+        chain: its runs.
+        num_asks: how often it waited since it was admitted last.
+        notes: what became of what tiers had.
+        brought: tokens that loads brought for it, by tier, since it was admitted last: positions.
+        num_hit_tokens: tokens of its hits that tiers brought for it, by medium.
+    """
+
+    chain: RunChain
+    num_asks: int = 0
+    notes: list[TierNote] = field(default_factory=list)
+    brought: list[tuple[OpenTier, int, int]] = field(default_factory=list)
+    num_hit_tokens: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segment:
+    """Consecutive entries of one tier; an end is a segment of its own.
+
+    Args:
+        tier: the tier; runs: the entries.
+        start, end: positions of their tokens.
+        is_end: whether it is an end, and no runs.
+    """
+
+    tier: OpenTier
+    runs: Sequence[Run]
+    start: int
+    end: int
+    is_end: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Filling:
+    """Entries on their way into the blocks of a load.
+
+    Args:
+        entries: those that are left, with their blocks by group; num_tokens: how much is published once all are copied.
+    """
+
+    entries: deque[tuple[Sequence[Int32Array], Sequence[memoryview]]]
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """A load.
+
+    Args:
+        answer: the load of the space.
+        segments: where its entries come from; loads: their loads, in the same order.
+        num_tokens: where it ends if all comes.
+        waiters: requests that wait for it; the first began it.
+        filling: what is copied into its blocks; None before it has its answers.
+    """
+
+    answer: SpaceLoad
+    segments: list[_Segment]
+    loads: list[Load]
+    num_tokens: int
+    waiters: list[Request]
+    filling: _Filling | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return all(load.result is not None for load in self.loads)
+
+
+@final
+class TierLoads:
+    """Loads of one engine.
+
+    Args:
+        tiers: the tiers.
+        space: reserves blocks, and publishes them.
+        layout: which blocks entries hold.
+        block_bytes: fills them.
+        rate: how fast tokens are computed.
+        of_request: gives the record of a request.
+        on_arrival: called when a tier has answered, from any thread.
+        on_loaded: called with each request whose load has ended.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[OpenTier],
+        space: BlockSpace,
+        layout: EntryLayout,
+        block_bytes: BlockBytes,
+        *,
+        rate: ComputeRate,
+        of_request: Callable[[Request], RequestLoads],
+        on_arrival: Callable[[], None],
+        on_loaded: Callable[[Request], None],
+    ) -> None:
+        self._tiers = tiers
+        self._space = space
+        self._layout = layout
+        self._bytes = block_bytes
+        self._rate = rate
+        self._of_request = of_request
+        self._on_arrival = on_arrival
+        self._on_loaded = on_loaded
+        self._under_way: dict[SpaceLoad, _UnderWay] = {}
+
+    def __len__(self) -> int:
+        """Count the loads under way."""
+        return len(self._under_way)
+
+    # Beginning
+
+    def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
+        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        own = self._of_request(request)
+        most = len(token_ids) if request.max_hit_tokens is None else min(len(token_ids), request.max_hit_tokens)
+        if own.num_asks >= MOST_ASKS or most - match.num_tokens <= self._layout.block_size:
+            return False
+        under_way = None if match.loading is None else self._under_way.get(match.loading)
+        if under_way is not None:
+            own.num_asks += 1
+            under_way.waiters.append(request)
+            return True
+        own.chain.extend(token_ids[:most])
+        segments = self._find(own.chain, match.num_whole_tokens, most)
+        chosen = self._chosen(own, segments, match.num_tokens)
+        if not chosen:
+            return False
+        own.num_asks += 1
+        return self._begin(request, own, token_ids, chosen, match.num_tokens)
+
+    def _find(self, chain: RunChain, num_hit: int, most: int) -> list[_Segment]:
+        """Look the entries behind a hit up, in all tiers."""
+        layout = self._layout
+        first = num_hit // layout.run_tokens
+        runs = self._segments(chain, first, most // layout.run_tokens) if layout.has_runs else []
+        return self._up_to_end(chain, runs, num_hit, most) if layout.has_ends else runs
+
+    def _segments(self, chain: RunChain, first: int, last: int) -> list[_Segment]:
+        """Find consecutive runs, each in the first tier that has it."""
+        segments: list[_Segment] = []
+        while first < last:
+            for tier in self._tiers:
+                count = tier.store.look_up(chain.runs[first:last])
+                if count:
+                    break
+            else:
+                break
+            start, end = first * self._layout.run_tokens, (first + count) * self._layout.run_tokens
+            segments.append(_Segment(tier, chain.runs[first : first + count], start, end))
+            first += count
+        return segments
+
+    def _up_to_end(self, chain: RunChain, runs: list[_Segment], num_hit: int, most: int) -> list[_Segment]:
+        """Find the last end whose runs are there, and cut these behind it."""
+        layout = self._layout
+        step = layout.alignment // layout.block_size
+        places = range(most // layout.alignment * step, num_hit // layout.block_size, -step)
+        keys = [chain.end_key(place) for place in places]
+        has = [tier.store.contains(keys) for tier in self._tiers]
+        reach = runs[-1].end if runs else num_hit // layout.run_tokens * layout.run_tokens
+        for index, place in enumerate(places):
+            whole = place * layout.block_size // layout.run_tokens * layout.run_tokens
+            tier = next((each for each, there in zip(self._tiers, has, strict=True) if there[index]), None)
+            if tier is not None and (whole <= reach or not layout.has_runs):
+                cut = [_cut(each, whole, layout.run_tokens) for each in runs if each.start < whole]
+                num_tokens = place * layout.block_size
+                start = whole if layout.has_runs else num_hit  # without runs the end stands for the whole prefix
+                return [*cut, _Segment(tier, [chain.end(place)], start, num_tokens, is_end=True)]
+        return []
+
+    def _chosen(self, own: RequestLoads, segments: list[_Segment], num_hit: int) -> list[_Segment]:
+        """Return the leading segments that are worth a wait, and note why others are not."""
+        chosen = list(segments)
+        while chosen and not self._pays(chosen, num_hit):
+            last = chosen.pop()
+            last.tier.num_refused_loads += 1
+            if self._layout.has_ends:
+                chosen = []
+            if not chosen and last.tier.num_refused_loads % TRIED_AGAIN == 0:
+                return (
+                    segments
+                    if last.is_end
+                    else [_cut(last, last.start + self._layout.run_tokens, self._layout.run_tokens)]
+                )
+        for each in segments[len(chosen) :]:
+            self._note(own, each, each.start, TierCause.FASTER)
+        if not segments:
+            for tier in self._tiers:
+                if tier.store.is_out_of_service:
+                    own.notes.append(TierNote(tier.name, 0, 0, TierCause.OUT_OF_SERVICE))
+        return chosen
+
+    def _pays(self, segments: Sequence[_Segment], num_hit: int) -> bool:
+        """Whether loading is predicted to be faster than computing; True as long as one of them was not measured."""
+        if all(each.tier.spec.loads == "always" for each in segments):
+            return True
+        computing_s = self._rate.predict_s(segments[-1].end - num_hit)
+        loading_s = [each.tier.store.predict_s(len(each.runs), self._nbytes(each)) for each in segments]
+        return computing_s is None or all(each is None or each < computing_s for each in loading_s)
+
+    def _nbytes(self, segment: _Segment) -> int:
+        return self._layout.end_nbytes if segment.is_end else len(segment.runs) * self._layout.run_nbytes
+
+    def _begin(
+        self, request: Request, own: RequestLoads, token_ids: Int32Array, segments: list[_Segment], num_hit: int
+    ) -> bool:
+        """Reserve blocks, and let the tiers read."""
+        num_tokens = segments[-1].end
+        answer = self._space.load(token_ids, num_tokens, keys=request.keys, tenant=request.intent.tenant)
+        if answer is None:
+            return False
+        if isinstance(answer, Shortage):
+            for each in segments:
+                self._note(own, each, each.start, TierCause.NO_BLOCKS)
+            return False
+        computing_s = self._rate.predict_s(num_tokens - num_hit)
+        loads = []
+        for each in segments:
+            deadline_s = each.tier.spec.deadline_s
+            if computing_s is not None and each.tier.spec.loads != "always":
+                deadline_s = min(deadline_s, max(computing_s, SHORTEST_DEADLINE_S))
+            each.tier.num_loads += 1
+            loads.append(each.tier.store.load(each.runs, deadline_s, self._on_arrival))
+        self._under_way[answer] = _UnderWay(answer, segments, loads, num_tokens, [request])
+        return True
+
+    # Ending
+
+    def advance(self, *, is_alone: bool) -> None:
+        """Copy what came into the blocks of the loads that have their answers, and end those that are filled.
+
+        Args:
+            is_alone: nothing runs that would wait, so there is no limit to what is copied; else a step's share.
+        """
+        budget = None if is_alone else COPIED_NBYTES
+        for under_way in [each for each in self._under_way.values() if each.is_done]:
+            if under_way.filling is None:
+                under_way.filling = self._prepared(under_way)
+            while under_way.filling.entries and (budget is None or budget > 0):
+                nbytes = self._fill_some(under_way.filling)
+                budget = None if budget is None else budget - nbytes
+            if not under_way.filling.entries:
+                self._finish(under_way, under_way.filling.num_tokens)
+
+    def end_all(self, cause: TierCause) -> bool:
+        """End all loads as failed, so that their blocks are free; return whether there were any."""
+        ended = list(self._under_way.values())
+        for under_way in ended:
+            self._fail(under_way, cause)
+        return bool(ended)
+
+    def leave(self, request: Request) -> None:
+        """Let a request leave the load that it waits for, which ends if no other request waits for it."""
+        for under_way in list(self._under_way.values()):
+            if request in under_way.waiters:
+                under_way.waiters.remove(request)
+                if not under_way.waiters:
+                    self._fail(under_way, TierCause.GAVE_WAY)
+
+    def _fail(self, under_way: _UnderWay, cause: TierCause) -> None:
+        for each, load in zip(under_way.segments, under_way.loads, strict=True):
+            each.tier.store.cancel(load)
+            each.tier.not_loaded[cause] += each.end - each.start
+            for request in under_way.waiters:
+                self._of_request(request).notes.append(TierNote(each.tier.name, each.start, each.end, cause))
+        self._end(under_way, 0)
+
+    def _prepared(self, under_way: _UnderWay) -> _Filling:
+        """Collect the entries that came without a gap, with the blocks that they fill."""
+        layout, came = self._layout, []
+        num_tokens = under_way.segments[0].start
+        is_whole = True
+        for each, load in zip(under_way.segments, under_way.loads, strict=True):
+            assert load.result is not None
+            parts = [part for part in load.result.parts if self._has_right_sizes(part)]
+            num_runs = len(parts) if is_whole and len(parts) == load.result.num_runs else 0
+            is_whole = is_whole and num_runs == len(each.runs)
+            first = None if each.is_end else each.start // layout.run_tokens
+            came += [(None if first is None else first + place, part) for place, part in enumerate(parts[:num_runs])]
+            if num_runs:
+                num_tokens = each.end if is_whole else each.start + num_runs * layout.run_tokens
+        if (layout.has_ends and not is_whole) or num_tokens <= under_way.answer.num_hit_tokens:
+            return _Filling(deque(), 0)
+        blocks = [(layout.blocks_of_load(under_way.answer, num_tokens, run), parts) for run, parts in came]
+        return _Filling(deque(blocks), num_tokens)
+
+    def _has_right_sizes(self, parts: tuple[memoryview, ...]) -> bool:
+        return all(part.nbytes % nbytes == 0 for part, nbytes in zip(parts, self._bytes.nbytes, strict=True))
+
+    def _fill_some(self, filling: _Filling) -> int:
+        """Copy some entries into their blocks; return their bytes. If one has too few blocks, nothing came."""
+        entries, nbytes = [], 0
+        while filling.entries and nbytes < COPIED_AT_ONCE_NBYTES:
+            entries.append(filling.entries.popleft())
+            nbytes += sum(part.nbytes for part in entries[-1][1])
+        if not fill(self._bytes, entries):
+            filling.entries.clear()
+            filling.num_tokens = 0
+        return nbytes
+
+    def _finish(self, under_way: _UnderWay, num_tokens: int) -> None:
+        """Publish what was copied, and note what came of each segment."""
+        for each, load in zip(under_way.segments, under_way.loads, strict=True):
+            self._account(under_way, each, load, num_tokens)
+        self._end(under_way, num_tokens)
+
+    def _account(self, under_way: _UnderWay, segment: _Segment, load: Load, num_tokens: int) -> None:
+        """Note, for the requests that waited, what came of a segment and what did not."""
+        assert load.result is not None
+        start = max(segment.start, under_way.answer.num_hit_tokens)
+        came = min(max(num_tokens, start), segment.end)
+        first = True
+        for request in under_way.waiters:
+            own = self._of_request(request)
+            if came > start:
+                own.notes.append(TierNote(segment.tier.name, start, came, TierCause.LOADED, load.result.wait_s))
+                if first:
+                    own.brought.append((segment.tier, start, came))
+                    segment.tier.num_loaded_tokens += came - start
+                first = False
+            if load.result.cause in FOR_ONCE:
+                own.num_asks = MOST_ASKS
+            if came < segment.end:
+                cause = CAUSES[load.result.cause]
+                own.notes.append(TierNote(segment.tier.name, came, segment.end, cause, load.result.wait_s))
+        if came < segment.end:
+            segment.tier.not_loaded[CAUSES[load.result.cause]] += segment.end - came
+
+    @staticmethod
+    def _note(own: RequestLoads, segment: _Segment, start: int, cause: TierCause) -> None:
+        own.notes.append(TierNote(segment.tier.name, start, segment.end, cause))
+        segment.tier.not_loaded[cause] += segment.end - start
+
+    def _end(self, under_way: _UnderWay, num_tokens: int) -> None:
+        """Release a load's blocks, and let its requests be admitted."""
+        del self._under_way[under_way.answer]
+        self._space.finish_load(under_way.answer, num_tokens)
+        for request in under_way.waiters:
+            self._on_loaded(request)
+
+
+def _cut(segment: _Segment, end: int, run_tokens: int) -> _Segment:
+    """Cut a segment of runs where a position is."""
+    if segment.is_end or segment.end <= end:
+        return segment
+    num_runs = (end - segment.start) // run_tokens
+    return _Segment(segment.tier, segment.runs[:num_runs], segment.start, end)

@@ -1,0 +1,213 @@
+"""What requests have computed is copied out and offered to the tiers, behind the steps.
+
+A request's tokens are offered when its prompt is computed and when it ends. What is offered is what a match of these
+tokens hits then: content that has a name, is filled, and was acknowledged. So nothing is stored that another request
+could not hit, and tokens are compared before anything is copied::
+
+    prompt computed, request over --> queued, one entry a tier --> match --> wanted by the tier? --> copied --> offered
+
+Copies take at most ``COPIED_NBYTES`` a step. What is behind waits for the next step, and content that is evicted
+meanwhile is not offered. A tier whose queue is full is offered nothing until there is room.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiers import Run, RunChain
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, HostBlocks
+from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
+from pagedkv.serving.engine.tiering.open_tier import OpenTier
+
+__all__ = ["TierOffers"]
+
+COPIED_NBYTES: Final = 32 * 2**20
+"""Bytes that are copied for tiers in a step, at most, but for one entry."""
+MOST_QUEUED: Final = 512
+"""Sequences that wait for a tier; older ones are dropped."""
+Part = memoryview
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """Tokens that a tier is to be offered.
+
+    Args:
+        token_ids: int32 ``[n]``; num_settled: leading ones that are computed.
+        keys: its extra keys; chain: its runs.
+        next_run: runs before it were offered.
+    """
+
+    token_ids: Int32Array
+    num_settled: int
+    keys: RequestKeys
+    chain: RunChain
+    next_run: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """Entries whose bytes are on their way to the host."""
+
+    runs: list[Run]
+    blocks: list[list[int]]
+    copies: list[HostBlocks]
+
+    @property
+    def is_done(self) -> bool:
+        return all(copy.ticket.is_done() for copy in self.copies)
+
+
+@final
+class TierOffers:
+    """Offers of one engine.
+
+    Args:
+        tiers: the tiers.
+        space: where content is matched.
+        layout: which blocks entries hold.
+        block_bytes: copies them.
+    """
+
+    def __init__(
+        self, tiers: Sequence[OpenTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
+    ) -> None:
+        self._tiers = tiers
+        self._space = space
+        self._layout = layout
+        self._bytes = block_bytes
+        self._queues: list[deque[_Sequence]] = [deque(maxlen=MOST_QUEUED) for _ in tiers]
+        self._copies: list[deque[_Copy]] = [deque() for _ in tiers]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be copied or offered."""
+        return not any(self._queues) and not any(self._copies)
+
+    def add(self, token_ids: Int32Array, num_settled: int, keys: RequestKeys, chain: RunChain) -> None:
+        """Queue a sequence for every tier. O(tokens)."""
+        if num_settled >= self._layout.block_size:
+            if num_settled == len(token_ids):  # a match leaves the last token out
+                token_ids = np.append(token_ids, np.int32(0))
+            for queue in self._queues:
+                queue.append(_Sequence(token_ids, num_settled, keys, chain))
+
+    def drop(self) -> None:
+        """Drop all that waits."""
+        for queue, copies in zip(self._queues, self._copies, strict=True):
+            queue.clear()
+            copies.clear()
+
+    def advance(self, *, is_idle: bool) -> None:
+        """Copy and offer, within a step's budget unless no request is served.
+
+        Args:
+            is_idle: no step follows, so that all is copied that finds room, and copies are waited for.
+        """
+        budget = None if is_idle else COPIED_NBYTES
+        for number, tier in enumerate(self._tiers):
+            self._offer_copied(number, waits=is_idle)
+            if tier.store.is_out_of_service:
+                self._queues[number].clear()
+            while self._queues[number] and (budget is None or budget > 0):
+                copied = self._copy_some(number, self._queues[number][0], budget)
+                if copied is None:
+                    break  # no room: later
+                budget = None if budget is None else budget - copied
+                self._offer_copied(number, waits=is_idle)
+
+    def _copy_some(self, number: int, sequence: _Sequence, budget: int | None) -> int | None:
+        """Begin to copy entries of a sequence; return their bytes. None: the tier has no room for any now.
+
+        The sequence leaves the queue once all of it was copied or is not wanted.
+        """
+        store, layout = self._tiers[number].store, self._layout
+        hit = self._match(sequence, sequence.num_settled)
+        num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
+        chain = sequence.chain
+        chain.extend(sequence.token_ids[:num_tokens])
+        most = store.room_nbytes // max(1, layout.run_nbytes)
+        if budget is not None:
+            most = min(most, -(-budget // max(1, layout.run_nbytes)))
+        first, last = sequence.next_run, num_tokens // layout.run_tokens if layout.has_runs else 0
+        if most == 0 and first < last:
+            return None
+        runs = chain.runs[first : min(last, first + most)]
+        sequence.next_run = first + len(runs)
+        wanted = [first + place for place in np.flatnonzero(store.wants(runs)).tolist()]
+        self._copy(number, [(chain.runs[run], layout.blocks_of_run(run, hit.block_ids)) for run in wanted])
+        if sequence.next_run >= last:
+            self._queues[number].popleft()
+            if layout.has_ends:
+                self._copy_end(number, sequence, num_tokens)
+        return len(wanted) * layout.run_nbytes
+
+    def _copy_end(self, number: int, sequence: _Sequence, num_tokens: int) -> None:
+        """Begin to copy the end of a sequence, if the tier wants it."""
+        hit = self._end_of(sequence, num_tokens)
+        if hit is not None:
+            run = sequence.chain.end(hit.num_tokens // self._layout.block_size)
+            if self._tiers[number].store.wants([run])[0]:
+                self._copy(number, [(run, self._layout.blocks_of_end(hit.num_tokens, hit.block_ids))])
+
+    def _match(self, sequence: _Sequence, most: int) -> PrefixHit:
+        return self._space.match(sequence.token_ids, keys=sequence.keys, max_hit_tokens=most)
+
+    def _end_of(self, sequence: _Sequence, num_tokens: int) -> PrefixHit | None:
+        """Match a sequence at the last place where an end can be; None if there is none."""
+        most = num_tokens // self._layout.alignment * self._layout.alignment
+        while most > 0:
+            hit = self._match(sequence, most)
+            if hit.num_tokens == most and not hit.tails:
+                return hit
+            most = min(hit.num_whole_tokens, most - 1) // self._layout.alignment * self._layout.alignment
+        return None
+
+    def _copy(self, number: int, entries: list[tuple[Run, list[Int32Array]]]) -> None:
+        """Begin to copy the blocks of entries to the host."""
+        if not entries:
+            return
+        copies = []
+        for group in range(self._layout.num_groups):
+            blocks = np.concatenate([blocks[group] for _, blocks in entries])
+            copies.append(self._bytes.read(group, blocks))
+        counts = [[len(ids) for ids in blocks] for _, blocks in entries]
+        self._copies[number].append(_Copy([run for run, _ in entries], counts, copies))
+
+    def _offer_copied(self, number: int, *, waits: bool) -> None:
+        """Offer what has been copied, oldest first."""
+        copies, tier = self._copies[number], self._tiers[number]
+        while copies and (waits or copies[0].is_done):
+            copy = copies.popleft()
+            for part in copy.copies:
+                part.ticket.wait()
+            parts = _parts_of(copy)
+            for begin, end in _chained(copy.runs):
+                tier.num_offered_runs += end - begin
+                tier.store.offer(copy.runs[begin:end], parts[begin:end], is_noted=True)
+
+
+def _parts_of(copy: _Copy) -> list[list[Part]]:
+    """Cut copied rows into the parts of each entry: one for each group."""
+    starts = [0] * len(copy.copies)
+    parts = []
+    for counts in copy.blocks:
+        own = []
+        for group, count in enumerate(counts):
+            rows = copy.copies[group].rows[starts[group] : starts[group] + count]
+            own.append(rows.reshape(-1).data)
+            starts[group] += count
+        parts.append(own)
+    return parts
+
+
+def _chained(runs: Sequence[Run]) -> list[tuple[int, int]]:
+    """Split runs where one does not continue the one before."""
+    starts = [0, *(place for place in range(1, len(runs)) if runs[place].parent != runs[place - 1].key)]
+    return list(zip(starts, [*starts[1:], len(runs)], strict=True))

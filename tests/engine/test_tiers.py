@@ -1,0 +1,476 @@
+"""Tiers of an engine: what one stored another loads, and whatever they do, answers are those of dense generation."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from transformers import PreTrainedModel
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.space import Receipt
+from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
+from pagedkv.serving.engine.tiering import TierCause, tier_loads
+from pagedkv.tiers import FolderTier, HostTier, ObjectTier, RedisTier, Tier
+from tests.engine.families import make_model
+from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
+from tests.engine.tier_bodies import FAULTS, TestBody, tier_over
+from tests.tiers.bodies import redis_server
+
+NUM_NEW: Final = 6
+PARAMS: Final = SamplingParams(max_tokens=NUM_NEW)
+LONG: Final = [*range(20, 90)]
+PROMPTS: Final = (LONG, [*range(100, 150)], [*LONG[:50], 3, 4, 5], [7, 8, 9])
+"""Runs are 32 tokens: the first has two, the second one, the third shares one with the first."""
+ROOMY: Final = replace(CONFIG, num_blocks=120, max_tokens=100, max_batched_tokens=64, warm_up=False)
+SECONDS: Final = 30.0
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make_model("llama")
+
+
+@pytest.fixture(scope="module")
+def answers(model: PreTrainedModel) -> list[Reference]:
+    return reference(model, PROMPTS, NUM_NEW)
+
+
+@pytest.fixture
+def body() -> Iterator[TestBody]:
+    made = TestBody()
+    yield made
+    made.close()
+
+
+def with_tiers(*tiers: Tier, config: EngineConfig = ROOMY) -> EngineConfig:
+    return replace(config, tiers=tiers)
+
+
+def stored(model: PreTrainedModel, config: EngineConfig, prompts: Sequence[Sequence[int]] = PROMPTS) -> None:
+    """Let an engine compute prompts, and store them."""
+    llm = LLM(model, config)
+    llm.generate(prompts, PARAMS)
+    assert llm.core.close(SECONDS)
+
+
+def forget_device(llm: LLM) -> None:
+    """Empty device memory and nothing else."""
+    llm.core.space.reset_prefix_cache()
+
+
+def loaded(requests: Sequence[EngineRequest]) -> list[int]:
+    return [sum(request.output().num_loaded_tokens.values()) for request in requests]
+
+
+def run_until(llm: LLM, requests: Sequence[EngineRequest]) -> None:
+    for _ in range(10_000):
+        if all(request.is_finished for request in requests):
+            return
+        llm.step()
+        llm.core.space.check()
+    raise AssertionError("a request is stuck")
+
+
+FAMILIES: Final = {
+    "llama": [64, 32, 0, 0],
+    "gemma3_text": [68, 48, 52, 0],
+    "mistral": [68, 48, 52, 0],
+    "deepseek_v3": [64, 32, 0, 0],
+    "lfm2": [64, 48, 48, 0],
+}
+"""Tokens that each prompt loads: in whole runs, or up to where windows and states were stored."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_serves_another_engine_and_answers_stay(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    config = with_tiers(
+        FolderTier(tmp_path, "64MiB", loads="always"), config=replace(ROOMY, overlap=family == "gemma3_text")
+    )
+    stored(model, config)
+    llm = LLM(model, config)
+    poison(llm)
+    requests, _ = serve(llm, PROMPTS, PARAMS)
+    compare(requests, reference(model, PROMPTS, NUM_NEW))
+    assert loaded(requests) == FAMILIES[family]
+    assert all(
+        sum(each) <= (request.num_cached_tokens or 0)
+        for each, request in zip([request.num_loaded_tokens.values() for request in requests], requests, strict=True)
+    )
+
+
+@pytest.mark.parametrize("medium", ["redis", "object"])
+def test_servers_serve_another_engine(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path, medium: str
+) -> None:
+    with redis_server(tmp_path) if medium == "redis" else nullcontext(f"file://{tmp_path}") as url:
+        tier = (RedisTier if medium == "redis" else ObjectTier)(url, "64MiB", loads="always", deadline_s=SECONDS)
+        stored(model, with_tiers(tier))
+        llm = LLM(model, with_tiers(tier))
+        requests, _ = serve(llm, PROMPTS, PARAMS)
+        compare(requests, answers)
+        assert loaded(requests) == [64, 32, 0, 0]
+        assert llm.close()
+
+
+def test_copies_of_a_load_go_on_over_steps_while_others_run(
+    model: PreTrainedModel, answers: list[Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_loads, "COPIED_NBYTES", 1)
+    monkeypatch.setattr(tier_loads, "COPIED_AT_ONCE_NBYTES", 1)
+    llm = LLM(model, with_tiers(HostTier("16MiB", loads="always")))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    forget_device(llm)
+    others = llm.submit(PROMPTS[1:2], replace(PARAMS, max_tokens=30))
+    llm.step()
+    waiting = llm.submit(PROMPTS[:1], PARAMS)
+    num_steps = 0
+    while not waiting[0].scheduled.rows and not others[0].is_finished:
+        llm.step()
+        llm.core.space.check()
+        num_steps += 1
+    assert num_steps >= 3
+    run_until(llm, [*waiting, *others])
+    compare(waiting, answers[:1])
+    assert loaded(waiting) == [64]
+
+
+def test_a_folder_serves_after_a_restart_of_the_process(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    script = f"""
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.tiers import FolderTier
+from tests.engine.families import make_model
+config = EngineConfig(block_size=4, num_blocks=60, max_tokens=100, self_test=False, warm_up=False,
+                      tiers=(FolderTier({str(tmp_path)!r}, "64MiB"),))
+LLM(make_model("llama"), config).generate([{LONG}], SamplingParams(max_tokens=2))
+"""  # and the process ends: stores are given the time to write
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=Path(__file__).parents[2])
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    assert loaded(requests) == [64]
+
+
+def test_promise_29_hits_by_medium_add_up_over_two_tiers(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    folder = FolderTier(tmp_path, "64MiB", loads="always")
+    stored(model, with_tiers(folder), PROMPTS[:1])
+    llm = LLM(model, with_tiers(HostTier("64MiB", loads="always"), folder))
+    first, _ = serve(llm, [LONG[:40]], PARAMS)
+    assert first[0].num_loaded_tokens == {"folder": 32}
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    requests, _ = serve(llm, PROMPTS, PARAMS)
+    compare(requests, answers)
+    assert requests[0].num_loaded_tokens == {"host": 32, "folder": 32}
+    everyone = [*first, *requests]
+    for tier in llm.core.tier_statistics():
+        assert tier.num_hit_tokens == sum(request.num_loaded_tokens.get(tier.medium, 0) for request in everyone)
+        assert tier.num_unused_tokens == 0
+    receipts = sum((request.output().receipt for request in everyone), Receipt())
+    assert receipts == llm.core.space.statistics().receipts
+    assert receipts.num_hit == sum(request.num_cached_tokens or 0 for request in everyone)
+
+
+def test_others_compute_while_a_request_waits_and_equal_prefixes_share_one_load(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body)))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    body.may_go_on.clear()
+    waiting = llm.submit([PROMPTS[0], PROMPTS[0], PROMPTS[2]], PARAMS)
+    others = llm.submit([PROMPTS[1], PROMPTS[3]], PARAMS)
+    run_until(llm, others)
+    assert not any(request.is_finished for request in waiting)
+    assert llm.core.scheduler.num_loading == 3
+    assert not any(request.scheduled.rows for request in waiting)
+    body.may_go_on.set()
+    run_until(llm, waiting)
+    compare([waiting[0], others[0], waiting[2], others[1]], answers)
+    compare(waiting[1:2], answers[:1])
+    assert body.calls["read"] == 2
+    assert loaded(waiting) == [64, 0, 0]
+    assert all((request.num_cached_tokens or 0) >= least for request, least in zip(waiting, (64, 64, 48), strict=True))
+
+
+def test_a_request_that_goes_leaves_the_load_to_others_and_the_last_one_ends_it(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body)))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    body.may_go_on.clear()
+    first, second = llm.submit([LONG, LONG], PARAMS)
+    llm.step()
+    llm.core.abort(first)
+    assert llm.core.scheduler.num_loading == 1
+    body.may_go_on.set()
+    run_until(llm, [second])
+    compare([second], answers[:1])
+    assert loaded([first, second]) == [0, 64]
+    forget_device(llm)
+    body.may_go_on.clear()
+    (third,) = llm.submit([LONG], PARAMS)
+    llm.step()
+    llm.core.abort(third)
+    assert not llm.core.has_work
+    assert llm.core.space.statistics().pools[0].num_free == llm.core.space.config.blocks_by_pool()["full"] - 1
+
+
+def test_what_is_not_there_by_the_deadline_is_computed(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body, deadline_s=0.02)))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    body.may_go_on.clear()
+    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    (note,) = requests[0].output().tier_notes
+    assert (note.start, note.end, note.cause) == (0, 64, TierCause.TOO_SLOW)
+    assert str(note).startswith("tokens 0 to 64 were in tier test: too slow after 0.0")
+
+
+@pytest.mark.parametrize(("fault", "cause"), [
+    ("flip", TierCause.CORRUPT), ("cut", TierCause.CORRUPT), ("other", TierCause.CORRUPT), ("gone", TierCause.GONE),
+    ("fail", TierCause.FAILED), ("timeout", TierCause.FAILED), ("raise", TierCause.FAILED),
+])  # fmt: skip
+def test_a_fault_costs_what_is_behind_it_and_is_explained(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody, fault: str, cause: TierCause
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body, settings={"max_reads": 1})))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    body.faults["read"] += [None, fault]
+    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    causes = [(note.start, note.end, note.cause) for note in requests[0].output().tier_notes]
+    assert causes == [(0, 32, TierCause.LOADED), (32, 64, cause)]
+    (tier,) = llm.core.tier_statistics()
+    assert tier.not_loaded[cause] == 32
+
+
+FAULT: Final = st.sampled_from((None, None, None, *FAULTS))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    reads=st.lists(FAULT, max_size=8),
+    writes=st.lists(FAULT, max_size=8),
+    family=st.sampled_from(["llama", "gemma3_text"]),
+)
+def test_whatever_a_tier_does_answers_are_those_of_dense_generation(
+    reads: list[str | None], writes: list[str | None], family: str
+) -> None:
+    model = made(family)
+    body = TestBody()
+    short = replace(ROOMY, num_blocks=34, max_sequences=3)
+    llm = LLM(model, with_tiers(tier_over(body, deadline_s=0.02, settings={"breaker_failures": 3}), config=short))
+    poison(llm)
+    body.faults["write"] += writes
+    expected = expected_of(family)
+    try:
+        for _ in range(2):
+            requests = llm.submit(PROMPTS, PARAMS)
+            run_until(llm, requests)
+            compare(requests, expected)
+            body.may_go_on.set()
+            assert llm.core.flush_tiers(SECONDS)
+            body.faults["read"] += reads
+    finally:
+        body.close()
+
+
+MODELS: Final[dict[str, PreTrainedModel]] = {}
+EXPECTED: Final[dict[str, list[Reference]]] = {}
+
+
+def made(family: str) -> PreTrainedModel:
+    return MODELS.setdefault(family, make_model(family)) if family not in MODELS else MODELS[family]
+
+
+def expected_of(family: str) -> list[Reference]:
+    if family not in EXPECTED:
+        EXPECTED[family] = reference(made(family), PROMPTS, NUM_NEW)
+    return EXPECTED[family]
+
+
+class Clock:
+    """A clock that goes on by so much at each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        """Look at it."""
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_a_load_has_to_be_faster_than_computing(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    tier = FolderTier(tmp_path, "64MiB", deadline_s=SECONDS)
+    stored(model, with_tiers(tier))
+    llm = LLM(model, with_tiers(tier), clock=Clock(1000.0))  # computing takes hours
+    llm.generate([range(150, 190)], SamplingParams(max_tokens=1))
+    assert llm.core._tiers is not None
+    for num_loaded in (64, 64, 0):
+        requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+        compare(requests, answers[:1])
+        assert loaded(requests) == [num_loaded]
+        forget_device(llm)
+        if llm.core.tier_statistics()[0].num_loads == 2:
+            llm.core._tiers.note_step(10**15, 10**15, 0.0)  # and takes no time from now on
+    (note,) = requests[0].output().tier_notes
+    assert (note.start, note.end, note.cause) == (0, 64, TierCause.FASTER)
+
+
+def test_loads_give_way_before_a_running_request_is_preempted(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body), config=replace(ROOMY, num_blocks=34, watermark=0.0)))
+    llm.generate(PROMPTS[:1], PARAMS)
+    assert llm.core.flush_tiers(SECONDS)
+    forget_device(llm)
+    running = llm.submit([PROMPTS[1]], replace(PARAMS, max_tokens=48))
+    llm.step()
+    body.may_go_on.clear()
+    (waiting,) = llm.submit([LONG], PARAMS)
+    llm.step()
+    assert llm.core.scheduler.num_loading == 1
+    run_until(llm, running)
+    assert running[0].num_preemptions == 0
+    body.may_go_on.set()
+    run_until(llm, [waiting])
+    compare([waiting], answers[:1])
+    compare(running, reference(model, PROMPTS[1:2], 48))
+    assert waiting.tier_notes[0].cause is TierCause.GAVE_WAY
+
+
+def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+
+    def entries() -> int:
+        assert llm.core.flush_tiers(SECONDS)
+        return llm.core.tier_statistics()[0].store.num_entries
+
+    def served() -> list[int]:
+        requests, _ = serve(llm, PROMPTS[:2], PARAMS)
+        compare(requests, answers[:2])
+        return loaded(requests)
+
+    served()
+    assert entries() == 3
+    llm.forget(LONG, start=40)
+    assert entries() == 2
+    forget_device(llm)
+    assert served() == [32, 32]
+    llm.reset_prefix_cache()
+    assert entries() == 0
+    assert served() == [0, 0]
+    assert entries() == 2  # what was forgotten is not stored again
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    kept = weight.detach().clone()
+
+    def change(factor: float) -> None:
+        weight.data.copy_(kept * factor)
+
+    try:
+        llm.set_weights_epoch("second", change=lambda: change(1.5))
+        assert entries() == 0
+        others, _ = serve(llm, PROMPTS[:2], PARAMS)
+        compare(others, reference(model, PROMPTS[:2], NUM_NEW))
+        assert loaded(others) == [0, 0]
+    finally:
+        llm.set_weights_epoch("third", change=lambda: change(1.0))
+    assert entries() == 2  # the first weights are back, and so is their store
+    assert served() == [32, 32]
+
+
+def test_promise_8_another_salt_is_not_served(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+    for salt, expected in ((b"a", 0), (b"b", 0), (b"", 0), (b"a", 64)):
+        (output,) = llm.generate([LONG], PARAMS, Intent(salt=salt))
+        assert list(output.token_ids) == answers[0].token_ids
+        assert sum(output.num_loaded_tokens.values()) == expected
+        assert llm.core.flush_tiers(SECONDS)
+        forget_device(llm)
+
+
+def test_the_second_offer_is_stored(model: PreTrainedModel) -> None:
+    llm = LLM(model, with_tiers(HostTier("64MiB", admission="second-offer", loads="always")))
+    for expected in (0, 2):
+        llm.generate([LONG], replace(PARAMS, max_tokens=1))
+        assert llm.core.flush_tiers(SECONDS)
+        assert llm.core.tier_statistics()[0].store.num_entries == expected
+
+
+def test_an_outage_is_one_line_in_the_log(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(model, with_tiers(tier_over(body, settings={"breaker_failures": 1, "breaker_pause_s": 1000.0,
+                                                          "breaker_longest_pause_s": 1000.0})))  # fmt: skip
+    body.faults["write"].append("fail")
+    with caplog.at_level(logging.WARNING, "pagedkv.tiers"):
+        for _ in range(3):
+            requests, _ = serve(llm, PROMPTS, PARAMS)
+            compare(requests, answers)
+            llm.core.flush_tiers(SECONDS)
+            forget_device(llm)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("tier test is out of service")
+    assert [str(note) for note in requests[3].tier_notes + requests[0].tier_notes] == ["tier test: out of service"]
+
+
+def test_an_event_loop_is_served_from_tiers(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
+    config = with_tiers(FolderTier(tmp_path, "64MiB", loads="always"))
+    stored(model, config)
+
+    async def ask() -> list[int]:
+        async with AsyncLLM(LLM(model, config)) as engine:
+            streams = [engine.generate(prompt, PARAMS) for prompt in PROMPTS]
+            outputs = [await stream.output() for stream in streams]
+        assert [list(output.token_ids) for output in outputs] == [each.token_ids for each in answers]
+        return [sum(output.num_loaded_tokens.values()) for output in outputs]
+
+    assert sum(asyncio.run(ask())) == 96
+
+
+def test_tiers_that_do_not_answer_are_refused_when_the_engine_is_built(model: PreTrainedModel, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    refused = (
+        (RedisTier("redis://localhost:1/0", timeout_s=0.2), "does not answer PING within 0.2 s: redis://localhost:1/0"),
+        (ObjectTier("nonsense://bucket"), "object store of a tier"),
+        (FolderTier(file, "1GiB"), "file"),
+        (FolderTier(f"{tmp_path}/../x", "1GiB"), r"\.\."),
+    )
+    for tier, message in refused:
+        with pytest.raises(ConfigurationError, match=message):
+            LLM(model, with_tiers(HostTier("1MiB"), tier))
+    with pytest.raises(ConfigurationError, match="prefix_caching=True"):
+        with_tiers(HostTier("1MiB"), config=replace(ROOMY, prefix_caching=False))
+    with pytest.raises(ConfigurationError, match="a tier"):
+        replace(ROOMY, tiers=("host:1GiB",))  # type: ignore[arg-type]

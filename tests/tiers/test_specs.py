@@ -1,0 +1,86 @@
+"""Tiers as users write them."""
+
+import pytest
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.tiers import (
+    BodyTier,
+    FolderTier,
+    HostBody,
+    HostTier,
+    ObjectTier,
+    RedisTier,
+    Tier,
+    parse_nbytes,
+    parse_tier,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tier"),
+    [
+        ("host:16GiB", HostTier("16GiB")),
+        ("folder:/a/b:200GB", FolderTier("/a/b", "200GB")),
+        ("folder:C:/a:1TiB", FolderTier("C:/a", "1TiB")),
+        ("redis://user:secret@host:6379/0", RedisTier("redis://user:secret@host:6379/0")),
+        ("unix:///run/redis.sock", RedisTier("unix:///run/redis.sock")),
+        ("s3://bucket/path", ObjectTier("s3://bucket/path")),
+    ],
+)
+def test_a_tier_is_read_from_one_line(text: str, tier: Tier) -> None:
+    assert parse_tier(text) == tier
+    assert parse_tier(text).medium == text.partition(":")[0].replace("unix", "redis").replace("s3", "object")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", "folder:/a", "folder::1GiB", "disk:/a:1GiB", "redis:host", "ftp://a/b"]
+)
+def test_what_is_no_tier_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="a tier is host:SIZE, folder:PATH:SIZE, or a URL"):
+        parse_tier(text)
+
+
+def test_sizes_are_read_with_their_units() -> None:
+    read = {"7": 7, "1k": 1000, "1KB": 1000, "1 KiB": 1024, "2.5MiB": 2621440, "3 gb": 3 * 10**9, "1Ti": 2**40}
+    assert {text: parse_nbytes(text) for text in read} == read
+    for wrong in ("", "GiB", "-1", "1e3", "1 XB", "0", 0, True, 1.5):
+        with pytest.raises(ConfigurationError):
+            parse_nbytes(wrong)  # type: ignore[arg-type]
+
+
+def test_names_have_no_secrets() -> None:
+    tier = RedisTier("redis://user:secret@host:6379/0?password=secret", secret=bytes(32))
+    assert tier.name == "redis redis://host:6379/0"
+    assert "secret=" not in repr(tier)
+    assert "key" not in repr(ObjectTier("s3://bucket", options={"key": "x"}))
+
+
+def test_settings_are_checked_when_a_tier_is_built() -> None:
+    wrong: list[dict[str, object]] = [
+        {"admission": "never"},
+        {"loads": "sometimes"},
+        {"deadline_s": 0},
+        {"floor_nbytes": -1},
+        {"eviction": "none"},
+        {"secret": b"short"},
+        {"settings": {"unknown": 1}},
+        {"settings": {"max_reads": 0}},
+        {"settings": None},
+    ]
+    for more in wrong:
+        with pytest.raises(ConfigurationError):
+            HostTier("1MiB", **more)  # type: ignore[arg-type]
+
+
+def test_the_index_has_room_for_the_entries_of_the_cap() -> None:
+    assert HostTier("1GiB").store_config(2**20).max_entries == 1280
+    assert HostTier("1GiB").store_config(2**40).max_entries == 64
+    assert HostTier("1GiB", settings={"max_entries": 7}).store_config(1).max_entries == 7
+
+
+def test_a_body_that_cannot_be_made_is_refused() -> None:
+    def fail(_: bytes) -> HostBody:
+        raise OSError("no such device")
+
+    with pytest.raises(ConfigurationError, match="tape tier cannot be opened: no such device"):
+        BodyTier(fail, "1GiB", "tape").open_body(bytes(32))
