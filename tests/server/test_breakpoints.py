@@ -1,5 +1,7 @@
 """Where a breakpoint lies in tokens, also with templates that refuse the beginning of a conversation."""
 
+from typing import Any
+
 import pytest
 
 from pagedkv.serving.engine import Breakpoint, Chat
@@ -19,7 +21,7 @@ def test_a_template_that_refuses_a_conversation_without_its_question_has_a_place
     pytest.importorskip("transformers")
     from pagedkv.serving.engine.demo.trained import load_demo  # noqa: PLC0415 - needs torch
 
-    _, tokenizer = load_demo()
+    tokenizer: Any = load_demo()[1]
     chats, caller = ChatPrompts(tokenizer, KeptAnswers(100)), Caller(None)
     texts = [FACTS, QUESTION] if question_is_apart else [FACTS + QUESTION]
     whole = Chat([{"role": "user", "content": text} for text in texts])

@@ -199,7 +199,8 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
     with styles.context(dict(STYLE), after_reset=True):
         figure = Figure(figsize=(size.width / POINTS_OF_INCH, size.height / POINTS_OF_INCH))
         paint(figure)
-        FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(METADATA))  # savefig would draw it twice
+        canvas = FigureCanvasSVG(figure)
+        canvas.print_svg(text, metadata=dict.fromkeys(METADATA))  # type: ignore[no-untyped-call] # savefig draws twice
         told = {} if figure.readout is None else _told(figure.readout)
     root = ET.fromstring(text.getvalue())  # noqa: S314 - matplotlib's own, made a line above
     return _as_part_of_page(root, f"{key}-", label, told)
