@@ -104,7 +104,7 @@ def serve(setting: Setting, tiers: Sequence[Tier], measured: Measured) -> list[T
         EngineConfig(
             num_blocks=setting.num_blocks,
             max_sequences=8,
-            max_batched_tokens=2048,
+            max_batched_tokens=8192 if setting.vocabulary == LARGE_VOCABULARY else 2048,
             max_tokens=max(setting.lengths) + 1024,
             self_test=False,
             tiers=tuple(tiers),
