@@ -164,7 +164,7 @@ def test_requests_without_times_come_at_random_where_that_is_asked_for(tmp_path:
         arrivals = [request.arrival_s for request in trace]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] / 499 == pytest.approx(0.5, rel=0.15)
-    assert "wants poisson:RATE" in run("convert", log, "-o", tmp_path / "out.jsonl", "--arrivals", "2").stderr
+    assert "must be poisson:RATE" in run("convert", log, "-o", tmp_path / "out.jsonl", "--arrivals", "2").stderr
 
 
 def test_a_log_written_as_answers_ended_needs_no_conversion(tmp_path: Path) -> None:
@@ -208,6 +208,6 @@ def test_times_that_are_made_up_and_answers_that_are_not_known_are_warnings() ->
     assert (
         warnings[0] == "arrivals are made up, at random, 4 a second: that is the recorded traffic wherever it is named"
     )
-    assert warnings[1].startswith("of 2 of 2 requests the answer is not in the log: they count as long as was allowed")
+    assert warnings[1].startswith("the log lacks the answers of 2 of 2 requests: each counts with its greatest allowed")
     turns = json.loads(run("replay", SAMPLES / "sharegpt.json", *options).stdout)["warnings"]
-    assert turns[0].startswith("nothing tells when these turns came: 30 s between two turns are made up")
+    assert turns[0].startswith("the file has no times of turns: 30 s between two turns are made up")

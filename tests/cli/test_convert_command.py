@@ -337,7 +337,7 @@ def test_times_since_1970_begin_at_0(tmp_path: Path) -> None:
     ("options", "told"),
     [
         (["--time-unit", "h"], "--time-unit must be one of s, ms, us, ns, got 'h'"),
-        (["--columns", "arrival"], "--columns wants what=column, of arrival, input,"),
+        (["--columns", "arrival"], "--columns must be what=column, of arrival, input,"),
         (["--columns", "arrival=a,input=b"], "--columns must name the column of output or answer"),
         (["--columns", "arrival=a,arrival=b,input=c,output=d"], "--columns names something twice"),
         (["--columns", "when=a,input=c,output=d"], "got 'when=a'"),

@@ -100,7 +100,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         ((GOLDEN, "--engine", "--model", "llama-3.1-8b"), "it takes no --model"),
         ((GOLDEN, "--engine", "--model-path", tmp_path / "gone"), "gone' is no folder"),
         ((tmp_path / "gone", "--engine"), "gone: "),
-        ((lengths, "--engine", "--model-path", tmp_path / "model", "--cost-model", "instant"), "knows 16 positions"),
+        ((lengths, "--engine", "--model-path", tmp_path / "model", "--cost-model", "instant"), "has 16 positions"),
     ):
         ended = run("replay", *arguments)
         assert (ended.exit_code, ended.stdout) == (2, ""), arguments

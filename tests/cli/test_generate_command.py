@@ -139,7 +139,7 @@ BROKEN = {
     "no prompt": ('\n{"text": "w1"}', ":2: has no prompt"),
     "a number": ("17", ":1: is '17'"),
     "a prompt that is none": ('{"prompt": 5}', ':1: "prompt" is 5'),
-    "a strange wish": ('{"prompt": "w1", "beams": 5}', ":1: has beams, which no request knows"),
+    "a strange wish": ('{"prompt": "w1", "beams": 5}', ":1: has unknown fields: beams"),
     "a wish that cannot be": ('{"prompt": "w1", "max_tokens": 0}', ":1: max_tokens must be at least 1, got 0"),
     "an empty file": ("\n", ": has no prompt"),
     "an empty prompt": ('"w1"\n{"token_ids": []}', ":2: a prompt needs at least one token"),

@@ -109,7 +109,7 @@ def test_lengths_alone_claim_no_hits_and_try_one_policy(tmp_path: Path, cost: Pa
     plan = json.loads(result.stdout)
     assert {point["figures"]["hit_ratio"] for point in plan["points"]} == {None}
     assert len(plan["points"]) == 4
-    assert "lengths and not content" in plan["warnings"][2]
+    assert "lengths but no content" in plan["warnings"][2]
     assert not any("hit ratio" in reason for reason in plan["reasons"])
 
 
@@ -139,8 +139,8 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
         ),
         (("--memory", "1", "--load", "nan"), "--load: each must be over 0 and at most 1,000"),
         (("--memory", "1", "--load", "a"), "--load must be a list of values such as 16,64, got 'a'"),
-        (("--gpu", "h100", "--price", "h100"), "--price wants the price of a GPU for an hour, as in h100=2.5,l4=0.7"),
-        (("--gpu", "h100", "--price", "h100=0"), "--price wants the price of a GPU for an hour"),
+        (("--gpu", "h100", "--price", "h100"), "--price must be the price of a GPU for an hour, as in h100=2.5,l4=0.7"),
+        (("--gpu", "h100", "--price", "h100=0"), "--price must be the price of a GPU for an hour"),
         (("--gpu", "h100", "--price", "h101=2"), "unknown GPU 'h101'"),
         (("--gpu", "h100", "--price", "h200=2"), "--price names h200, and the plan is on h100: name a GPU of the plan"),
         (

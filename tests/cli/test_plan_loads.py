@@ -96,7 +96,7 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
         assert "the trace is too short to tell what is sustained" in plan["headline"]
         (warning,) = [each for each in plan["warnings"] if "too short" in each]
         assert warning.startswith(
-            "the trace is too short to say what is sustained (too short to tell: after the warm-up"
+            "the trace is too short to find the sustained load (too short to tell: after the warm-up"
         )
         shown = " ".join(result.stdout.split())
         assert f"Warning: {warning}" in shown
@@ -114,7 +114,12 @@ def test_whose_seconds_are_shown_is_told_everywhere(trace: Path, cost: Path, tmp
             "calibrated on 439 measured steps, with an error of 12.7% in the median and 34.4% at p90",
         ),
         (("--gpu", "h100,2xh100"), "llama-3.1-8b/h100", "data sheet", "computed from the GPU's data sheet"),
-        (("--memory", "1,2", "--cost-model", "instant"), "instant", "stated, error unknown", "stated, without a word"),
+        (
+            ("--memory", "1,2", "--cost-model", "instant"),
+            "instant",
+            "stated, error unknown",
+            "stated, with an unknown error",
+        ),
     ):
         page, behind = tmp_path / "plan.html", tmp_path / "plan.json"
         result = run(

@@ -130,7 +130,7 @@ def refused(*arguments: object) -> str:
         (("tcp://127.0.0.1:1", "--metrics", "x"), "'x' is no address of a page"),
         (("tcp://127.0.0.1:1", "--metrics", "http://x", "--metrics-interval", 0), "--metrics-interval must be"),
         (("tcp://127.0.0.1:1", "-o", "trace"), "--output is a trace of requests, which events do not show"),
-        (("tcp://127.0.0.1:1", "--log", "log"), "--log is joined into a trace: say where to write it (--output)"),
+        (("tcp://127.0.0.1:1", "--log", "log"), "--log is joined into a trace: name the file to write (--output)"),
         (("tcp://127.0.0.1:1", "--log", "/no/log", "-o", "-"), "/no/log: cannot be opened"),
         (("tcp://127.0.0.1:1", "--block-size", 0), "--block-size must be at least 1 token"),
         (("tcp://127.0.0.1:1", "--utc-offset", 99), "--utc-offset must be from -14 to 14 hours"),
@@ -147,7 +147,7 @@ def test_nobody_publishing_is_an_error(tmp_path: Path) -> None:
         pass
     output = tmp_path / "trace"
     message = refused(publisher.endpoint, "--seconds", 0.01, "--log", log_of(tmp_path, 0.0), "-o", output)
-    assert message.startswith(f"pagedkv: {publisher.endpoint}: nobody published there within ")
+    assert message.startswith(f"pagedkv: {publisher.endpoint}: no publisher sent there within ")
     assert not output.exists()
 
 
@@ -163,7 +163,7 @@ def test_a_publisher_that_dies_leaves_what_came(tmp_path: Path) -> None:
     with doing(live):
         result = run("record", publisher.endpoint, "--patience", 0, "--log", log, "-o", output)
     assert result.exit_code == 0
-    assert "the publisher went away behind message 2" in result.stdout
+    assert "the publisher disconnected after message 2" in result.stdout
     assert len(output.read_text().splitlines()) == 4
 
 
@@ -174,7 +174,7 @@ def test_what_fails_late_is_told_behind_what_came(tmp_path: Path) -> None:
         result = run("record", publisher.endpoint, "--limit", 2, "--log", log, "-o", output, "--json", found)
     assert result.exit_code == 2
     assert "none of its 4 requests came while events were recorded" in result.stderr.splitlines()[-1]
-    assert "tell its zone: --utc-offset" in result.stderr
+    assert "give its time zone: --utc-offset" in result.stderr
     assert not output.exists()
     assert json.loads(found.read_text())["messages"]["num_messages"] == 2
 

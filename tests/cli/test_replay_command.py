@@ -45,7 +45,9 @@ def test_the_json_holds_what_the_library_finds(tmp_path: Path, text: str) -> Non
     assert document.pop("trace") == str(trace)
     assert document.pop("command").startswith("pagedkv")
     assert document.pop("read_as").endswith(("times in ms", "times in s", "own clock"))
-    assert document.pop("warnings")[0].startswith("the seconds are those of qwen3-32b/8xh200, for nothing says")
+    assert document.pop("warnings")[0].startswith(
+        "the seconds are those of qwen3-32b/8xh200, since the hardware is not given"
+    )
     assert document.pop("seconds")["in_short"] == "data sheet, assumed"
     assert document == library_result(trace, 100, 8)
 
@@ -126,10 +128,13 @@ def test_a_model_and_a_gpu_give_groups_blocks_and_bytes(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "those of qwen3-32b/8xh200, for nothing says what this runs on: --model and --gpu or --cost-model do"),
+        (
+            [],
+            "those of qwen3-32b/8xh200, since the hardware is not given: name it by --model and --gpu or --cost-model",
+        ),
         (
             ["--model", "llama-3.1-8b", "--memory", 4],
-            "those of qwen3-32b/8xh200, not of llama-3.1-8b, for nothing says",
+            "those of qwen3-32b/8xh200, not of llama-3.1-8b, since the hardware is not given",
         ),
         (
             ["--model", "llama-3.1-8b", "--memory", 4, "--cost-model", "qwen3-8b/h100"],
@@ -152,7 +157,7 @@ def test_seconds_of_another_model_are_warned_of(trace: Path, options: list[objec
     ("options", "name", "told", "sentence"),
     [
         (["--model", "llama-3.1-8b", "--gpu", "2xH100"], "llama-3.1-8b/2xh100", "data sheet", "computed from the GPU"),
-        (["--cost-model", "instant"], "instant", "stated, error unknown", "stated, without a word"),
+        (["--cost-model", "instant"], "instant", "stated, error unknown", "stated, with an unknown error"),
         (["--cost-model", "cost.json"], "cost.json", "calibrated, error 12.7%", "calibrated on 439 measured steps"),
     ],
 )
@@ -182,11 +187,11 @@ def test_of_lengths_alone_nothing_is_claimed_to_hit_or_miss(tmp_path: Path) -> N
     trace = tmp_path / "lengths.csv"
     trace.write_text(LENGTHS)
     stdout = " ".join(run("replay", trace).stdout.split())
-    assert "hit ratio by token unknown, the trace tells lengths alone" in stdout
+    assert "hit ratio by token unknown, the trace has only lengths" in stdout
     hits = json.loads(run("replay", trace, "--json", "-").stdout)["hits"]
     assert (hits["token_hit_ratio"], hits["block_hit_ratio"]) == (None, None)
     assert "100" not in run("replay", trace).stdout.partition("by cause")[2].partition("Seconds")[0]
-    assert "the trace tells lengths and not content" in run("replay", trace).stdout
+    assert "the trace has lengths but no content" in run("replay", trace).stdout
 
 
 def test_a_run_that_serves_nobody_is_an_error(tmp_path: Path, trace: Path) -> None:

@@ -169,9 +169,9 @@ def test_a_report_and_a_plan_show_tenants_and_windows(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--isolate",), "--isolate keeps tenants apart, and the trace names none"),
+        (("--isolate",), "--isolate separates tenants, and the trace names none"),
         (("--tenant-by", "team"), "no request of a.jsonl has anything there"),
-        (("--window", "noon"), "--window wants a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"),
+        (("--window", "noon"), "--window must be a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"),
         (("--utc-offset", "2"), "give both"),
     ],
 )

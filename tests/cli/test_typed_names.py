@@ -121,9 +121,9 @@ def test_errors_name_options_on_the_command_line(
         ),
         (
             lambda: text_tokens("tokenizer.json", 4.0),
-            "`tokenizer` and `chars_per_token` both say what a token is",
+            "`tokenizer` and `chars_per_token` both define tokens",
             ("curve", "TRACE", "--tokenizer", "tokenizer.json", "--chars-per-token", "4"),
-            "--tokenizer and --chars-per-token both say what a token is",
+            "--tokenizer and --chars-per-token both define tokens",
         ),
         (
             lambda: SchedulingConfig(max_sequences=0),

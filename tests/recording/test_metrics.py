@@ -135,7 +135,7 @@ def test_the_page_is_read_when_it_is_time_and_failures_are_counted() -> None:
 
 
 def test_a_page_of_somebody_else_is_refused() -> None:
-    with page_server(["go_goroutines 12\n"]) as url, pytest.raises(RecordingError, match="tells nothing of the cache"):
+    with page_server(["go_goroutines 12\n"]) as url, pytest.raises(RecordingError, match="has no figures of the cache"):
         MetricsFollower(url, 10.0).begin()
 
 

@@ -321,7 +321,7 @@ def test_a_publisher_that_dies_for_good_ends_the_recording() -> None:
 def test_nobody_there_is_an_error() -> None:
     with Publisher() as publisher:
         pass
-    with recorder_of(publisher.endpoint) as recorder, pytest.raises(RecordingError, match="nobody published there"):
+    with recorder_of(publisher.endpoint) as recorder, pytest.raises(RecordingError, match="no publisher sent there"):
         recorder.run(Bounds(duration_s=0.01))
 
 

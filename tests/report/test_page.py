@@ -272,7 +272,7 @@ def test_of_lengths_alone_no_hit_is_claimed_and_none_denied() -> None:
     values = dict(zip(page.texts("dt"), page.texts("dd", class_="value"), strict=False))
     assert values["Hit ratio by token"] == values["Hit ratio by block"] == "unknown"
     assert not {"Hit ratio over time", "Hits by age", "Evictions by age"} & set(page.texts("h3"))
-    assert "The trace tells lengths and not content: what would hit is unknown." in page.texts("p")
+    assert "The trace has lengths but no content: hits are unknown." in page.texts("p")
 
 
 def test_every_plot_is_drawn_a_second_time_for_a_phone() -> None:

@@ -131,7 +131,7 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running
     path = tmp_path / "served.jsonl"
     path.write_text("yesterday's")
     with (
-        pytest.raises(ConfigurationError, match="there already"),
+        pytest.raises(ConfigurationError, match="exists already"),
         log_requests(server.service, path, tells_tokens=False),
     ):
         pass

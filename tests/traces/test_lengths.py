@@ -171,8 +171,8 @@ def test_prompts_that_were_cut_pile_up_and_that_is_told(tmp_path: Path) -> None:
 
     cut = [line for number, length in enumerate([400, 30, 500, 600, 20, 700, 800]) for line in lines(length, number)]
     allowed = (
-        "of 7 of 7 requests the answer is not in the log: they count as long as was allowed, which is longer than "
-        "answers are"
+        "the log lacks the answers of 7 of 7 requests: each counts with its greatest allowed length, which is "
+        "usually too long"
     )
     *_, (piled, *others) = read(tmp_path, cut)
     assert piled.startswith("5 of 7 prompts have 100 tokens and none has more: if the log cuts prompts (--max-log-len")
@@ -184,8 +184,8 @@ def test_prompts_that_were_cut_pile_up_and_that_is_told(tmp_path: Path) -> None:
 def test_stamps_in_whole_seconds_are_told_and_spread_where_that_is_asked_for(tmp_path: Path) -> None:
     rows = [{"ts": number // 5, "usage": {"prompt_tokens": 9, "completion_tokens": 1}} for number in range(40)]
     requests, _, notes = read(tmp_path, rows)
-    told = "times are whole seconds, so 32 of 40 requests come together with the one before: bursts that may never"
-    assert notes == [f"{told} have been; `span_s=1` spreads them over their second"]
+    told = "times are whole seconds, so 32 of 40 requests come together with the one before: bursts that may come"
+    assert notes == [f"{told} from rounding; `span_s=1` spreads them over their second"]
     spread = [round(each.arrival_s, 6) for each in spread_stamps(requests, 1.0)]
     assert spread == [round(number / 5, 6) for number in range(40)]
     assert [each.arrival_s for each in spread_stamps(requests[:7], 4.0)] == [0, 0.2, 0.4, 0.6, 0.8, 1, 3]
@@ -205,7 +205,7 @@ def test_a_clock_of_coarse_steps_is_told_whatever_its_unit(tmp_path: Path) -> No
 
     *_, notes = read(tmp_path, written(2999))
     told = "times come in steps of 3 s and more, so 32 of 40 requests come together with the one before: bursts that"
-    assert notes == [f"{told} may never have been; `span_s=3` spreads them over their step"]
+    assert notes == [f"{told} may come from rounding; `span_s=3` spreads them over their step"]
     assert read(tmp_path, written(100))[2] == [], "so many may come within a tenth of a second"
 
 

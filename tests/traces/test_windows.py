@@ -55,7 +55,7 @@ def test_a_trace_without_dates_is_divided_from_its_first_request() -> None:
 
 
 def test_times_of_day_need_dates_and_windows_a_bound() -> None:
-    with pytest.raises(ConfigurationError, match="do not tell the time of day"):
+    with pytest.raises(ConfigurationError, match="have no time of day"):
         parse_window("09:00-18:00").divide(np.array([0.0, 9.0]), 0.0)
     with pytest.raises(ConfigurationError, match=f"86,401 windows of this trace, over {MOST_WINDOWS:,}"):
         parse_window("1s").divide(np.array([0.0, 86_400.0]), MIDNIGHT_S)

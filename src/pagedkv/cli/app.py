@@ -36,9 +36,9 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "describes.",
         "record": "Record a running vLLM or SGLang: its KV events, and with its request log a trace to curve and "
         "replay.",
-        "calibrate": "Fit a cost model to steps that an engine took, and tell how far off it is.",
-        "validate": "Tell how far off a cost model is on steps that an engine took.",
-        "presets": "List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.",
+        "calibrate": "Fit a cost model to measured steps of an engine, and show its error.",
+        "validate": "Show the error of a cost model on measured steps of an engine.",
+        "presets": "List the names for --model, --gpu and --cost-model, with GiB, bandwidth and bytes per token.",
         "warm-up": "Compile all loops ahead of the first request, on all cores, and keep them on disk.",
         "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
     }

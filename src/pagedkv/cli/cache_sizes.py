@@ -64,7 +64,9 @@ class CacheSizes:
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="GIB,GIB,...", help="Of the model's KV cache, instead of --capacities.", rich_help_panel=opt.MEMORY
+            metavar="GIB,GIB,...",
+            help="Memory of the model's KV cache, instead of --capacities.",
+            rich_help_panel=opt.MEMORY,
         ),
     ] = None
     block_size: Annotated[
@@ -85,7 +87,7 @@ class CacheSizes:
         """
         if self.model is None:
             if self.memory is not None or self.kv_dtype is not None:
-                raise ConfigurationError("--memory and --kv-dtype say what a model has to itself: name it (--model)")
+                raise ConfigurationError("--memory and --kv-dtype need a model: give --model")
             return None
         if self.capacities is not None:
             raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")

@@ -171,7 +171,7 @@ def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | 
     most = max((each.input_length + each.output_length for each in requests), default=0)
     if longest is not None and most > longest:
         raise ConfigurationError(
-            f"a request of the trace has {most:,} tokens, and the model knows {longest:,} positions: name another "
+            f"a request of the trace has {most:,} tokens, and the model has {longest:,} positions: name another "
             "model (--model-path), or serve fewer requests (--limit)"
         )
     return requests

@@ -95,7 +95,7 @@ NumBlocks: TypeAlias = Annotated[
 ]
 BlockSize: TypeAlias = Annotated[int, typer.Option(metavar="B", help="Tokens a block.", rich_help_panel=MEMORY)]
 KvDtype: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="TYPE", help="Of keys and values: fp8, bf16, ...", rich_help_panel=MEMORY)
+    str | None, typer.Option(metavar="TYPE", help="Type of keys and values: fp8, bf16, ...", rich_help_panel=MEMORY)
 ]
 HostBlocks: TypeAlias = Annotated[
     int, typer.Option(metavar="N", help="Blocks of each host pool, for --preemption swap.", rich_help_panel=MEMORY)
@@ -113,7 +113,7 @@ GpuName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="[Nx]GPU",
-        help="What the model runs on (h100, 8xh100): gives the blocks that fit, and the cost of steps.",
+        help="GPUs of the model (h100, 8xh100), which determine the blocks that fit and the cost of steps.",
         rich_help_panel=MEMORY,
         autocompletion=completed_by(_gpu_names),
     ),
@@ -170,7 +170,7 @@ Overlap: TypeAlias = Annotated[
 ]
 Samples: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Samples of every request, whatever the trace says.", rich_help_panel=SCHEDULING),
+    typer.Option(metavar="N", help="Samples of every request, instead of the trace's.", rich_help_panel=SCHEDULING),
 ]
 Beams: TypeAlias = Annotated[
     int | None,
@@ -182,7 +182,9 @@ Load: TypeAlias = Annotated[
         metavar="X", help="Times the recorded traffic: requests arrive X times as fast.", rich_help_panel=TRACE
     ),
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of everything random.", rich_help_panel=SCHEDULING)]
+Seed: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", help="Seed of all random values.", rich_help_panel=SCHEDULING)
+]
 SessionInterval: TypeAlias = Annotated[
     float,
     typer.Option(
@@ -207,7 +209,7 @@ MaxGap: TypeAlias = Annotated[
 ]
 TraceBlockSize: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="B", help="Tokens a block id stands for, in place of the trace's own.", rich_help_panel=TRACE),
+    typer.Option(metavar="B", help="Tokens of a block id, instead of the trace's own.", rich_help_panel=TRACE),
 ]
 Limit: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Only the first N requests.", rich_help_panel=TRACE)
@@ -216,7 +218,7 @@ WindowName: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="LENGTH|TIMES",
-        help="Tell figures by windows of recorded time, too: 1h, 15m, or times of day, 09:00-18:00.",
+        help="Give figures by windows of recorded time, too: 1h, 15m, or times of day, 09:00-18:00.",
         rich_help_panel=TRACE,
     ),
 ]

@@ -90,9 +90,7 @@ def _wish(path: str, number: int, line: str, params: "SamplingParams") -> Wish:
     known = {each.name for each in fields(params)}
     if row.keys() - known:
         strange = ", ".join(sorted(row.keys() - known))
-        raise TraceError(
-            path, number, f"has {strange}, which no request knows", f"Known are {', '.join(sorted(known))}"
-        )
+        raise TraceError(path, number, f"has unknown fields: {strange}", f"Known fields: {', '.join(sorted(known))}")
     try:
         return Wish(where, prompt, replace(params, **row))
     except (RequestError, TypeError) as problem:

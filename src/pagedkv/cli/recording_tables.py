@@ -79,11 +79,11 @@ def print_recording(
 
 def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
     if ending is Ending.GONE:
-        yield f"the publisher went away behind message {recorder.num_messages:,}; what came until then is told"
+        yield f"the publisher disconnected after message {recorder.num_messages:,}; the results end there"
     if recorder.num_messages == 0:
         yield (
             "no message came, so nothing is known of the cache: did the engine serve anything meanwhile, and does its "
-            "topic begin as --topic says? What was sent before is had by --replay"
+            "topic begin as --topic says? --replay requests earlier messages"
         )
     for gap in recorder.gaps[:SHOWN_GAPS]:
         which = f"message {gap.first:,} on" if gap.last is None else f"messages {gap.first:,} to {gap.last:,}"
@@ -96,16 +96,16 @@ def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
         kinds = ", ".join(f"{num:,} {kind[:40]}" for kind, num in sorted(recorder.unknown_kinds.items())[:SHOWN_GAPS])
         yield f"events of unknown kinds were passed over: {kinds}"
     if recorder.num_messages and not recorder.residency.was_exact:
-        yield "the beginning was not seen, nor the cache cleared: how full it was is unknown"
+        yield "the recording began in the middle, and the cache was not cleared: its occupancy is unknown"
     if recorder.contents.num_with_keys:
         yield (
             f"{recorder.contents.num_with_keys:,} blocks belong to adapters, salts or images, which a trace does not "
-            "tell apart: equal tokens count as equal"
+            "distinguish: equal tokens count as equal"
         )
     if recorder.contents.num_with_lookahead:
         yield (
-            f"{recorder.contents.num_with_lookahead:,} blocks are told apart by the tokens behind them, too: a prompt "
-            "may hit a block less than equal tokens say"
+            f"{recorder.contents.num_with_lookahead:,} blocks depend on the tokens after them, too: a prompt "
+            "may hit one block less than its tokens suggest"
         )
 
 
@@ -121,7 +121,7 @@ def _of_log(counts: JoinCounts | None) -> Iterator[str]:
         yield f"of {counts.num_without_content:,} of {counts.num_taken:,} requests the tokens are unknown"
     if counts.num_blocks and not counts.num_stored:
         yield (
-            "no block of the log's prompts was seen stored: were they cached before, or are the log's tokens not the "
+            "no event stored a block of the log's prompts: were they cached before, or are the log's tokens not the "
             "engine's (--tokenizer; marks of chat templates)?"
         )
 
@@ -136,7 +136,7 @@ def _figures(recorder: Recorder, counts: JoinCounts | None) -> Iterator[tuple[st
     yield "ended", _date(recorder.ended_s)
     if recorder.rank is not None:
         yield "data-parallel rank", f"{recorder.rank}"
-    asked = f", {recorder.num_asked_again:,} of them asked for again" if recorder.num_asked_again else ""
+    asked = f", {recorder.num_asked_again:,} of them requested again" if recorder.num_asked_again else ""
     yield "messages", f"{recorder.num_messages:,}{asked}"
     yield "gaps", f"{recorder.num_gaps:,}"
     sizes = sorted(recorder.contents.num_by_block_size)

@@ -29,7 +29,7 @@ def _seconds(result: ServingResult, seconds: WhoseSeconds) -> Iterator[str]:
 def _content(result: ServingResult) -> Iterator[str]:
     num_requests, num_known = result.requests["num_requests"], result.requests["num_with_content"]
     if num_requests and not num_known:
-        yield "the trace tells lengths and not content: what would hit is unknown, and nothing is shared"
+        yield "the trace has lengths but no content: hits are unknown, and no blocks are shared"
     elif num_known < num_requests:
         num_unknown = num_requests - num_known
         yield f"of {num_unknown:,} of {num_requests:,} requests the content is unknown: they count as sharing nothing"

@@ -87,7 +87,7 @@ class ServingOptions:
         """
         model = None if self.model is None else read_model(self.model, self.kv_dtype)
         if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
-            raise ConfigurationError("--gpu, --memory and --kv-dtype say what a model has to itself: name it (--model)")
+            raise ConfigurationError("--gpu, --memory and --kv-dtype need a model: give --model")
         block_nbytes = {} if model is None else block_nbytes_of(model, self.block_size)
         cost_model_name, cost_model = self._cost_model(model)
         config = ServingConfig(
@@ -132,7 +132,7 @@ class ServingOptions:
     ) -> int | dict[str, int]:
         if self.num_blocks is not None:
             if self.memory_gib is not None:
-                raise ConfigurationError("--memory and --num-blocks say the same in two ways: give one of them")
+                raise ConfigurationError("--memory and --num-blocks both set the number of blocks: give one of them")
             return parse_blocks(self.num_blocks)
         if model is not None and self.memory_gib is not None:
             if not 0 < self.memory_gib <= opt.MOST_GIB:

@@ -60,7 +60,7 @@ def require_memory(config: SpaceConfig) -> None:
     physical_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if pools_nbytes + tables_nbytes > physical_nbytes:
         raise ConfigurationError(
-            f"the books on {sum(blocks.values()):,} blocks take up to {pools_nbytes / GIB:,.1f} GiB, the tables of "
-            f"{config.max_sequences:,} sequences {tables_nbytes / GIB:,.1f} GiB, and this machine has "
+            f"the bookkeeping of {sum(blocks.values()):,} blocks takes up to {pools_nbytes / GIB:,.1f} GiB, the tables "
+            f"of {config.max_sequences:,} sequences {tables_nbytes / GIB:,.1f} GiB, and this machine has "
             f"{physical_nbytes / GIB:,.1f} GiB: lower --num-blocks, --block-size or --max-sequences"
         )

@@ -30,31 +30,33 @@ class SourceOptions:
     time_unit: Annotated[
         str | None,
         typer.Option(
-            metavar="UNIT", help="Of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
+            metavar="UNIT", help="Unit of arrivals: s, ms, us, ns. Default: the file's own.", rich_help_panel=opt.TRACE
         ),
     ] = None
     columns: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT=COLUMN,...",
-            help=f"Of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
+            help=f"Columns of CSV or Parquet, by name or number: {', '.join(CSV_ROLES)}.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json that texts become tokens by.", rich_help_panel=opt.TRACE),
+        typer.Option(metavar="FILE", help="A tokenizer.json that turns texts into tokens.", rich_help_panel=opt.TRACE),
     ] = None
     chars_per_token: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Of texts, without a tokenizer. Default: 4.", rich_help_panel=opt.TRACE),
+        typer.Option(
+            metavar="X", help="Characters a token, without a tokenizer. Default: 4.", rich_help_panel=opt.TRACE
+        ),
     ] = None
 
     fields: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT=FIELD,...",
-            help="The same of JSON lines; dots lead into objects: prompt=request.text.",
+            help="The same for JSON lines; dots lead into objects: prompt=request.text.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
@@ -62,7 +64,7 @@ class SourceOptions:
         str | None,
         typer.Option(
             metavar="poisson:RATE",
-            help="Times in the place of the file's: at random, RATE a second.",
+            help="Random times instead of the file's, RATE a second.",
             rich_help_panel=opt.TRACE,
         ),
     ] = None
@@ -77,11 +79,11 @@ class SourceOptions:
     ] = None
     keep_failed: Annotated[
         bool,
-        typer.Option("--keep-failed", help="Requests that failed are requests, too.", rich_help_panel=opt.TRACE),
+        typer.Option("--keep-failed", help="Keep requests that failed.", rich_help_panel=opt.TRACE),
     ] = False
     skip_bad: Annotated[
         int,
-        typer.Option(metavar="N", help="Pass over N lines that cannot be read.", rich_help_panel=opt.TRACE),
+        typer.Option(metavar="N", help="Skip up to N lines that cannot be read.", rich_help_panel=opt.TRACE),
     ] = 0
 
     tenant_by: Annotated[
@@ -97,7 +99,7 @@ class SourceOptions:
         """Refuse options that are invalid for every file."""
         require_time_unit(self.time_unit)
         if self.columns is not None and self.fields is not None:
-            raise ConfigurationError("--columns and --fields both say where a row has what: give one of them")
+            raise ConfigurationError("--columns and --fields both name the parts of a row: give one of them")
         self._columns()
         self._texts()
         self._arrivals()

@@ -24,7 +24,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-UNKNOWN_CONTENT: Final = "unknown, the trace tells lengths alone"
+UNKNOWN_CONTENT: Final = "unknown, the trace has only lengths"
 NUMBER: Final = re.compile(r"[\d.,]+")
 MOST_ROWS: Final = 30
 """Most rows of a table by tenant or by window."""

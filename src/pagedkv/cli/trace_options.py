@@ -76,7 +76,7 @@ class TraceOptions:
         """The windows of recorded time, if requested. Raises ConfigurationError."""
         if self.window is None:
             if self.utc_offset:
-                raise ConfigurationError("--utc-offset says where the times of day of --window are: give both")
+                raise ConfigurationError("--utc-offset is the time zone of --window's times of day: give both")
             return None
         return parse_window(self.window, self.utc_offset)
 
@@ -132,14 +132,12 @@ class MergingOptions:
     shared_ids: Annotated[
         bool,
         typer.Option(
-            "--shared-ids", help="Of several files: their block ids are of one numbering.", rich_help_panel=opt.TRACE
+            "--shared-ids", help="The block ids of several files share one numbering.", rich_help_panel=opt.TRACE
         ),
     ] = False
     start_together: Annotated[
         bool,
-        typer.Option(
-            "--start-together", help="Of several files: each begins at 0, whenever it was.", rich_help_panel=opt.TRACE
-        ),
+        typer.Option("--start-together", help="Let each of several files begin at 0.", rich_help_panel=opt.TRACE),
     ] = False
 
 

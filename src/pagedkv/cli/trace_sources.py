@@ -143,7 +143,7 @@ class TraceSources:
             )
         if not has_tenants and options.isolates:
             raise ConfigurationError(
-                "--isolate keeps tenants apart, and the trace names none: say which field does (--tenant-by), or give "
+                "--isolate separates tenants, and the trace names none: name their field (--tenant-by), or give "
                 "a file for each"
             )
 

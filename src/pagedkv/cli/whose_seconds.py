@@ -75,7 +75,7 @@ class WhoseSeconds:
         others = model is not None and "/" in name and name.partition("/")[0].lower() != model.lower()
         if self.is_assumed:
             whose = f", not of {model}" if others else ""
-            yield f"the seconds are those of {name}{whose}, for nothing says what this runs on: {remedy} do"
+            yield f"the seconds are those of {name}{whose}, since the hardware is not given: name it by {remedy}"
         elif others:
             yield f"the seconds are those of {name}, the memory is that of {model}"
         yield f"the seconds are those of {name}, {self.origin.sentence}"

@@ -1,4 +1,4 @@
-"""The planner: how much memory a load wants, and what comes of it, without a model that runs.
+"""The planner: how much memory a load needs, and how fast it is served, without running a model.
 
 ::
 
@@ -7,5 +7,5 @@
     capacity     hit ratio against capacity, and the optimum
     simulation   a trace through the space, on a virtual clock or one request at a time
     recording    a running engine's events, joined with its log
-    report       a page about what came out
+    report       a page with the results
 """

@@ -155,7 +155,7 @@ def test_latencies_of_a_known_engine_are_predicted_as_it_has_them(tmp_path: Path
             stated = 0.5 if (metric, statistic) == ("ttft", "p90") else own  # the file's word goes first
             assert each["stated_s"] == pytest.approx(stated)
             assert each["error"] == pytest.approx(each["predicted_s"] / stated - 1)
-    assert "without one hit" in document["notes"][-1]
+    assert "include no hits" in document["notes"][-1]
     shown = " ".join(run("validate", path, "--cost-model", cost).stdout.split())
     assert "Latencies of 40 requests, in seconds: stated, and predicted" in shown
     assert f"TTFT p90 0.5000 {found['ttft', 'p90']['predicted_s']:.4f} {found['ttft', 'p90']['error']:+.1%}" in shown

@@ -98,7 +98,7 @@ def test_lines_of_throughput_may_say_more_as_those_of_vllm_0_33_do(tmp_path: Pat
         ("", "the file is empty. Give a CSV file"),
         ("tokens,seconds\n1,2\n", ":1: a header with no column num_new_tokens: tokens, seconds"),
         ("seconds,seconds,num_new_tokens\n1,2,3\n", ":1: a header with a column twice"),
-        ("num_new_tokens,seconds\n", "the file tells of no step"),
+        ("num_new_tokens,seconds\n", "the file has no steps"),
         ("num_new_tokens,seconds\n1,0.5\n3,-0.25\n", ":3: a step of -0.25 seconds. Give positive seconds"),
         ("num_new_tokens,seconds\n1,0\n", ":2: a step of 0 seconds"),
         ("num_new_tokens,seconds\n1,nan\n", ":2: a step of nan seconds"),
@@ -109,7 +109,7 @@ def test_lines_of_throughput_may_say_more_as_those_of_vllm_0_33_do(tmp_path: Pat
         (json.dumps({"num_decoded": 1}) + "\n", ":1: Object missing required field"),
         (
             "INFO 11-10 12:00:00 nothing of throughput\n",
-            "tells of no step; steps are told by 0 of 0 intervals",
+            "has no steps; steps are told by 0 of 0 intervals",
         ),
         ('{"messages": [], "usage": {}}\n', ":1: the row has nothing of a step. Give a CSV file with the columns"),
     ],

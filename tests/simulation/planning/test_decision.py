@@ -208,7 +208,7 @@ def test_a_first_setting_that_serves_next_to_nobody_is_no_measure() -> None:
         "h100 serves next to none"
     )
     assert decision.reasons[1] == (
-        "2xh100 instead of h100: one of them serves next to nothing within the bounds, so no ratio tells"
+        "2xh100 instead of h100: one of them serves next to nothing within the bounds, so a ratio means nothing"
     )
 
 

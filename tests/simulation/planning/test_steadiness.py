@@ -82,9 +82,7 @@ def test_the_bound_that_binds_is_named_with_what_nine_of_ten_keep() -> None:
     )
     tight = served(steadily(100, 2.0), Bounds(tpot_s=0.499))
     assert tight.steadiness.binds == ("tpot",)
-    assert change_of(tight, PlanPoint(config(), ONE_AT_A_TIME)).startswith(
-        "steps take too long, and hardly anybody waits"
-    )
+    assert change_of(tight, PlanPoint(config(), ONE_AT_A_TIME)).startswith("steps take too long, and few requests wait")
 
 
 def test_long_answers_want_a_longer_measurement() -> None:

@@ -39,7 +39,7 @@ def calibrate(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Cost model that holds for what the steps do not tell. Default: that costs nothing."
+            metavar="NAME", help="Cost model for parameters that the steps do not determine. Default: they are 0."
         ),
     ] = None,
     block_size: Annotated[
@@ -47,7 +47,7 @@ def calibrate(
     ] = 16,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Fit a cost model to steps that an engine took, and tell how far off it is.
+    """Fit a cost model to measured steps of an engine, and show its error.
 
     A CSV file has a header and a step a line: num_new_tokens and seconds, and if you can count them
     num_attended_pairs, num_context_tokens and num_sequences. At least 20 steps, of different sizes.

@@ -77,12 +77,14 @@ class Conversion:
         bool,
         typer.Option(
             "--anonymize",
-            help="Let no text or token out: ids of blocks (of --block-size, else 16, tokens) are salted digests.",
+            help="Write no text or token: block ids (of --block-size, else 16, tokens) are salted digests.",
         ),
     ] = False
     salt: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Of --anonymize, for files that belong together. Default: a random one."),
+        typer.Option(
+            metavar="TEXT", help="Salt of --anonymize, for files that belong together. Default: a random one."
+        ),
     ] = None
     limit: opt.Limit = None
     source: SourceOptions = SourceOptions()  # noqa: RUF009 - a value: frozen

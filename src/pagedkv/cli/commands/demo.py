@@ -29,7 +29,7 @@ __all__ = ["demo"]
 def demo(
     *,
     questions: Annotated[int, typer.Option(metavar="N", help="Questions to answer.")] = 400,
-    documents: Annotated[int, typer.Option(metavar="N", help="Documents that they are about.")] = 24,
+    documents: Annotated[int, typer.Option(metavar="N", help="Documents that the questions are about.")] = 24,
     num_blocks: Annotated[
         int | None, typer.Option(metavar="N", help="Blocks of 16 tokens, one of them the null block. Default: 200.")
     ] = None,
@@ -38,9 +38,9 @@ def demo(
 ) -> None:
     """Let a small model answer questions about documents from too little KV memory, and judge every answer.
 
-    The model travels with the package. Right answers can come only out of the KV cache: what the documents say is drawn
-    at random. Every answer is compared with dense generation as well. The exit code is 1 if fewer than 98% are right,
-    or one is another than dense generation's.
+    The model is part of the package. The documents' facts are random, so right answers can come only from the KV cache.
+    Every answer is compared with dense generation as well. The exit code is 1 if fewer than 98% are right, or if one
+    differs from dense generation's.
 
     For example:
 

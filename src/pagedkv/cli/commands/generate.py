@@ -60,12 +60,14 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
         Path | None, typer.Option("--input", metavar="FILE", help="Prompts as JSON lines; - reads them.")
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Take --prompt for what a user says, by the model's chat template.")
+        bool, typer.Option("--chat", help="Treat --prompt as a user's message, by the model's chat template.")
     ] = False,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens of an answer, at most.")] = 64,
     samples: Annotated[int, typer.Option(metavar="N", help="Answers to each prompt.")] = 1,
     temperature: Annotated[float, typer.Option(metavar="T", help="0: the most likely tokens.")] = 0.0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Let the model's end token end nothing.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Do not end answers at the model's end token.")
+    ] = False,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
     engine: EngineOptions,
     verify: Annotated[

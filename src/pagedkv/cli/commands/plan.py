@@ -35,9 +35,9 @@ class PlanRuns:
     jobs: opt.Jobs = None
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where figures of points are kept. Default: the user's cache."),
+        typer.Option(metavar="FOLDER", help="Folder for figures of points. Default: the user's cache."),
     ] = None
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run points that were run before, too.")] = False
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run finished points again, too.")] = False
 
     @property
     def num_processes(self) -> int:

@@ -22,7 +22,7 @@ FOR_TRIALS: Final = "made up, for trials"
 
 
 def presets(json_file: opt.JsonFile = None) -> None:
-    """List the names that --model, --gpu and --cost-model know, with GiB, bandwidth and bytes per token.
+    """List the names for --model, --gpu and --cost-model, with GiB, bandwidth and bytes per token.
 
     Any model with any number of any GPU is a cost model's name as well: llama-3.1-8b/4xh200. Numbers of GPUs are
     those of data sheets, of models those of their configs, and seconds follow from both (docs/models-and-costs.md);

@@ -50,7 +50,9 @@ class Publisher:
         str | None,
         typer.Option(metavar="ENDPOINT", help="Where the engine sends missed messages again.", rich_help_panel=ENGINE),
     ] = None
-    topic: Annotated[str, typer.Option(metavar="TEXT", help="What topics begin with.", rich_help_panel=ENGINE)] = ""
+    topic: Annotated[
+        str, typer.Option(metavar="TEXT", help="Required beginning of topics.", rich_help_panel=ENGINE)
+    ] = ""
     bind: Annotated[
         bool,
         typer.Option("--bind", help="The engine connects to us: its endpoint names a machine.", rich_help_panel=ENGINE),
@@ -60,16 +62,17 @@ class Publisher:
         typer.Option(metavar="URL", help="The engine's metrics page: usage, hits.", rich_help_panel=ENGINE),
     ] = None
     metrics_interval: Annotated[
-        float, typer.Option(metavar="S", help="Seconds between two looks at it.", rich_help_panel=ENGINE)
+        float, typer.Option(metavar="S", help="Seconds between two readings.", rich_help_panel=ENGINE)
     ] = 15.0
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop after so long. Default: Ctrl-C.", rich_help_panel=ENGINE)
+        float | None,
+        typer.Option(metavar="S", help="Stop after S seconds. Default: at Ctrl-C.", rich_help_panel=ENGINE),
     ] = None
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Stop after so many messages.", rich_help_panel=ENGINE)
-    ] = None
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Stop after N messages.", rich_help_panel=ENGINE)] = (
+        None
+    )
     patience: Annotated[
-        float, typer.Option(metavar="S", help="Stop after so many seconds without a publisher.", rich_help_panel=ENGINE)
+        float, typer.Option(metavar="S", help="Stop after S seconds without a publisher.", rich_help_panel=ENGINE)
     ] = 30.0
 
     @property
@@ -99,7 +102,7 @@ class RequestLog:
     log: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Request log of the engine, or of what stands before it.", rich_help_panel=REQUESTS
+            metavar="FILE", help="Request log of the engine, or of the gateway before it.", rich_help_panel=REQUESTS
         ),
     ] = None
     output: Annotated[
@@ -116,7 +119,7 @@ class RequestLog:
         bool,
         typer.Option(
             "--keep-tokens",
-            help="Write tokens instead of block ids: only so do prompts hit what answers left.",
+            help="Write tokens instead of block ids, so that prompts hit blocks of answers.",
             rich_help_panel=REQUESTS,
         ),
     ] = False
@@ -133,7 +136,7 @@ class RequestLog:
                 "--output is a trace of requests, which events do not show: give the engine's request log, too (--log)"
             )
         if self.log is not None and self.output is None:
-            raise ConfigurationError("--log is joined into a trace: say where to write it (--output)")
+            raise ConfigurationError("--log is joined into a trace: name the file to write (--output)")
         if self.block_size is not None and self.block_size < 1:
             raise ConfigurationError(f"--block-size must be at least 1 token, got {self.block_size}")
         LogClock(self.utc_offset, 0.0)
@@ -148,7 +151,7 @@ class RequestLog:
 
 @command
 def record(
-    endpoint: Annotated[str, typer.Argument(help="Of KV events, as in tcp://127.0.0.1:5557.")],
+    endpoint: Annotated[str, typer.Argument(help="Endpoint of KV events, as in tcp://127.0.0.1:5557.")],
     *,
     requests: RequestLog,
     publisher: Publisher,
@@ -280,4 +283,4 @@ def _none_in_time(path: str, counts: JoinCounts, window_s: tuple[float, float]) 
         f"none of its {counts.num_read:,} requests came while events were recorded: they came from {first_s:.3f} to "
         f"{last_s:.3f} s since 1970, the recording went from {window_s[0]:.3f} to {window_s[1]:.3f} s"
     )
-    return TraceError(path, None, reason, "Name the log of the same time, or tell its zone: --utc-offset")
+    return TraceError(path, None, reason, "Name the log of the same time, or give its time zone: --utc-offset")

@@ -73,7 +73,7 @@ def replay(
         _replay_with_engine(trace, serving, model_path, json_file)
         return
     if model_path is not None:
-        raise ConfigurationError("--model-path names the model of --engine: give both; --model tells sizes alone")
+        raise ConfigurationError("--model-path names the model of --engine: give both; --model gives only sizes")
     served = serve_trace(trace, serving)
     if json_file is not None:
         write_json(json_file, {"trace": trace, "command": command_line(), **served.as_dict()})

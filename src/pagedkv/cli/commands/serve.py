@@ -40,7 +40,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         typer.Option(metavar="FILE", help="API keys and their tenants, as TOML.", rich_help_panel=SERVER),
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(metavar="N", help="Requests that wait at most; more get 429.", rich_help_panel=SERVER)
+        int, typer.Option(metavar="N", help="Most requests that wait; further ones get 429.", rich_help_panel=SERVER)
     ] = 1024,
     max_body: Annotated[
         float, typer.Option(metavar="MIB", help="The largest body of a request.", rich_help_panel=SERVER)
@@ -56,7 +56,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     request_log: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write a trace of what is served, to curve and plan.", rich_help_panel=SERVER
+            metavar="FILE", help="Write a trace of the served requests, for curve and plan.", rich_help_panel=SERVER
         ),
     ] = None,
     log_tokens: Annotated[

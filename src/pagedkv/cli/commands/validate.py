@@ -30,14 +30,14 @@ from pagedkv.planner.traces.lines import Line
 __all__ = ["validate"]
 
 NO_SHARING: Final = (
-    "latencies are predicted without one hit, for the result does not tell what prompts share, and without network and "
-    "server, which are in the stated ones"
+    "predicted latencies include no hits, since the result does not show what prompts share, and neither network nor "
+    "server, which the stated ones include"
 )
 
 
 @command
 def validate(  # noqa: PLR0913 - typer needs a parameter for each option
-    steps: Annotated[str, typer.Argument(help="What calibrate takes: CSV, StepRecords, a vLLM log or bench result.")],
+    steps: Annotated[str, typer.Argument(help="Measured steps: CSV, StepRecords, a vLLM log or bench result.")],
     *,
     cost_model: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="A preset such as llama-3.1-8b/h100, or a JSON file.")
@@ -49,12 +49,12 @@ def validate(  # noqa: PLR0913 - typer needs a parameter for each option
     max_batched_tokens: opt.MaxBatchedTokens = 8192,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Tell how far off a cost model is on steps that an engine took.
+    """Show the error of a cost model on measured steps of an engine.
 
-    Of a result of vllm bench serve, its requests are also served on the virtual clock, and what it states of TTFT, TPOT
-    and ITL stands beside what is predicted; give the engine's limits of a step (--max-sequences, --max-batched-tokens).
+    The requests of a result of vllm bench serve are also served on the virtual clock, and its TTFT, TPOT and ITL are
+    shown beside the predicted ones; give the engine's limits of a step (--max-sequences, --max-batched-tokens).
 
-    Calibrate on one measurement and validate on another one: the error of a fit says little of other loads.
+    Calibrate on one measurement and validate on another one: the error of a fit does not hold for other loads.
 
     For example:
 

@@ -29,7 +29,7 @@ from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 
-AXES: Final = "Axes: lists, the first value being the one that others are compared with"
+AXES: Final = "Axes: lists; the other values are compared with the first"
 MOST_POINTS: Final = 1000
 BY_NEED: Final = "need"
 MOST_OF_MEMORY: Final = 0.98
@@ -85,7 +85,7 @@ class PlanAxes:
         typer.Option(
             "--split",
             metavar="X,...",
-            help=f"Of models with several pools: {BY_NEED}, or the memory of full attention times so much.",
+            help=f"For models with several pools: {BY_NEED}, or the memory of full attention times X.",
             rich_help_panel=AXES,
         ),
     ] = BY_NEED
@@ -106,23 +106,25 @@ class PlanAxes:
     ] = None
     ttft_s: Annotated[
         float | None,
-        typer.Option("--ttft", metavar="S", help="Good answers begin within so long.", rich_help_panel=GOALS),
+        typer.Option("--ttft", metavar="S", help="Most seconds to a good answer's first token.", rich_help_panel=GOALS),
     ] = None
     tpot_s: Annotated[
         float | None,
-        typer.Option("--tpot", metavar="S", help="Good answers take so long a further token.", rich_help_panel=GOALS),
+        typer.Option(
+            "--tpot", metavar="S", help="Most seconds a further token of a good answer.", rich_help_panel=GOALS
+        ),
     ] = None
     price: Annotated[
         str | None,
         typer.Option(
-            metavar="GPU=X,...", help="What a GPU costs an hour, for what tokens cost.", rich_help_panel=GOALS
+            metavar="GPU=X,...", help="Price of a GPU for an hour, for the cost of tokens.", rich_help_panel=GOALS
         ),
     ] = None
     closed_loop: Annotated[
         bool,
         typer.Option(
             "--closed-loop",
-            help="The next turn of a session comes a think time after the answer, and not when it was recorded.",
+            help="A session's next turn arrives a think time after the answer, not at its recorded time.",
             rich_help_panel=GOALS,
         ),
     ] = False
@@ -293,8 +295,8 @@ def _load(text: str) -> float:
         )
     if not 0 < value <= HIGHEST_LOAD:
         raise _OutOfRangeError(
-            f"each must be over 0 and at most {HIGHEST_LOAD:,.0f} times the recorded traffic, got {text:.60}: beyond, "
-            "a whole trace comes at once, which tells how fast a queue is drained and not what is sustained"
+            f"each must be over 0 and at most {HIGHEST_LOAD:,.0f} times the recorded traffic, got {text:.60}: above it "
+            "the whole trace arrives at once, which shows how fast a queue drains, not a sustained load"
         )
     return value
 

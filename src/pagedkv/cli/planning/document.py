@@ -140,7 +140,7 @@ def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[
             by_gpus[gpus] = min(by_gpus.get(gpus, each), each)
     typed = ", ".join(f"{name}={price:g}" for name, price in axes.prices.items())
     if not by_gpus:
-        yield f"what tokens cost cannot be told (--price {typed}): nothing says what is sustained on these GPUs"
+        yield f"the cost of tokens is unknown (--price {typed}): no load is known to hold on these GPUs"
         return
     told = ", ".join(f"{each:.3g} on {gpus}" for gpus, each in by_gpus.items())
     cheapest = min(by_gpus, key=lambda gpus: by_gpus[gpus])
@@ -167,14 +167,14 @@ def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]
     if len(short) == len(everything):
         reason = as_typed(reason_of(short[0], axes.bounds))
         yield (
-            f"the trace is too short to say what is sustained ({reason}): answers a second are how fast these requests "
-            "are answered, and no capacity"
+            f"the trace is too short to find the sustained load ({reason}): answers a second are the speed of this "
+            "run, not a capacity"
         )
     elif short:
         least = min(planned.load for planned, figures in found if figures.steadiness.verdict == TOO_SHORT)
-        yield f"from {least:g} times the recorded traffic on the trace is too short to say whether that load holds"
+        yield f"from {least:g} times the recorded traffic on, the trace is too short to decide whether the load holds"
     if not everything[0].has_content:
-        yield "the trace tells lengths and not content: what would hit is unknown, and nothing is shared"
+        yield "the trace has lengths but no content: hits are unknown, and no blocks are shared"
     num_rejected = max(figures.num_rejected for figures in everything)
     if num_rejected:
         yield (

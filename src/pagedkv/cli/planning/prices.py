@@ -58,7 +58,7 @@ def parse_prices(text: str) -> dict[str, float]:
         price = _number(number)
         if not equals or price is None or not 0 < price <= HIGHEST_PRICE:
             raise ConfigurationError(
-                f"--price wants the price of a GPU for an hour, as in h100=2.5,l4=0.7, got {part!r:.60}"
+                f"--price must be the price of a GPU for an hour, as in h100=2.5,l4=0.7, got {part!r:.60}"
             )
         find_gpu(name)
         if name.lower() in prices:

@@ -107,7 +107,7 @@ def _compile_for(points: Sequence[PlanPoint]) -> None:
 
 
 def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
-    """Give a worker the next point, if there is one."""
+    """Send the next point to a worker, if there is one."""
     if left:
         place, point = left.popleft()
         worker.under_way = place

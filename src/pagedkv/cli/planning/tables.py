@@ -40,7 +40,7 @@ def print_plan(plan: Plan) -> None:
     console.print()
     title = (
         f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * is the one that the headline names; holds: "
-        "yes, or what does not (? where the trace is too short to tell)"
+        "yes, or the cause if not (? if the trace is too short to decide)"
     )
     print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
     has_bounds = any(bound is not None for bound in plan["bounds"].values())

@@ -3,13 +3,13 @@
 Keys and values of grouped-query attention (Ainslie et al., GQA, EMNLP 2023)::
 
     token       [2 (keys, values)][num_kv_heads][head_dim]
-    pair        2 * head_dim operations for the score, as many to add the value: of every *query* head
+    pair        2 * head_dim operations for the score, as many to add the value; for every *query* head
 
 Multi-head attention (as many key heads as query heads) and multi-query attention (one key head) are its extremes.
 Multi-head latent attention (DeepSeek-V2, 2024, section 2.1) keeps one latent vector and one rotary key for all heads::
 
     token       [kv_lora_rank + qk_rope_head_dim]
-    pair        2 * (qk_nope_head_dim + qk_rope_head_dim) + 2 * v_head_dim operations, of every head
+    pair        2 * (qk_nope_head_dim + qk_rope_head_dim) + 2 * v_head_dim operations, for every head
 
 These are the operations of a prefill, where keys and values are computed from the latent. Decoding folds that product
 into the queries and takes about three times as many operations a pair; most of its steps are limited by memory.

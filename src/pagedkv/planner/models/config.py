@@ -15,7 +15,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["COMPARE", "ModelConfig"]
 
 COMPARE: Final = "Compare it with the config.json on the model's own page"
-ADD_THE_KEY: Final = "Add the key; the model's own page or source tells its value"
+ADD_THE_KEY: Final = "Add the key; the model's own page or source has its value"
 LANGUAGE_MODEL: Final = "text_config"
 SHARED_WITH_PARTS: Final = ("dtype", "torch_dtype", "quantization_config")
 """Keys that a multimodal config has once, for all of its parts."""

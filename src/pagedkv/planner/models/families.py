@@ -196,6 +196,6 @@ def family_of(config: ModelConfig) -> Family:
             raise config.fault(
                 key,
                 f"is set, which is not known of the model_type {model_type!r}",
-                "What it keeps in the KV cache cannot be told; remove the key if it changes nothing there",
+                "Its effect on the KV cache is unknown; remove the key if it has none",
             )
     return family

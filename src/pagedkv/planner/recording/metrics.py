@@ -145,7 +145,7 @@ class MetricsFollower:
             RecordingError: the page cannot be read, or is not one of vLLM or SGLang.
         """
         if not self._read():
-            raise RecordingError(self._url, "tells nothing of the cache of vLLM or SGLang", REMEDY)
+            raise RecordingError(self._url, "has no figures of the cache of vLLM or SGLang", REMEDY)
 
     def tick(self, now_s: float) -> None:
         """Read the page if the interval has passed; a failure is counted."""

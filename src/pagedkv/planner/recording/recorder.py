@@ -185,7 +185,7 @@ class Recorder:
             if self._numbers.has_begun:
                 self.residency.advance(self.ended_s)
         if not was_connected:
-            reason = f"nobody published there within {self.ended_s - started_s:.1f} s"
+            reason = f"no publisher sent there within {self.ended_s - started_s:.1f} s"
             remedy = "Start the engine with KV events (publisher zmq), or wait longer: `patience_s`"
             raise RecordingError(self._subscription.source, reason, remedy)
         return ending

@@ -10,7 +10,7 @@ from pagedkv.planner.report.number_text import COUNT, RATIO, edge
 
 __all__ = ["age_section"]
 
-UNKNOWN: Final = "The trace tells lengths and not content: what would hit is unknown."
+UNKNOWN: Final = "The trace has lengths but no content: hits are unknown."
 
 
 def age_section(run: ReportRun) -> Section:

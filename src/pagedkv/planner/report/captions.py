@@ -137,14 +137,14 @@ PLOTS: Final = MappingProxyType(
 
 TABLES: Final = MappingProxyType(
     {
-        "figures": "Key figures; differences are to the first run, and better or worse is said where one can tell",
+        "figures": "Key figures; differences are to the first run, marked as better or worse where that is clear",
         "latency": "Seconds from arrival to each event; percentiles interpolate linearly",
         "preemptions": "Preemptions, and what they cost",
         "waste": "Share of slots without a token",
         "misses": "Prompt tokens that did not hit at first admission, by cause",
         "pools": "Each pool: blocks live, cached and free, mean over time and peak",
         "pool_nbytes": "The same in GiB",
-        "ages": "Blocks by seconds since they were last given up",
+        "ages": "Blocks by seconds since their last release",
         "curve": "Hit ratio by block at each measured capacity, and the gaps to the ideal",
         "settings": "Settings",
     }

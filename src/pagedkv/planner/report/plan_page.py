@@ -45,7 +45,7 @@ METHOD: Final = (
     "the bounds (all answers, where there are none) under the highest load that holds. Choices are compared on the "
     "same requests, over everything else that was tried (for traffic, where one of the two keeps the bounds for 1 % of "
     "the requests at least); intervals are those of the jackknife over eighths of the trace, 95 %. docs/planning.md "
-    "tells more."
+    "has more."
 )
 GLOSSARY: Final = (
     Caption("Load", "How many times the recorded traffic came."),

@@ -37,7 +37,7 @@ class QueueFile:
     def push(self, request: Request | TokenizedRequest) -> None:
         """Append a request."""
         if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115 - open for as long as somebody waits
+            self._file = TemporaryFile()  # noqa: SIM115 - open as long as a request waits
             weakref.finalize(self, self._file.close)
             self._read_to = 0
         self._file.seek(0, os.SEEK_END)
@@ -47,7 +47,7 @@ class QueueFile:
     def pop(self) -> Request | TokenizedRequest:
         """Remove and return the first request. Removing the last one closes the file. Raises IndexError."""
         if self._file is None:
-            raise IndexError("nobody is kept back")
+            raise IndexError("the queue is empty")
         self._file.seek(self._read_to)
         request: Request | TokenizedRequest = pickle.load(self._file)  # noqa: S301 - written by this process
         self._read_to = self._file.tell()

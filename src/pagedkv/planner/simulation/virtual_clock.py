@@ -122,7 +122,7 @@ class VirtualClock:
         return self._meters.num_requests + len(self._queue_file)
 
     def offer(self, request: Request | TokenizedRequest) -> None:
-        """Let the next request arrive, after running all steps that begin before that.
+        """Add the next request, after running all steps that begin before its arrival.
 
         Raises:
             TraceError: it arrives before the previous request.

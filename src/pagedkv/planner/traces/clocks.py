@@ -68,7 +68,7 @@ class ArrivalClock:
         if self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
             return []
         bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
-        told = f"so {bursts}: bursts that may never have been"
+        told = f"so {bursts}: bursts that may come from rounding"
         if self._is_whole:
             return [f"times are whole seconds, {told}; `span_s=1` spreads them over their second"]
         if COARSE_S <= self._least_step_s < math.inf:

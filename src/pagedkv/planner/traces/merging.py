@@ -107,7 +107,7 @@ class MergedLogs:
         for (begin_s, end_s), path in sorted(spans):
             if begin_s > latest_s:
                 gap = f"{begin_s - latest_s:,.0f} s"
-                yield f"{path} begins {gap} after {latest} ends: they never meet (`starts_together` lets them)"
+                yield f"{path} begins {gap} after {latest} ends: they never overlap (`starts_together` lets them)"
             if latest_s == math.inf or end_s > latest_s:
                 latest_s, latest = end_s, path
 

@@ -33,7 +33,7 @@ class MadeUpArrivals:
 
     def __post_init__(self) -> None:
         if not (self.per_s > 0 and math.isfinite(self.per_s)):
-            raise ConfigurationError(f"`arrivals=poisson:RATE` wants requests a second, above 0, got {self.per_s}")
+            raise ConfigurationError(f"`arrivals=poisson:RATE` must be requests a second, above 0, got {self.per_s}")
 
     @property
     def told(self) -> str:
@@ -67,7 +67,9 @@ def parse_arrivals(text: str) -> MadeUpArrivals:
     except ValueError:
         per_s = math.nan
     if kind != POISSON or math.isnan(per_s):
-        raise ConfigurationError(f"`arrivals` wants poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}")
+        raise ConfigurationError(
+            f"`arrivals` must be poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}"
+        )
     return MadeUpArrivals(per_s)
 
 

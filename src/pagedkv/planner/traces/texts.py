@@ -132,7 +132,7 @@ def text_tokens(tokenizer: str | None, chars_per_token: float | None) -> TextTok
     if tokenizer is None:
         return CharacterTokens(CHARS_PER_TOKEN if chars_per_token is None else chars_per_token)
     if chars_per_token is not None:
-        raise ConfigurationError("`tokenizer` and `chars_per_token` both say what a token is: give one of them")
+        raise ConfigurationError("`tokenizer` and `chars_per_token` both define tokens: give one of them")
     return FileTokens(tokenizer)
 
 

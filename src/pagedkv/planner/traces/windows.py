@@ -28,7 +28,7 @@ MOST_WINDOWS: Final = 10_000
 LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 TIMES: Final = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 REST: Final = "the rest"
-WANTED: Final = "`window` wants a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
+WANTED: Final = "`window` must be a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class WindowRule:
         is_dated = first_s >= FIRST_EPOCH_S
         if self.length_s is None and not is_dated:
             raise ConfigurationError(
-                "the times of this trace do not tell the time of day: divide it by lengths, as in `window=1h`"
+                "the times of this trace have no time of day: divide it by lengths, as in `window=1h`"
             )
         recorded_s = arrivals_s + origin_s
         if self.length_s is None:

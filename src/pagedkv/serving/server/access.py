@@ -104,7 +104,7 @@ class ApiKeys:
         given = {} if limits is None else limits
         unknown = sorted(set(given) - self.tenants)
         if unknown:
-            raise ConfigurationError(f"limits name {', '.join(unknown)}, and no key is of such a tenant")
+            raise ConfigurationError(f"limits name {', '.join(unknown)}, but no key has such a tenant")
         self.limits = {tenant: given.get(tenant, TenantLimits()) for tenant in sorted(self.tenants)}
 
     @classmethod

@@ -185,7 +185,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     async def numbers(request: Request) -> Response:
         """Answer with the server's metrics, for Prometheus. Where API keys exist, an administrator's key is needed."""
         if not caller_of(service, request).is_admin:
-            raise ApiError(403, "metrics are for administrators: this key is none")
+            raise ApiError(403, "metrics need an administrator's key")
         await metrics.read_engine()
         text, content_type = metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)

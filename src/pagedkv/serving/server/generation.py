@@ -74,7 +74,7 @@ class AnswerEvent:
         index: index of the answer; those of the first prompt come first.
         parts: text, reasoning and calls that are certain now.
         token_ids: new tokens.
-        logprobs: of each new token, if requested.
+        logprobs: log-probabilities of each new token, if requested.
         finish_reason: why the answer ended; set in its last event.
         stop: the token id or text that ended it.
     """
@@ -201,7 +201,7 @@ def require_answered(reason: FinishReason | None) -> None:
         case "rejected":
             raise ApiError(400, "the request does not fit into the memory of the server, even alone", code="too_large")
         case "failed":
-            raise ApiError(500, "what chooses the tokens of this request failed", code="sampling_failed")
+            raise ApiError(500, "the sampling of this request failed", code="sampling_failed")
         case "aborted":
             raise ApiError(503, "the server ended the request", code="aborted")
         case _:

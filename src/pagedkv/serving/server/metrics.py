@@ -138,7 +138,7 @@ class Metrics:
         self._slow.labels(*self._labels, cause).inc()
 
     def stepped(self, record: StepRecord) -> None:
-        """Note a step; called by the engine's thread. O(1)."""
+        """Count a step, in the engine's thread. O(1)."""
         self._steps.labels(*self._labels).inc()
         self._gaps.note(self._clock(), record.num_decoded)
         num_preempted = record.num_swapped_out + record.num_recomputed

@@ -59,9 +59,7 @@ class RequestLog:
         try:
             self._file: BufferedWriter = path.open("xb")
         except FileExistsError as problem:
-            raise ConfigurationError(
-                f"the request log {path} is there already, and a trace has one beginning: name a new file"
-            ) from problem
+            raise ConfigurationError(f"the request log {path} exists already: name a new file") from problem
         except OSError as problem:
             raise ConfigurationError(f"the request log {path} cannot be written: {problem}") from problem
         self._block_size = block_size

@@ -83,6 +83,4 @@ def run(app: FastAPI, service: Service, *, host: str, port: int) -> None:
             server.run()
     except SystemExit as problem:
         if problem.code:
-            raise ConfigurationError(
-                f"the server cannot listen at {host}:{port}: is something there already?"
-            ) from None
+            raise ConfigurationError(f"the server cannot listen at {host}:{port}: is the port in use?") from None

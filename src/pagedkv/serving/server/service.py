@@ -250,7 +250,9 @@ class Service:
             self._require_room(len(prompt.token_ids))
         num_answers = len(ask.prompts) * ask.params.n
         if num_answers > self.config.max_answers:
-            raise ApiError(400, f"{num_answers} answers are asked for, and at most {self.config.max_answers} are given")
+            raise ApiError(
+                400, f"{num_answers} answers are requested, and at most {self.config.max_answers} are allowed"
+            )
         intent = self._intent(ask)
         streams = [
             self.engine.generate(prompt.token_ids, ask.params, intent=intent, deadline_s=self._deadline_s(ask))

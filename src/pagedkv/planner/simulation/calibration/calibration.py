@@ -35,8 +35,8 @@ class ErrorSummary:
     Args:
         least, most: tokens of these steps.
         num_steps: number of steps.
-        median, p90: of the absolute difference of predicted and measured seconds, as a share of the measured.
-        bias: the median of the signed difference: positive if predictions are too high.
+        median, p90: the absolute difference of predicted and measured seconds, as a share of the measured ones.
+        bias: median of the signed difference; positive if predictions are too high.
     """
 
     least: int

@@ -106,7 +106,7 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
         else:
             steps = _of_csv(first, lines)
     if not len(steps):
-        raise TraceError(path, None, "; ".join(["the file tells of no step", *steps.notes[:1]]), WHAT_IS_READ)
+        raise TraceError(path, None, "; ".join(["the file has no steps", *steps.notes[:1]]), WHAT_IS_READ)
     return steps
 
 

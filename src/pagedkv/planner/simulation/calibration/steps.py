@@ -17,9 +17,9 @@ class MeasuredSteps:
     Args:
         seconds: float64 ``[steps]``, duration of each; all positive.
         num_new_tokens: int64 ``[steps]``, tokens computed.
-        num_attended_pairs: int64 ``[steps]``; None: not counted. Likewise the next two.
+        num_attended_pairs: int64 ``[steps]``, pairs of queries and keys; None: not counted.
         num_context_tokens: see :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s`.
-        num_sequences: likewise.
+        num_sequences: sequences with tokens, likewise.
         told_by: description of the source.
         notes: warnings about the steps, one sentence each.
 

@@ -54,7 +54,7 @@ class CostOrigin:
             )
         if self.kind == DATA_SHEET:
             return "computed from the GPU's data sheet and not measured: pagedkv calibrate fits them to measured steps"
-        return "stated, without a word on how far off they are: pagedkv validate tells, on measured steps"
+        return "stated, with an unknown error: pagedkv validate measures it on measured steps"
 
 
 def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:

@@ -46,7 +46,7 @@ class Bounds:
             if seconds is not None and seconds < least_s:
                 raise ConfigurationError(
                     f"`{bound}={seconds:g}` cannot be met: by the cost model {name} {what} takes at least "
-                    f"{least_s:.4g} seconds, with nobody else there. Give a longer bound, or faster hardware"
+                    f"{least_s:.4g} seconds, on an idle machine. Give a longer bound, or faster hardware"
                 )
 
     @property

@@ -158,7 +158,7 @@ def _differences(effect: Effect, what: str) -> Iterator[str]:
     if not effect.num_serving:
         yield "neither serves anything to speak of within the bounds"
     elif ratio is None:
-        yield "one of them serves next to nothing within the bounds, so no ratio tells"
+        yield "one of them serves next to nothing within the bounds, so a ratio means nothing"
     elif effect.changes_traffic:
         yield f"{ratio.value:.2f}x {what} ({ratio.low:.2f} to {ratio.high:.2f})"
     elif effect.is_open:

@@ -38,12 +38,10 @@ def change_of(figures: PointFigures, point: PlanPoint) -> str:
     if waited_s[most] < LEAST_WAITING * figures.busy_s:
         if "tpot" in figures.steadiness.binds:
             return (
-                "steps take too long, and hardly anybody waits: fewer tokens a step (`max_batched_tokens`), fewer "
+                "steps take too long, and few requests wait: fewer tokens a step (`max_batched_tokens`), fewer "
                 "sequences (`max_sequences`), or faster GPUs"
             )
-        return (
-            "hardly anybody waits to be admitted: prompts themselves take too long, so faster GPUs, or a longer bound"
-        )
+        return "few requests wait to be admitted: prompts themselves take too long, so faster GPUs, or a longer bound"
     share = f"for {waited_s[most] / figures.busy_s:.0%} of the time requests wait because "
     match most:
         case "sequences":

@@ -156,7 +156,7 @@ class RequestLog:
         for request in batch.rejected:
             self.rejected(request)
 
-    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - as meters are told
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:  # noqa: ARG002 - signature of all meters
         """Record the number of sequences that decode, and the limit that the step reaches."""
         self._num_decoded = len(batch.decoded_token_ids)
         if work.num_sequences >= self._limits.max_sequences:
@@ -166,7 +166,7 @@ class RequestLog:
         else:
             self._waits_for = "memory"
 
-    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - as meters are told
+    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:  # noqa: ARG002 - signature of all meters
         """Add the time to the resource that the last planned step has used up, if any requests wait."""
         if num_waiting:
             self.waited_s[self._waits_for] += duration_s

@@ -295,8 +295,8 @@ class Calls:
         if self._num_allowed:
             how_many = f"{self._num_allowed:,} of {self._num_served:,} requests"
             yield (
-                f"of {how_many} the answer is not in the log: they count as long as was allowed, which is longer than "
-                "answers are"
+                f"the log lacks the answers of {how_many}: each counts with its greatest allowed length, which is "
+                "usually too long"
             )
 
     def _failed(self) -> str:

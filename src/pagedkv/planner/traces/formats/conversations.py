@@ -63,7 +63,7 @@ class ConversationRows(RowFormat):
     def notes(self) -> list[str]:
         """Warn that the times are generated."""
         made_up = f"{TURN_S:g} s between two turns are made up"
-        return [f"nothing tells when these turns came: {made_up}, and so is the recorded traffic wherever it is named"]
+        return [f"the file has no times of turns: {made_up}, and so is the recorded traffic wherever it is named"]
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the answers of one conversation as requests."""

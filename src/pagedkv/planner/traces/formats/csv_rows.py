@@ -117,7 +117,7 @@ def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = Tru
     for pair in pairs:
         if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
             told = "=".join(pair)
-            raise ConfigurationError(f"`{name}` wants what=column, of {known}; got {told!r:.60}")
+            raise ConfigurationError(f"`{name}` must be what=column, of {known}; got {told!r:.60}")
     columns = {pair[0]: pair[1] for pair in pairs}
     if len(columns) < len(pairs):
         raise ConfigurationError(f"`{name}` names something twice: {text!r:.100}")

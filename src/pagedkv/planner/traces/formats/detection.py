@@ -69,7 +69,7 @@ def detect_format(first: Line, reading: Reading) -> RowFormat:
         return row_format
     if isinstance(row_format, EngineLogRows):
         remedy = "Name several logs, each of a tenant, or a log of the gateway before the engine"
-        raise first.fault("an engine's log does not say whose requests it has (`tenant_by`)", remedy)
+        raise first.fault("an engine's log has no tenants (`tenant_by`)", remedy)
     return TenantRows(row_format, reading.tenant_by)
 
 

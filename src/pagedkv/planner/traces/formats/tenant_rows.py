@@ -32,7 +32,7 @@ class TenantRows(RowFormat):
 
     @property
     def recognised(self) -> str:
-        """Say which format was recognised."""
+        """The recognised format, as text for users."""
         return self._rows.recognised
 
     @property

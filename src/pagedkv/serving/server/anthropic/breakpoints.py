@@ -34,7 +34,7 @@ def breakpoints_of(
     Raises:
         ApiError: there are more than four breakpoints, or one is invalid.
     """
-    marked = list(islice(_marked(conversation), MOST_BREAKPOINTS + 1))  # each holds what is before it
+    marked = list(islice(_marked(conversation), MOST_BREAKPOINTS + 1))  # each includes everything before it
     if whole is not None:
         marked.append((conversation, whole))
     if len(marked) > MOST_BREAKPOINTS:

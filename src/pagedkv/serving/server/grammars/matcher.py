@@ -86,4 +86,4 @@ class GrammarMatcher:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            raise SamplingError(f"the grammar cannot go on: {self._matcher.get_error()}")
+            raise SamplingError(f"the grammar cannot continue: {self._matcher.get_error()}")

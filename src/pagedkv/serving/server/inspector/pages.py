@@ -145,13 +145,13 @@ class _Inspector:
         """Return the caller, an administrator. Raises ApiError, 401 or 403."""
         caller = self._service.access.identify(request.headers)
         if not caller.is_admin:
-            raise ApiError(403, "the inspector is for administrators: this key is none")
+            raise ApiError(403, "the inspector needs an administrator's key")
         return caller
 
     def events(self) -> Response:
         """Answer with events until the client disconnects or the server drains. Raises ApiError above MOST_WATCHERS."""
         if self._num_watchers >= MOST_WATCHERS:
-            raise ApiError(429, f"{MOST_WATCHERS} pages watch already, and no more may", retry_after_s=5)
+            raise ApiError(429, f"{MOST_WATCHERS} pages are watching already, the most that may", retry_after_s=5)
         self._num_watchers += 1
 
         async def end() -> None:

@@ -178,7 +178,7 @@ def _prompts(service: Service, body: CompletionRequest) -> list[Prepared]:
 
 def _refuse_unserved(body: CompletionRequest) -> None:
     if body.suffix:
-        raise ApiError(400, "this server continues texts and fills none in: leave suffix out", param="suffix")
+        raise ApiError(400, "this server does not fill in texts: leave suffix out", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, "best_of must equal n: this server ranks no answers", param="best_of")
     if body.echo and body.logprobs is not None:

@@ -53,7 +53,7 @@ class StoredResponses:
         if found is None:
             raise ApiError(
                 404,
-                f"there is no response {response_id!r} here: it was not stored, or is dropped since. "
+                f"there is no response {response_id!r} here: it was not stored, or was dropped since. "
                 "Send its conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",

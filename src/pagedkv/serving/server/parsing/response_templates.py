@@ -42,7 +42,7 @@ class ResponseTemplateParser:
     transformers cannot parse a region, it and the whole rest of the answer are text.
 
     Args:
-        tokenizer: of transformers, with a response template (:func:`has_response_template`).
+        tokenizer: a tokenizer of transformers with a response template (:func:`has_response_template`).
         tools: offered tools, as the chat template takes them.
         names: names of these tools.
         new_call_id: makes a unique identity of a call.

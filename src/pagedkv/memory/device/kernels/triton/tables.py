@@ -3,7 +3,7 @@
 It uses their index, so its programs need no order. They are of three kinds::
 
     | entry programs, a few a group | place programs, one for each PLACES places of a group | token programs |
-      entries into both tables        whole rows that are new at their places                 slots, and -1 behind
+      entries into both tables        whole rows that are new at their places                 slots, and -1 after
 
 No program waits for the writes of another: a program that needs an entry of this packet reads it from the packet.
 """
