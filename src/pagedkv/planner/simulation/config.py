@@ -14,12 +14,12 @@ from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
 __all__ = ["ServingConfig"]
 
 LONGEST_SEQUENCE: Final = 2**25
+"""Tokens of a longest prompt and a longest output, as trace readers accept them."""
 LEAST_EVENTS: Final = 65_536
 LARGEST_SEED: Final = 2**63 - 1
 MOST_NBYTES: Final = 2**63 - 1
 GHOSTS_A_BLOCK: Final = 8  # misses of older ghosts count as unknown
 EVENTS_A_BLOCK: Final = 4  # one operation names and unnames each block fewer times; then events are read
-"""Tokens of a longest prompt and a longest output, as trace readers accept them."""
 
 
 @dataclass(frozen=True, slots=True)
