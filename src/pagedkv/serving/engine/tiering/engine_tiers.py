@@ -3,7 +3,8 @@
 ::
 
     scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
-    between two steps      advance()                  loads end, copies are offered
+    before a step          end_loads()                loads that have their answers end
+    behind a step          offer_copies()             what was queued is copied and offered
     a prompt is computed   offer(request)             what it has computed is queued for the tiers
     a request ends         offer(request), ended(request)
     reset, new weights     reset(), renew()
@@ -128,14 +129,13 @@ class EngineTiers:
 
     # Between steps
 
-    def advance(self, *, is_idle: bool, is_alone: bool) -> None:
-        """End loads that have their answers, and offer what was copied.
-
-        Args:
-            is_idle: no request is served; is_alone: none runs that copies would delay.
-        """
+    def end_loads(self, *, is_alone: bool) -> None:
+        """End loads that have their answers, before a step; ``is_alone``: copies would delay no request."""
         self._arrived.clear()
         self._loads.advance(is_alone=is_alone)
+
+    def offer_copies(self, *, is_idle: bool) -> None:
+        """Copy and offer what waits, behind a step; ``is_idle``: no request is served."""
         self._offers.advance(is_idle=is_idle)
         for tier in self._tiers:
             tier.log_outage()
