@@ -19,7 +19,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
 from pagedkv.serving.engine.tiering import TierCause, tier_loads
-from pagedkv.tiers import FolderTier, HostTier, ObjectTier, RedisTier, Tier
+from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, Tier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
 from tests.engine.tier_bodies import FAULTS, TestBody, tier_over
@@ -407,6 +407,33 @@ def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
         llm.set_weights_epoch("third", change=lambda: change(1.0))
     assert entries() == 2  # the first weights are back, and so is their store
     assert served() == [32, 32]
+
+
+def test_a_tier_that_does_not_answer_after_new_weights_is_left_out(
+    model: PreTrainedModel, answers: list[Reference], caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies: list[HostBody] = []
+
+    def make(_: bytes) -> HostBody:
+        if bodies:
+            raise OSError("gone")
+        bodies.append(HostBody())
+        return bodies[0]
+
+    llm = LLM(model, with_tiers(BodyTier(make, "1MiB", "tape"), HostTier("1MiB", loads="always")))
+    llm.generate(PROMPTS, PARAMS)
+    with caplog.at_level(logging.WARNING, "pagedkv.tiers"):
+        llm.set_weights_epoch("second")
+    assert [record.getMessage() for record in caplog.records] == [
+        "tier tape is left out after new weights: the tape tier cannot be opened: gone"
+    ]
+    llm.generate(PROMPTS, PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    forget_device(llm)
+    requests, _ = serve(llm, PROMPTS, PARAMS)
+    compare(requests, answers)
+    assert loaded(requests) == [64, 32, 0, 0]
+    assert [tier.name for tier in llm.tier_statistics()] == ["host"]
 
 
 def test_promise_8_another_salt_is_not_served(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:

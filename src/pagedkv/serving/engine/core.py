@@ -507,7 +507,7 @@ class EngineCore:
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
         if self._tiers is not None:
-            self._tiers.advance(is_idle=False, is_alone=not self.scheduler.running)
+            self._tiers.end_loads(is_alone=not self.scheduler.running)
         times = [self._clock()]
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
@@ -537,7 +537,7 @@ class EngineCore:
             times.append(self._clock())
             seconds = np.diff(times)
         if self._tiers is not None:
-            self._tiers.advance(is_idle=self.scheduler.is_idle, is_alone=not self.scheduler.running)
+            self._tiers.offer_copies(is_idle=self.scheduler.is_idle)
             num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
             self._tiers.note_step(num_prefilled, num_prefilled + len(batch.decoded_token_ids), float(np.sum(seconds)))
         return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())

@@ -64,7 +64,12 @@ class BlockBytes:
 
     def write(self, group: int, block_ids: Int32Array, rows: Sequence[Rows]) -> None:
         """Copy rows of ``block_nbytes`` bytes each into blocks. The rows are not read after the call."""
-        staged = torch.empty(len(rows), self.nbytes[group], dtype=torch.uint8, pin_memory=self._is_gpu)
+        if not self._is_gpu:
+            blocks = self._blocks(group).numpy()
+            for block, row in zip(block_ids.tolist(), rows, strict=True):
+                blocks[block] = row
+            return
+        staged = torch.empty(len(rows), self.nbytes[group], dtype=torch.uint8, pin_memory=True)
         view = staged.numpy()
         for place, row in enumerate(rows):
             view[place] = row

@@ -3,7 +3,8 @@
 ::
 
     scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
-    between two steps      advance()                  loads end, copies are offered
+    before a step          end_loads()                loads that have their answers end
+    behind a step          offer_copies()             what was queued is copied and offered
     a prompt is computed   offer(request)             what it has computed is queued for the tiers
     a request ends         offer(request), ended(request)
     reset, new weights     reset(), renew()
@@ -21,6 +22,7 @@ from functools import partial
 from typing import Final, final
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
@@ -30,7 +32,7 @@ from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import BlockBytes
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.identity import identity_of
-from pagedkv.serving.engine.tiering.open_tier import OpenTier
+from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.serving.engine.tiering.rates import ComputeRate
 from pagedkv.serving.engine.tiering.tier_loads import RequestLoads, TierLoads
 from pagedkv.serving.engine.tiering.tier_offers import TierOffers
@@ -128,14 +130,13 @@ class EngineTiers:
 
     # Between steps
 
-    def advance(self, *, is_idle: bool, is_alone: bool) -> None:
-        """End loads that have their answers, and offer what was copied.
-
-        Args:
-            is_idle: no request is served; is_alone: none runs that copies would delay.
-        """
+    def end_loads(self, *, is_alone: bool) -> None:
+        """End loads that have their answers, before a step; ``is_alone``: copies would delay no request."""
         self._arrived.clear()
         self._loads.advance(is_alone=is_alone)
+
+    def offer_copies(self, *, is_idle: bool) -> None:
+        """Copy and offer what waits, behind a step; ``is_idle``: no request is served."""
         self._offers.advance(is_idle=is_idle)
         for tier in self._tiers:
             tier.log_outage()
@@ -213,13 +214,18 @@ class EngineTiers:
     def renew(self) -> None:
         """Begin stores for new weights; what is stored under the old ones stays where it is, and is not loaded.
 
-        Raises ConfigurationError if a tier does not answer; it is out then, and the others serve.
+        A tier that does not answer is left out from now on, with one line in the log.
         """
         self._offers.drop()
         self._loads.end_all(TierCause.WITHDRAWN)
         identity = self._identity()
-        for tier in self._tiers:
-            tier.renew(identity)
+        for tier in list(self._tiers):
+            try:
+                tier.renew(identity)
+            except ConfigurationError as problem:
+                self._tiers.remove(tier)
+                LOG.warning("tier %s is left out after new weights: %s", tier.name, problem)
+        self._offers.drop()
 
     def flush(self, timeout_s: float) -> bool:
         """Copy and offer all that waits, and wait until it is stored; return whether that came about."""

@@ -7,7 +7,7 @@ from typing import Final, final
 from pagedkv.memory.tiers import Identity, Tier, TierStore
 from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierStatistics
 
-__all__ = ["OpenTier"]
+__all__ = ["LOG", "OpenTier"]
 
 LOG: Final = logging.getLogger("pagedkv.tiers")
 
@@ -54,7 +54,7 @@ class OpenTier:
         return self.spec.name
 
     def renew(self, identity: Identity) -> None:
-        """Exchange the store for that of another identity. Raises ConfigurationError, and keeps the old one closed."""
+        """Exchange the store for one of another identity. Raises ConfigurationError; the old one is closed anyway."""
         self.store.close()
         self.store = self._opened(identity)
 

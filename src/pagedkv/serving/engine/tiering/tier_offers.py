@@ -99,10 +99,9 @@ class TierOffers:
                 queue.append(_Sequence(token_ids, num_settled, keys, chain))
 
     def drop(self) -> None:
-        """Drop all that waits."""
-        for queue, copies in zip(self._queues, self._copies, strict=True):
-            queue.clear()
-            copies.clear()
+        """Drop all that waits; tiers may have been left out since."""
+        self._queues = [deque(maxlen=MOST_QUEUED) for _ in self._tiers]
+        self._copies = [deque() for _ in self._tiers]
 
     def advance(self, *, is_idle: bool) -> None:
         """Copy and offer, within a step's budget unless no request is served.
