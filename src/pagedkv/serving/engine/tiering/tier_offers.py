@@ -6,8 +6,8 @@ could not hit, and tokens are compared before anything is copied::
 
     prompt computed, request over --> queued, one entry a tier --> match --> wanted by the tier? --> copied --> offered
 
-Copies take at most ``COPIED_NBYTES`` a step. What is behind waits for the next step, and content that is evicted
-meanwhile is not offered. A tier whose queue is full is offered nothing until there is room.
+Copies take at most ``COPIED_NBYTES`` a step, or ``COPIED_NBYTES_A_SECOND`` of the time that the last step took: a small
+share of it. What is behind waits for the next step, and content that is evicted meanwhile is not offered. A tier whose queue is full is offered nothing until there is room.
 """
 
 from collections import deque
@@ -29,6 +29,10 @@ __all__ = ["TierOffers"]
 
 COPIED_NBYTES: Final = 32 * 2**20
 """Bytes that are copied for tiers in a step, at most, but for one entry."""
+COPIED_NBYTES_A_SECOND: Final = 2**30
+"""The same for a long step, by its seconds: some 2 % of them where a device copies 50 GB/s to pinned memory."""
+COPIED_AT_ONCE_NBYTES: Final = 64 * 2**20
+"""Bytes of one copy, but for one entry; blocks are gathered in device memory for it."""
 MOST_QUEUED: Final = 512
 """Sequences that wait for a tier; older ones are dropped."""
 Part = memoryview
@@ -84,6 +88,11 @@ class TierOffers:
         self._bytes = block_bytes
         self._queues: list[deque[_Sequence]] = [deque(maxlen=MOST_QUEUED) for _ in tiers]
         self._copies: list[deque[_Copy]] = [deque() for _ in tiers]
+        self._budget_nbytes = COPIED_NBYTES
+
+    def note_step(self, seconds: float) -> None:
+        """Note how long a step took."""
+        self._budget_nbytes = max(COPIED_NBYTES, int(seconds * COPIED_NBYTES_A_SECOND))
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +118,7 @@ class TierOffers:
         Args:
             is_idle: no step follows, so that all is copied that finds room, and copies are waited for.
         """
-        budget = None if is_idle else COPIED_NBYTES
+        budget = None if is_idle else self._budget_nbytes
         for number, tier in enumerate(self._tiers):
             self._offer_copied(number, waits=is_idle)
             if tier.store.is_out_of_service:
@@ -131,9 +140,8 @@ class TierOffers:
         num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
-        most = store.room_nbytes // max(1, layout.run_nbytes)
-        if budget is not None:
-            most = min(most, -(-budget // max(1, layout.run_nbytes)))
+        at_once = COPIED_AT_ONCE_NBYTES if budget is None else min(budget, COPIED_AT_ONCE_NBYTES)
+        most = min(store.room_nbytes // max(1, layout.run_nbytes), -(-at_once // max(1, layout.run_nbytes)))
         first, last = sequence.next_run, num_tokens // layout.run_tokens if layout.has_runs else 0
         if most == 0 and first < last:
             return None
