@@ -295,8 +295,8 @@ def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expe
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--memory", "8", "name it (--model)"),
-        ("--kv-dtype", "fp8", "name it (--model)"),
+        ("--memory", "8", "need a model: give --model"),
+        ("--kv-dtype", "fp8", "need a model: give --model"),
         ("--model", "llama-3.1-8b", "name them, as in --memory 8,16,32"),
         ("--capacities", "0", "at least 1 block, got 0"),
         ("--capacities", "1000,-5", "at least 1 block, got -5"),

@@ -27,6 +27,7 @@ class Holds(RuleBasedStateMachine):
         self.swapped: list[int] = []
         self.in_flight: list[StepPlan] = []
         self.tickets: dict[Ticket, dict[int, list[int]]] = {}
+        self.moved_into: set[int] = set()  # by copies and swaps of the open step
 
     @rule(first=st.sampled_from([0, 50]), length=st.integers(1, 18), salt=st.sampled_from([b"", b"x"]))
     def allocate(self, first: int, length: int, salt: bytes) -> None:
@@ -46,8 +47,11 @@ class Holds(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(self.rows))
         if self.space.num_tokens(row) + count + num_lookahead <= 40:
             fits = self.space.can_append(row, [count], num_lookahead=num_lookahead)
+            before = self.space.block_ids(row)
             answer = self.space.append(row, tokens(count, 90), [count], num_lookahead=num_lookahead)
             assert fits == (answer is None)
+            after = self.space.block_ids(row)
+            self.moved_into |= {new for old, new in zip(before, after, strict=False) if old != new}  # copied on write
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), length=st.integers(1, 20))
@@ -97,15 +101,21 @@ class Holds(RuleBasedStateMachine):
     def swap_in(self, data: st.DataObject) -> None:
         """Bring a row back."""
         row = data.draw(st.sampled_from(self.swapped))
+        before = {block: only_pool(self.space).block(block) for block in range(1, 13)}
         if not isinstance(self.space.swap_in(row), Shortage):
             self.swapped.remove(row)
             self.rows.append(row)
+            for block in self.space.block_ids(row):
+                digest = only_pool(self.space).block(block).digest
+                if before[block].place == "free" and (digest is None or before[block].digest != digest):
+                    self.moved_into.add(block)
 
     @precondition(lambda self: len(self.in_flight) < 3)
     @rule()
     def plan(self) -> None:
         """Close the open step."""
         self.in_flight.append(self.space.plan_step())
+        self.moved_into.clear()
 
     @precondition(lambda self: self.in_flight)
     @rule()
@@ -152,6 +162,8 @@ class Holds(RuleBasedStateMachine):
         record, seen = pool.arrays.records[block], pool.block(block)
         if seen.place == "free" and seen.digest is None:
             return "free and has no content"
+        if block in self.moved_into:
+            return "the open step"
         is_open = record[PENDING_STEP] == pool.arrays.counts[OPEN_STEP] or record[QUEUE] == NEW
         return "in the open step" if is_open else NOTHING
 
