@@ -7,7 +7,8 @@ could not hit, and tokens are compared before anything is copied::
     prompt computed, request over --> queued, one entry a tier --> match --> wanted by the tier? --> copied --> offered
 
 Copies take at most ``COPIED_NBYTES`` a step, or ``COPIED_NBYTES_A_SECOND`` of the time that the last step took: a small
-share of it. What is behind waits for the next step, and content that is evicted meanwhile is not offered. A tier whose queue is full is offered nothing until there is room.
+share of it. What is behind waits for the next step, and content that is evicted meanwhile is not offered. A tier whose
+queue is full is offered nothing until there is room.
 """
 
 from collections import deque
