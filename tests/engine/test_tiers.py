@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
-from pagedkv.serving.engine.tiering import TierCause, tier_loads
+from pagedkv.serving.engine.tiering import EngineTiers, TierCause, tier_loads
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, Tier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
@@ -332,14 +332,15 @@ def test_a_load_has_to_be_faster_than_computing(
     stored(model, with_tiers(tier))
     llm = LLM(model, with_tiers(tier), clock=Clock(1000.0))  # computing takes hours
     llm.generate([range(150, 190)], SamplingParams(max_tokens=1))
-    assert llm.core._tiers is not None
+    tiers = llm.core._tiers.loader
+    assert isinstance(tiers, EngineTiers)
     for num_loaded in (64, 64, 0):
         requests, _ = serve(llm, PROMPTS[:1], PARAMS)
         compare(requests, answers[:1])
         assert loaded(requests) == [num_loaded]
         forget_device(llm)
         if llm.core.tier_statistics()[0].num_loads == 2:
-            llm.core._tiers.note_step(10**15, 10**15, 0.0)  # and takes no time from now on
+            tiers.note_step(10**15, 10**15, 0.0)  # and takes no time from now on
     (note,) = requests[0].output().tier_notes
     assert (note.start, note.end, note.cause) == (0, 64, TierCause.FASTER)
 

@@ -34,7 +34,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
     sampling      one token for each row of logits
     records       StepRecord: what a step did
-    tiering       EngineTiers: its blocks in host memory, on disk and elsewhere, and back
+    tiering       EngineTiers: its blocks in host memory, on disk and elsewhere, and back; request_tiers calls them
     current_pass  which pass is under way
     compat        transformers
 

@@ -60,6 +60,7 @@ from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.request_rules import RequestRules
+from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
 from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
@@ -118,9 +119,11 @@ class EngineCore:
         storage = KVStorage(space_config, groups.shapes, model.device)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
-        self._tiers = EngineTiers(config.tiers, model, self.space, storage, self._note_loaded) if config.tiers else None
+        self._tiers = NoTiers()
+        if config.tiers:
+            self._tiers = RequestTiers(EngineTiers(config.tiers, model, self.space, storage, self._note_loaded))
         scheduling = config.scheduling(publishes_answers=not replays_steps)
-        self.scheduler = Scheduler(scheduling, self.space, self._tiers)
+        self.scheduler = Scheduler(scheduling, self.space, self._tiers.loader)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
         limit = config.num_draft_states if groups.states else config.predicted_tokens
@@ -323,8 +326,7 @@ class EngineCore:
         with self._driving():
             self._land()
             self.space.reset_prefix_cache()
-            if self._tiers is not None:
-                self._tiers.reset()
+            self._tiers.reset()
 
     def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
         """Drop a prompt, and all that continues it, from the prefix cache and from every tier.
@@ -346,8 +348,7 @@ class EngineCore:
             self._land()
             tokens = as_token_array(prompt_token_ids)
             keys = Intent(salt=salt).keys
-            if self._tiers is not None:
-                self._tiers.forget(tokens, keys, as_count(start, "start"))
+            self._tiers.forget(tokens, keys, as_count(start, "start"))
             return self.space.forget(tokens, keys=keys, start=start)
 
     # Prefixes as files
@@ -395,7 +396,7 @@ class EngineCore:
 
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier of ``EngineConfig.tiers``."""
-        return () if self._tiers is None else self._tiers.statistics()
+        return self._tiers.statistics()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
         """Wait until what was computed is stored in all tiers that want it; return whether that came about.
@@ -403,7 +404,7 @@ class EngineCore:
         Raises EngineError where another thread drives the engine.
         """
         with self.driver.at_the_wheel():
-            return self._tiers is None or self._tiers.flush(timeout_s)
+            return self._tiers.flush(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
         """Flush and close the tiers; the engine serves without them from now on. Return whether all was stored.
@@ -413,9 +414,7 @@ class EngineCore:
         Raises EngineError where another thread drives the engine.
         """
         with self.driver.at_the_wheel():
-            tiers, self._tiers = self._tiers, None
-            if tiers is None:
-                return True
+            tiers, self._tiers = self._tiers, NoTiers()
             is_stored = tiers.close(timeout_s)
             self.scheduler.end_loading()
             return is_stored
@@ -452,8 +451,7 @@ class EngineCore:
                     with self._runner.borrowed.alone():
                         change()
             finally:
-                if self._tiers is not None:
-                    self._tiers.renew()
+                self._tiers.renew()
 
     @property
     def has_work(self) -> bool:
@@ -464,33 +462,11 @@ class EngineCore:
         if self._requests.pop(request.scheduled, None) is not None:
             self._answering.forget(request)
             self.scheduler.abort(request.scheduled)
-            self._leave_tiers(request)
+            self._tiers.ended(request)
             request.end(reason, self._clock(), error)
-
-    def _offer_chunks(self, batch: Batch) -> None:
-        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
-        if self._tiers is not None and self._tiers.stores_ends:
-            for chunk in batch.prefilling:
-                if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
-                    prompt = self._requests[chunk.request].prompt_token_ids
-                    self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
 
     def _note_loaded(self, scheduled: Request) -> None:
         self.scheduler.loaded(scheduled)
-
-    def _leave_tiers(self, request: EngineRequest) -> None:
-        """Offer what a request that has ended has computed to the tiers."""
-        if self._tiers is not None:
-            for sample in request.samples if request.beams is None and request.first_token is not None else ():
-                tokens = request.tokens_of(sample)
-                self._tiers.offer(request.scheduled, tokens, len(tokens) - 1)
-            self._note_tiers(request)
-            self._tiers.ended(request.scheduled)
-
-    def _note_tiers(self, request: EngineRequest) -> None:
-        if self._tiers is not None:
-            request.tier_notes = self._tiers.notes(request.scheduled)
-            request.num_loaded_tokens = self._tiers.num_loaded_tokens(request.scheduled)
 
     # Steps
 
@@ -506,15 +482,14 @@ class EngineCore:
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
-        if self._tiers is not None:
-            self._tiers.end_loads(is_alone=not self.scheduler.running)
+        self._tiers.before_step(is_alone=not self.scheduler.running)
         times = [self._clock()]
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
         batch = self.scheduler.schedule()
         before = self._flight
-        if self._tiers is not None and not any(len(each.plan.compute.rows) for each in (batch, *_batches(before))):
-            self._tiers.wait()
+        if not (_computes(batch) or (before is not None and _computes(before.batch))):
+            self._tiers.await_load()
         self._note_admitted(batch)
         times.append(self._clock())
         logits = self._forward(batch)
@@ -536,10 +511,7 @@ class EngineCore:
             finished = self._finish(flight)
             times.append(self._clock())
             seconds = np.diff(times)
-        if self._tiers is not None:
-            num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
-            self._tiers.note_step(num_prefilled, num_prefilled + len(batch.decoded_token_ids), float(np.sum(seconds)))
-            self._tiers.offer_copies(is_idle=self.scheduler.is_idle)
+        self._tiers.after_step(batch, times[-1] - times[0], is_idle=self.scheduler.is_idle)
         return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
 
     def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:
@@ -585,7 +557,7 @@ class EngineCore:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._note_progress(progress, taken, rows)
-        self._offer_chunks(batch)
+        self._tiers.chunks_computed(batch, self._requests)
         return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
     def _land(self) -> None:
@@ -641,9 +613,7 @@ class EngineCore:
                 self._answering.forget(request)  # what its row waited for is sampled again
         for admission in batch.admitted:
             request = self._requests[admission.request]
-            if self._tiers is not None:
-                self._tiers.admitted(admission.request, admission.num_hit_tokens)
-                self._note_tiers(request)
+            self._tiers.admitted(request, admission.num_hit_tokens)
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = admission.num_hit_tokens
                 request.explanation = self.space.explanation(admission.request.rows[0])
@@ -659,9 +629,8 @@ class EngineCore:
         for scheduled in progress.first_tokens:
             request = self._requests[scheduled]
             request.first_token = now if request.first_token is None else request.first_token
-            if self._tiers is not None and scheduled not in progress.finished:
-                prompt = request.prompt_token_ids
-                self._tiers.offer(scheduled, prompt, len(prompt))
+            if scheduled not in progress.finished:
+                self._tiers.prompt_computed(request)
         for place in taken.ended:
             request, ended = rows[place].request, rows[place].sample
             request.live = [each for each in request.live if each is not ended]
@@ -669,7 +638,7 @@ class EngineCore:
             self._decoding, self._decoding_rows = None, ()
         for scheduled in progress.finished:
             request = self._requests.pop(scheduled)
-            self._leave_tiers(request)
+            self._tiers.ended(request)
             request.end("length", now)
         self._note_failures(taken)
 
@@ -769,8 +738,8 @@ class _Finished(NamedTuple):
         return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
 
 
-def _batches(flight: _Flight | None) -> Sequence[Batch]:
-    return () if flight is None else (flight.batch,)
+def _computes(batch: Batch) -> bool:
+    return len(batch.plan.compute.rows) > 0
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
