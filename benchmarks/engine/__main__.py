@@ -14,34 +14,16 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
+from benchmarks.engine.small_model import VOCABULARY, make_model
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 
 Tokens: TypeAlias = list[list[int]]
 
 NUM_NEW: Final = 48
 NUM_PROMPTS: Final = 32
-VOCABULARY: Final = 2048
 NUM_SLOTS: Final = 64_000
-
-
-def make_model() -> LlamaForCausalLM:
-    """Make the model; its answers are varied enough to be compared."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return cast("LlamaForCausalLM", LlamaForCausalLM(config).eval())
 
 
 def make_prompts() -> Tokens:

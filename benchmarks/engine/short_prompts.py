@@ -14,7 +14,8 @@ import torch
 import transformers
 from transformers import LlamaForCausalLM
 
-from benchmarks.engine.__main__ import VOCABULARY, Tokens, make_model
+from benchmarks.engine.__main__ import Tokens
+from benchmarks.engine.small_model import VOCABULARY, make_model
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
 
 NUM_PROMPTS: Final = 48

@@ -21,9 +21,9 @@ from time import perf_counter
 from typing import Any, Final, TypeAlias, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.engine.on_gpu import VOCABULARY as LARGE_VOCABULARY, make_model as make_large_model
+from benchmarks.engine.small_model import VOCABULARY, make_model
 from benchmarks.machine import describe
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
 from pagedkv.tiers import FolderTier, HostTier, RedisTier, Tier
@@ -69,21 +69,8 @@ class Measured:
 
 def small() -> Setting:
     """Build the Llama of the other benchmarks of the engine, with conversations of 1,000 to 4,000 tokens."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=8192,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = cast("compat.Model", LlamaForCausalLM(config).eval())
-    return Setting(model, [1000 + 3000 * (7 * place % 18) // 17 for place in range(18)], 2048, "4GiB")
+    model = cast("compat.Model", make_model(8192))
+    return Setting(model, [1000 + 3000 * (7 * place % 18) // 17 for place in range(18)], VOCABULARY, "4GiB")
 
 
 def large() -> Setting:

@@ -10,6 +10,7 @@ from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollec
 from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.planner.traces.reader import TraceReader
 from tests.capacity import naive_cache
+from tests.choosing import long_but
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -33,7 +34,7 @@ def references_in(name: str, *, full_blocks_only: bool = False) -> BlockReferenc
 
 @pytest.mark.parametrize(
     "name",
-    [*list(NUM_REQUESTS)[-1:], *(pytest.param(name, marks=pytest.mark.long) for name in list(NUM_REQUESTS)[:-1])],
+    long_but(["agent_text_blk16.jsonl.gz"], NUM_REQUESTS),
 )
 def test_pool_and_stack_distances_agree_at_the_default_capacities(name: str) -> None:
     """``measure_curve`` compares them too; a test must not lean on that."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.choosing import long_but
 from tests.cli.command import run
 from tests.traces.test_samples import COLUMNS, FIELDS, SAMPLES
 
@@ -62,9 +63,7 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
 }
 EACH_TIME: Final = frozenset({"batch-input.jsonl", "fields.jsonl", "litellm.jsonl", "usage.jsonl", "vllm-debug.log"})
 """The others are reported and planned among the long tests: plots, and processes of a plan, take some seconds each."""
-CHOSEN: Final = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in EACH_TIME else pytest.mark.long) for name in COUNTS]
-)
+CHOSEN: Final = pytest.mark.parametrize("name", long_but(EACH_TIME, COUNTS))
 SETTING: Final = ("--model", "llama-3.1-8b", "--gpu", "h100")
 
 

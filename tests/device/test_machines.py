@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.choosing import long_but
 from tests.device.machines import overlap_machine_with_body, space_machine_with_body
 from tests.space.mixes import MIXES, Mix
 
@@ -17,20 +18,12 @@ SWAPS = frozenset({"swap out", "swap in"})
 MOVES = SWAPS | {"abort", "copy on write", "several steps in flight"}  # hits inside a block are rare
 
 
-def every_second(first: int) -> pytest.MarkDecorator:
-    """Parametrise with all mixes; one half is for the long tests."""
-    marks = [() if number % 2 == first else pytest.mark.long for number in range(len(MIXES))]
-    return pytest.mark.parametrize(
-        "mix", [pytest.param(mix, marks=each) for mix, each in zip(MIXES, marks, strict=True)], ids=str
-    )
-
-
 def drive(machine: type[RuleBasedStateMachine], runs: int, profile: settings | None = None) -> None:
     chosen = settings(profile, max_examples=runs, stateful_step_count=RULES_A_RUN)
     run_state_machine_as_test(machine, settings=chosen)
 
 
-@every_second(0)
+@pytest.mark.parametrize("mix", long_but(MIXES[::2], MIXES), ids=str)
 def test_tensors_hold_what_rows_rely_on_in_any_order_of_operations(mix: Mix, device: torch.device) -> None:
     seen: Counter[str] = Counter()
     drive(space_machine_with_body(mix, seen, str(device)), RUNS)
@@ -40,7 +33,7 @@ def test_tensors_hold_what_rows_rely_on_in_any_order_of_operations(mix: Mix, dev
     assert seen["several steps in flight"]
 
 
-@every_second(1)
+@pytest.mark.parametrize("mix", long_but(MIXES[1::2], MIXES), ids=str)
 def test_tensors_hold_what_rows_rely_on_whatever_is_refused(mix: Mix, device: torch.device) -> None:
     seen: Counter[str] = Counter()
     drive(overlap_machine_with_body(mix, seen, str(device)), RUNS)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.serving.engine.captured_passes import CapturedPasses, Recorder, Recording
+from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
@@ -77,9 +78,7 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
     return captured
 
 
-@pytest.mark.parametrize(
-    "name", [*FAMILIES[:3], *(pytest.param(name, marks=pytest.mark.long) for name in FAMILIES[3:])]
-)
+@pytest.mark.parametrize("name", long_but(FAMILIES[:3], FAMILIES))
 def test_a_family_answers_as_it_does_dense(name: str) -> None:
     llm = captured_llm(name, replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28)))
     poison(llm)

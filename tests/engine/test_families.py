@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pagedkv.serving.engine import LLM, EngineRequest, PromptLookup, RequestOutput, SamplingParams, TokenLogprobs
+from tests.choosing import long_but
 from tests.engine.families import CONFIGS, MORE, make_model
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, REPETITIVE, compare, poison, reference, serve
@@ -28,9 +29,7 @@ EACH_TIME = SPECULATED | {"gpt_oss", "phi3", "gpt2", "gemma3n_text", "zamba2"}
 """Families whose answers are judged in every run."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.long) for name in CONFIGS]
-)
+@pytest.mark.parametrize("name", long_but(EACH_TIME, CONFIGS))
 def test_a_family_answers_as_it_does_dense(name: str) -> None:
     model = make_model(name)
     references = reference(model, PROMPTS)
@@ -51,9 +50,7 @@ def test_a_family_answers_as_it_does_dense(name: str) -> None:
         assert llm.core.space.num_live_blocks() == 0
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in SPECULATED else pytest.param(name, marks=pytest.mark.long) for name in CONFIGS]
-)
+@pytest.mark.parametrize("name", long_but(SPECULATED, CONFIGS))
 def test_a_family_answers_so_with_guesses(name: str) -> None:
     """Every second request is guessed by lookup, the others by hand: two tokens of three are right."""
     model = make_model(name)

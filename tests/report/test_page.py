@@ -15,6 +15,7 @@ from pagedkv.planner.report.capacity import capacity_section
 from pagedkv.planner.report.memory import memory_section
 from pagedkv.planner.report.page import render_report
 from pagedkv.planner.report.timelines import time_section
+from tests.choosing import long_but
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered
 from tests.report.sample_runs import empty_run, sample_run
@@ -55,7 +56,7 @@ def page_named(name: str) -> Page:
     return rendered(*PAGES[name]())
 
 
-@pytest.fixture(params=[name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.long) for name in PAGES])
+@pytest.fixture(params=long_but(EACH_TIME, PAGES))
 def page(request: pytest.FixtureRequest) -> Page:
     return page_named(request.param)
 

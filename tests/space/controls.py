@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 from hypothesis import Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from pagedkv import BlockSpace
 from pagedkv.memory.contract.errors import PagedKVError
@@ -16,7 +16,7 @@ from tests.space.operations import Sabotage
 from tests.space.space_machine import machine_of
 from tests.space.tangled_machine import tangled_machine_of
 
-__all__ = ["EXAMPLES", "SEED", "replace_method", "require_noticed", "require_noticed_in_tangles"]
+__all__ = ["EXAMPLES", "SEED", "replace_method", "require_noticed", "require_noticed_in_tangles", "require_stopped"]
 
 SEED: Final = "PAGEDKV_CONTROL_SEED"
 EXAMPLES: Final = "PAGEDKV_CONTROL_EXAMPLES"
@@ -39,18 +39,25 @@ def require_noticed_in_tangles(mix_name: str, sabotage: Sabotage | None = None, 
 
 def _require_noticed(mix_name: str, sabotage: Sabotage | None, first_seed: int, *, tangled: bool) -> None:
     mix = next(mix for mix in MIXES if mix.name == mix_name)
-    chosen, most = os.environ.get(SEED, str(first_seed)), os.environ.get(EXAMPLES, "1000" if tangled else "2000")
-    machine = seed(int(chosen))((tangled_machine_of if tangled else machine_of)(mix, Counter(), sabotage))
+    machine = (tangled_machine_of if tangled else machine_of)(mix, Counter(), sabotage)
+    require_stopped(machine, 1000 if tangled else 2000, 12 if tangled else 50, first_seed)
+
+
+def require_stopped(
+    machine: type[RuleBasedStateMachine], num_examples: int, num_steps: int, first_seed: int = 0
+) -> None:
+    """Run a machine that must fail within so many examples, of so many steps each; the first failure ends it."""
+    chosen, most = os.environ.get(SEED, str(first_seed)), os.environ.get(EXAMPLES, str(num_examples))
     bounded = settings(
         settings.get_profile("pagedkv"),
-        max_examples=int(most),  # a fault that is noticed ends them
-        stateful_step_count=12 if tangled else 50,
+        max_examples=int(most),
+        stateful_step_count=num_steps,
         database=None,
         phases=[Phase.generate],
         print_blob=False,
     )
     with pytest.raises((AssertionError, pytest.fail.Exception, PagedKVError)):
-        run_state_machine_as_test(machine, settings=bounded)
+        run_state_machine_as_test(seed(int(chosen))(machine), settings=bounded)
 
 
 def replace_method(

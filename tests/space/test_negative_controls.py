@@ -16,6 +16,7 @@ from pagedkv.memory.pool.prefix_index import find
 from pagedkv.memory.space import aborting, epochs, growing, tenant_changes
 from pagedkv.memory.space.tenants import TenantFeature
 from pagedkv.memory.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
+from tests.choosing import long_but
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
 from tests.space.operations import Sabotage
@@ -232,7 +233,7 @@ TOLD = ("planned", "acknowledging")
 RARELY_TOLD = ("admitted", "forked", "aborted", "declaring", "truncating", "returned")  # it takes minutes to notice
 
 
-@pytest.mark.parametrize("name", [*TOLD, *(pytest.param(name, marks=pytest.mark.long) for name in RARELY_TOLD)])
+@pytest.mark.parametrize("name", long_but(TOLD, (*TOLD, *RARELY_TOLD)))
 def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
     def sabotage(space: BlockSpace) -> None:
         if space._receipts is not None:

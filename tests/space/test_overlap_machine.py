@@ -5,16 +5,15 @@ from collections import Counter
 from types import ModuleType
 
 import pytest
-from hypothesis import Phase, seed, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.memory.space import aborting, draft_states, filling
 from pagedkv.memory.space.receipts import ReceiptBook
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import InFlightStep, StepLedger
 from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS
-from tests.space.controls import EXAMPLES, SEED
+from tests.space.controls import require_stopped
 from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of
 
@@ -57,18 +56,9 @@ def test_rows_read_their_own_tokens_for_long(mix: Mix) -> None:
     assert overlap(mix, 50 * RUNS, settings(derandomize=False))["filled"]
 
 
-def require_noticed(name: str, *, first_seed: int = 0) -> None:
+def require_noticed(name: str) -> None:
     mix = next(mix for mix in MIXES if mix.name == name)
-    chosen, most = os.environ.get(SEED, str(first_seed)), os.environ.get(EXAMPLES, str(RUNS_TO_NOTICE))
-    bounded = settings(
-        max_examples=int(most),
-        stateful_step_count=RULES_A_RUN,
-        phases=[Phase.generate],
-        database=None,
-        print_blob=False,
-    )
-    with pytest.raises((AssertionError, PagedKVError)):
-        run_state_machine_as_test(seed(int(chosen))(overlap_machine_of(mix, Counter())), settings=bounded)
+    require_stopped(overlap_machine_of(mix, Counter()), RUNS_TO_NOTICE, RULES_A_RUN)
 
 
 def test_ranges_in_flight_that_do_not_move_down_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
