@@ -94,7 +94,8 @@ FAMILIES: Final = {
 def test_a_folder_serves_another_engine_and_answers_stay(family: str, tmp_path: Path) -> None:
     model = make_model(family)
     config = with_tiers(
-        FolderTier(tmp_path, "64MiB", loads="always"), config=replace(ROOMY, overlap=family == "gemma3_text")
+        FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS),
+        config=replace(ROOMY, overlap=family == "gemma3_text"),
     )
     stored(model, config)
     llm = LLM(model, config)
@@ -127,7 +128,7 @@ def test_copies_of_a_load_go_on_over_steps_while_others_run(
 ) -> None:
     monkeypatch.setattr(tier_loads, "COPIED_NBYTES", 1)
     monkeypatch.setattr(tier_loads, "COPIED_AT_ONCE_NBYTES", 1)
-    llm = LLM(model, with_tiers(HostTier("16MiB", loads="always")))
+    llm = LLM(model, with_tiers(HostTier("16MiB", loads="always", deadline_s=SECONDS)))
     llm.generate(PROMPTS[:1], PARAMS)
     assert llm.flush_tiers(SECONDS)
     forget_device(llm)
@@ -157,7 +158,7 @@ config = EngineConfig(block_size=4, num_blocks=60, max_tokens=100, self_test=Fal
 LLM(make_model("llama"), config).generate([{LONG}], SamplingParams(max_tokens=2))
 """  # and the process ends: stores are given the time to write
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120, cwd=Path(__file__).parents[2])
-    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)))
     requests, _ = serve(llm, PROMPTS[:1], PARAMS)
     compare(requests, answers[:1])
     assert loaded(requests) == [64]
@@ -166,9 +167,9 @@ LLM(make_model("llama"), config).generate([{LONG}], SamplingParams(max_tokens=2)
 def test_promise_29_hits_by_medium_add_up_over_two_tiers(
     model: PreTrainedModel, answers: list[Reference], tmp_path: Path
 ) -> None:
-    folder = FolderTier(tmp_path, "64MiB", loads="always")
+    folder = FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)
     stored(model, with_tiers(folder), PROMPTS[:1])
-    llm = LLM(model, with_tiers(HostTier("64MiB", loads="always"), folder))
+    llm = LLM(model, with_tiers(HostTier("64MiB", loads="always", deadline_s=SECONDS), folder))
     first, _ = serve(llm, [LONG[:40]], PARAMS)
     assert first[0].num_loaded_tokens == {"folder": 32}
     assert llm.core.flush_tiers(SECONDS)
@@ -370,7 +371,7 @@ def test_loads_give_way_before_a_running_request_is_preempted(
 def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
     model: PreTrainedModel, answers: list[Reference], tmp_path: Path
 ) -> None:
-    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)))
 
     def entries() -> int:
         assert llm.core.flush_tiers(SECONDS)
@@ -421,7 +422,7 @@ def test_a_tier_that_does_not_answer_after_new_weights_is_left_out(
         bodies.append(HostBody())
         return bodies[0]
 
-    llm = LLM(model, with_tiers(BodyTier(make, "1MiB", "tape"), HostTier("1MiB", loads="always")))
+    llm = LLM(model, with_tiers(BodyTier(make, "1MiB", "tape"), HostTier("1MiB", loads="always", deadline_s=SECONDS)))
     llm.generate(PROMPTS, PARAMS)
     with caplog.at_level(logging.WARNING, "pagedkv.tiers"):
         llm.set_weights_epoch("second")
@@ -438,7 +439,7 @@ def test_a_tier_that_does_not_answer_after_new_weights_is_left_out(
 
 
 def test_promise_8_another_salt_is_not_served(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
-    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always")))
+    llm = LLM(model, with_tiers(FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)))
     for salt, expected in ((b"a", 0), (b"b", 0), (b"", 0), (b"a", 64)):
         (output,) = llm.generate([LONG], PARAMS, Intent(salt=salt))
         assert list(output.token_ids) == answers[0].token_ids
@@ -448,7 +449,7 @@ def test_promise_8_another_salt_is_not_served(model: PreTrainedModel, answers: l
 
 
 def test_the_second_offer_is_stored(model: PreTrainedModel) -> None:
-    llm = LLM(model, with_tiers(HostTier("64MiB", admission="second-offer", loads="always")))
+    llm = LLM(model, with_tiers(HostTier("64MiB", admission="second-offer", loads="always", deadline_s=SECONDS)))
     for expected in (0, 2):
         llm.generate([LONG], replace(PARAMS, max_tokens=1))
         assert llm.core.flush_tiers(SECONDS)
@@ -473,7 +474,7 @@ def test_an_outage_is_one_line_in_the_log(
 
 
 def test_an_event_loop_is_served_from_tiers(model: PreTrainedModel, answers: list[Reference], tmp_path: Path) -> None:
-    config = with_tiers(FolderTier(tmp_path, "64MiB", loads="always"))
+    config = with_tiers(FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS))
     stored(model, config)
 
     async def ask() -> list[int]:

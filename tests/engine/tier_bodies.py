@@ -2,8 +2,9 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from pagedkv.memory.tiers.body import Stored, Usage
 from pagedkv.memory.tiers.checksums import Buffer
@@ -101,6 +102,8 @@ class TestBody:
         return fault
 
 
-def tier_over(body: TestBody, **settings: object) -> BodyTier:
-    """Make a tier over a body that loads whatever is there."""
-    return BodyTier(lambda _: body, "64MiB", "test", **{"loads": "always", "deadline_s": 30.0, **settings})  # type: ignore[arg-type]
+def tier_over(body: TestBody, settings: Mapping[str, object] = MappingProxyType({}), **more: Any) -> BodyTier:  # noqa: ANN401
+    """Make a tier over a body that loads whatever is there, however long a busy machine takes."""
+    patient = {"read_timeout_s": LONGEST_STALL_S, **settings}
+    given = {"loads": "always", "deadline_s": LONGEST_STALL_S, "settings": patient, **more}
+    return BodyTier(lambda _: body, "64MiB", "test", **given)

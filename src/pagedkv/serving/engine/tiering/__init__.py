@@ -3,7 +3,7 @@
 ::
 
     identity       what the content is: layout, weights, versions
-    entry_layout   which blocks an entry of a store holds
+    entry_layout   which blocks an entry of a store holds; ends: where a cached prefix can end as one
     block_bytes    their bytes, from the device and to it
     rates          how fast computing is
     tier_reports   what became of it: TierNote, TierStatistics

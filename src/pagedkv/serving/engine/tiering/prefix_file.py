@@ -20,10 +20,11 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
-from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
+from pagedkv.serving.engine.tiering.ends import longest_end
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.identity import identity_of
 
@@ -41,7 +42,8 @@ def write_prefix(
     """
     block_bytes = BlockBytes(storage)
     layout = EntryLayout(space.config.groups, block_bytes.nbytes)
-    hit = _longest_hit(space, layout, token_ids, keys)
+    tokens = np.append(token_ids, ANY_TOKEN)  # a match never hits the last token
+    hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
     if hit is None:
         return 0
     identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run)
@@ -61,18 +63,6 @@ def write_prefix(
     finally:
         temporary.unlink(missing_ok=True)
     return hit.num_tokens
-
-
-def _longest_hit(space: BlockSpace, layout: EntryLayout, token_ids: Int32Array, keys: RequestKeys) -> PrefixHit | None:
-    """Match a prompt where an end can be; None if nothing of it is cached."""
-    tokens = np.append(token_ids, ANY_TOKEN)  # the last token of what is matched never hits
-    most = len(token_ids) // layout.alignment * layout.alignment
-    while most > 0:
-        hit = space.match(tokens, keys=keys, max_hit_tokens=most)
-        if hit.num_tokens == most and not hit.tails:
-            return hit
-        most = min(hit.num_whole_tokens, most - 1) // layout.alignment * layout.alignment
-    return None
 
 
 def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVStorage, keys: RequestKeys) -> int:

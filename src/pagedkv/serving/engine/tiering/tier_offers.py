@@ -20,9 +20,10 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiers import Run, RunChain
 from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, HostBlocks
+from pagedkv.serving.engine.tiering.ends import longest_end
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.open_tier import OpenTier
 
@@ -137,7 +138,7 @@ class TierOffers:
         The sequence leaves the queue once all of it was copied or is not wanted.
         """
         store, layout = self._tiers[number].store, self._layout
-        hit = self._match(sequence, sequence.num_settled)
+        hit = self._space.match(sequence.token_ids, keys=sequence.keys, max_hit_tokens=sequence.num_settled)
         num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
@@ -158,24 +159,11 @@ class TierOffers:
 
     def _copy_end(self, number: int, sequence: _Sequence, num_tokens: int) -> None:
         """Begin to copy the end of a sequence, if the tier wants it."""
-        hit = self._end_of(sequence, num_tokens)
+        hit = longest_end(self._space, sequence.token_ids, sequence.keys, num_tokens, self._layout.alignment)
         if hit is not None:
             run = sequence.chain.end(hit.num_tokens // self._layout.block_size)
             if self._tiers[number].store.wants([run])[0]:
                 self._copy(number, [(run, self._layout.blocks_of_end(hit.num_tokens, hit.block_ids))])
-
-    def _match(self, sequence: _Sequence, most: int) -> PrefixHit:
-        return self._space.match(sequence.token_ids, keys=sequence.keys, max_hit_tokens=most)
-
-    def _end_of(self, sequence: _Sequence, num_tokens: int) -> PrefixHit | None:
-        """Match a sequence at the last place where an end can be; None if there is none."""
-        most = num_tokens // self._layout.alignment * self._layout.alignment
-        while most > 0:
-            hit = self._match(sequence, most)
-            if hit.num_tokens == most and not hit.tails:
-                return hit
-            most = min(hit.num_whole_tokens, most - 1) // self._layout.alignment * self._layout.alignment
-        return None
 
     def _copy(self, number: int, entries: list[tuple[Run, list[Int32Array]]]) -> None:
         """Begin to copy the blocks of entries to the host."""

@@ -1,0 +1,27 @@
+"""Where a cached prefix can end as an entry: at multiples of the layout's alignment that a match reaches whole."""
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.space import BlockSpace, PrefixHit
+
+__all__ = ["longest_end"]
+
+
+def longest_end(
+    space: BlockSpace, token_ids: Int32Array, keys: RequestKeys, most: int, alignment: int
+) -> PrefixHit | None:
+    """Match tokens at the last place where an end can be, of at most ``most`` tokens; None if there is none.
+
+    Args:
+        space: what is cached.
+        token_ids: int32 ``[n]``; the last one never hits.
+        keys: extra keys of the tokens.
+        most: tokens; alignment: ends are at multiples of it.
+    """
+    most = most // alignment * alignment
+    while most > 0:
+        hit = space.match(token_ids, keys=keys, max_hit_tokens=most)
+        if hit.num_tokens == most and not hit.tails:
+            return hit
+        most = min(hit.num_whole_tokens, most - 1) // alignment * alignment
+    return None
