@@ -24,7 +24,8 @@ from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.folder_body import FolderBody
 from pagedkv.memory.tiers.frame import OpenFrame, frame_pieces, open_frame
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
-from pagedkv.memory.tiers.index import StoreIndex, words_of
+from pagedkv.memory.tiers.index import StoreIndex
+from pagedkv.memory.tiers.keys import words_of
 from pagedkv.memory.tiers.redis_body import RedisBody
 
 NBYTES: Final = 2 * 2**20

@@ -23,10 +23,11 @@ from pagedkv.memory.tiers.actions import (
     Write,
 )
 from pagedkv.memory.tiers.admission import OfferedOnce
-from pagedkv.memory.tiers.breaker import BreakerState, SteadyClock
+from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
-from pagedkv.memory.tiers.index import words_of
+from pagedkv.memory.tiers.deadlines import SteadyClock
+from pagedkv.memory.tiers.keys import words_of
 
 pytestmark = pytest.mark.interpreted
 

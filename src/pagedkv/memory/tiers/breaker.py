@@ -1,4 +1,4 @@
-"""The circuit breaker of one body, and the clock of a store.
+"""The circuit breaker of one body.
 
 ::
 
@@ -12,7 +12,7 @@ While it is open, nothing is sent to the body. While it probes, one action at a 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BreakerState", "CircuitBreaker", "SteadyClock"]
+__all__ = ["BreakerState", "CircuitBreaker"]
 
 
 class BreakerState(StrEnum):
@@ -65,22 +65,3 @@ class CircuitBreaker:
         """Begin to probe if the pause is over."""
         if self.state is BreakerState.OPEN and now_s >= self.opens_again_s:
             self.state = BreakerState.PROBING
-
-
-@dataclass(slots=True)
-class SteadyClock:
-    """Seconds that never decrease, from a caller's clock that may jump.
-
-    A jump back counts as no time. Deadlines stay due, since time goes on from there. A jump forward counts as time:
-    what waits is then late, which is a miss.
-    """
-
-    now_s: float = 0.0
-    last_s: float | None = None
-
-    def advance(self, now_s: float) -> float:
-        """Set the caller's time; return the steady one."""
-        if self.last_s is not None and now_s > self.last_s:
-            self.now_s += now_s - self.last_s
-        self.last_s = now_s
-        return self.now_s

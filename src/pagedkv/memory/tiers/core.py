@@ -17,7 +17,6 @@ What is true at every moment (:meth:`~StoreCore.check`):
 - An entry with a read in flight, or with an ask or an offer that waits, is not evicted.
 """
 
-import heapq
 from collections import deque
 from typing import Final
 
@@ -41,19 +40,19 @@ from pagedkv.memory.tiers.actions import (
     Write,
 )
 from pagedkv.memory.tiers.admission import OfferedOnce
-from pagedkv.memory.tiers.breaker import BreakerState, CircuitBreaker, SteadyClock
+from pagedkv.memory.tiers.breaker import BreakerState, CircuitBreaker
 from pagedkv.memory.tiers.config import StoreConfig
+from pagedkv.memory.tiers.deadlines import Deadlines, SteadyClock
 from pagedkv.memory.tiers.event_log import StoreEventLog
-from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex, words_of
+from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex
+from pagedkv.memory.tiers.keys import ZERO_KEY, as_keys, names_of, words_of
 from pagedkv.memory.tiers.room import Room
 from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics, TransferRate
 from pagedkv.memory.tiers.under_way import InFlight, Offer, Reading, Ticket, Writing
 
 __all__ = ["StoreCore"]
 
-KEY_NBYTES: Final = 32
 LARGEST_ENTRY: Final = 2**31 - 1
-ZERO_KEY: Final = bytes(KEY_NBYTES)
 END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
 
@@ -88,8 +87,7 @@ class StoreCore:
         self._queued: set[bytes] = set()
         self._queued_nbytes = 0
         self._writes_from_s = 0.0
-        self._deadlines: list[tuple[float, int, int]] = []
-        self._next_id = 1
+        self._deadlines = Deadlines()
         self._actions: list[Action] = []
         self._answers: list[Answer] = []
         self._events = StoreEventLog(config.max_events)
@@ -98,7 +96,7 @@ class StoreCore:
         """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
         if self._breaker.state is BreakerState.OPEN:
             return 0
-        return self._index.look_up(words_of(_as_keys(keys)))[1]
+        return self._index.look_up(words_of(as_keys(keys)))[1]
 
     @property
     def breaker(self) -> BreakerState:
@@ -114,7 +112,7 @@ class StoreCore:
         """Return, for each key, uint8 ``[n, 32]``, whether its entry can be loaded. O(keys). Changes nothing."""
         if self._breaker.state is BreakerState.OPEN:
             return np.zeros(len(keys), np.bool_)
-        entries, _ = self._index.look_up(words_of(_as_keys(keys)))
+        entries, _ = self._index.look_up(words_of(as_keys(keys)))
         return np.asarray(entries != NO_ENTRY)
 
     def wants(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
@@ -123,7 +121,7 @@ class StoreCore:
         It is not if it is there, queued, being written or deleted, withdrawn, not admitted yet, or if the body is out
         of service. What is there counts as used. An :meth:`offer` with ``is_noted`` follows for the others.
         """
-        keys = _as_keys(keys)
+        keys = as_keys(keys)
         self.tick(now_s)
         words = words_of(keys)
         entries, _ = self._index.look_up(words)
@@ -153,7 +151,7 @@ class StoreCore:
         Raises:
             ConfigurationError: keys of another shape, or a deadline that is not above 0.
         """
-        keys = _as_keys(keys)
+        keys = as_keys(keys)
         if not deadline_s > 0:
             raise ConfigurationError(f"the deadline of an ask must be above 0 seconds, got {deadline_s}")
         self.tick(now_s)
@@ -162,10 +160,10 @@ class StoreCore:
         if limit and self._breaker.state is BreakerState.OPEN:
             limit, cause = 0, LoadEnd.OUT_OF_SERVICE
         entries = entries[:limit]
-        names = [keys[place].tobytes() for place in range(len(keys))]
+        names = names_of(keys)
         self._index.use(entries)
         sizes = self._index.sizes_of(entries)
-        ticket = self._take_id()
+        ticket = self._deadlines.take_number()
         self._tickets[ticket] = Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
         self._counts.num_asked += len(names)
         asked = self._tickets[ticket]
@@ -176,7 +174,7 @@ class StoreCore:
             if self._join(names[place], entry, nbytes, (ticket, place)):
                 new.append(entry)
         self._index.hold(np.array(new, np.int32))
-        heapq.heappush(self._deadlines, (self._now_s + deadline_s, ticket, 0))
+        self._deadlines.add(ticket, self._now_s + deadline_s)
         self._settle(ticket)
         self._pump()
         return ticket
@@ -209,15 +207,15 @@ class StoreCore:
         Raises:
             ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
         """
-        keys = _as_keys(keys)
+        keys = as_keys(keys)
         if len(sizes) != len(keys):
             raise ConfigurationError(f"{len(keys)} keys need as many sizes, got {len(sizes)}")
         sizes = [as_count(nbytes, "the size of an entry", least=1, most=LARGEST_ENTRY) for nbytes in sizes]
-        names = [keys[place].tobytes() for place in range(len(keys))]
+        names = names_of(keys)
         if len(set(names)) != len(names):
             raise ConfigurationError("a key is offered twice at once")
         self.tick(now_s)
-        offer = self._take_id()
+        offer = self._deadlines.take_number()
         words = words_of(keys)
         entries, _ = self._index.look_up(words)
         held = np.where(entries != NO_ENTRY, entries, 0).astype(np.int32)
@@ -238,7 +236,7 @@ class StoreCore:
             self._queued.add(name)
             self._queued_nbytes += sizes[place]
         if names:
-            heapq.heappush(self._deadlines, (self._now_s + self.config.write_timeout_s, offer, 0))
+            self._deadlines.add(offer, self._now_s + self.config.write_timeout_s)
         else:
             self._close_offer(offer)
         self._pump()
@@ -257,7 +255,7 @@ class StoreCore:
         before it. Returns how many entries were removed. O(entries).
         """
         self.tick(now_s)
-        names = self._with_continuations({row.tobytes() for row in _as_keys(keys)})
+        names = self._with_continuations(set(names_of(as_keys(keys))))
         self._tombstones |= names
         return self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
 
@@ -276,8 +274,8 @@ class StoreCore:
         Keys that are known, being written or being deleted are left as they are. Returns how many were entered.
         """
         self.tick(now_s)
-        found = _as_keys(keys)
-        names = [row.tobytes() for row in found]
+        found = as_keys(keys)
+        names = names_of(found)
         fresh = [
             (name, nbytes)
             for name, nbytes in zip(names, sizes, strict=True)
@@ -354,22 +352,21 @@ class StoreCore:
         """Set the time: what is overdue is late from now on. O(overdue)."""
         self._now_s = self._clock.advance(now_s)
         self._index.advance(self._now_s)
-        while self._deadlines and self._deadlines[0][0] <= self._now_s:
-            _, number, is_action = heapq.heappop(self._deadlines)
-            if is_action:
-                self._expire_action(number)
-            elif number in self._tickets:
+        while (number := self._deadlines.pop_overdue(self._now_s)) is not None:
+            if number in self._tickets:
                 waiting = self._tickets[number]
                 self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
                 self._settle(number)
             elif number in self._offers:
                 self._drop_queued(number)
+            else:
+                self._expire_action(number)
         self._breaker.advance(self._now_s)
         self._pump()
 
     def next_deadline_s(self) -> float | None:
         """Return the seconds from now until :meth:`tick` has something to do; None if it has not. Changes nothing."""
-        times = [deadline for deadline, _, _ in self._deadlines[:1]]
+        times = [] if self._deadlines.first_s is None else [self._deadlines.first_s]
         if self._breaker.state is BreakerState.OPEN:
             times.append(self._breaker.opens_again_s)
         times += [self._writes_from_s] if self._store_queue and self._writes_from_s > self._now_s else []
@@ -834,19 +831,6 @@ class StoreCore:
         self._actions.append(Write(action, key, nbytes, offer, place, self._now_s + self.config.write_timeout_s))
 
     def _begin_action(self, timeout_s: float) -> int:
-        action = self._take_id()
-        heapq.heappush(self._deadlines, (self._now_s + timeout_s, action, 1))
+        action = self._deadlines.take_number()
+        self._deadlines.add(action, self._now_s + timeout_s)
         return action
-
-    def _take_id(self) -> int:
-        number = self._next_id
-        self._next_id += 1
-        return number
-
-
-def _as_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Check keys: uint8 ``[n, 32]``. Raises ConfigurationError."""
-    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_NBYTES:  # noqa: PLR2004
-        kind = f"{keys.dtype} {keys.shape}" if isinstance(keys, np.ndarray) else type(keys).__name__
-        raise ConfigurationError(f"keys must be uint8 [n, {KEY_NBYTES}], got {kind}")
-    return np.ascontiguousarray(keys)

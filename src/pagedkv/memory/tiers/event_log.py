@@ -1,16 +1,13 @@
 """The events of a store that wait to be drained."""
 
 from collections import deque
-from typing import Final
 
 import numpy as np
 
 from pagedkv.memory.tiers.actions import StoreEventKind, StoreEvents
+from pagedkv.memory.tiers.keys import KEY_NBYTES, ZERO_KEY
 
 __all__ = ["StoreEventLog"]
-
-KEY_NBYTES: Final = 32
-NO_KEY: Final = bytes(KEY_NBYTES)
 
 
 class StoreEventLog:
@@ -24,7 +21,7 @@ class StoreEventLog:
         self._events: deque[tuple[StoreEventKind, bytes]] = deque(maxlen=max_events)
         self._has_gap = False
 
-    def note(self, kind: StoreEventKind, key: bytes = NO_KEY) -> None:
+    def note(self, kind: StoreEventKind, key: bytes = ZERO_KEY) -> None:
         """Record an event."""
         self._has_gap |= len(self._events) == self._events.maxlen
         self._events.append((kind, key))
@@ -33,7 +30,7 @@ class StoreEventLog:
         """Take the events since the last call; a GAP comes first if older ones were lost."""
         events = list(self._events)
         if self._has_gap and self._events.maxlen:
-            events.insert(0, (StoreEventKind.GAP, NO_KEY))
+            events.insert(0, (StoreEventKind.GAP, ZERO_KEY))
         self._events.clear()
         self._has_gap = False
         kinds = np.array([int(kind) for kind, _ in events], np.int32)

@@ -42,8 +42,9 @@ from pagedkv.memory.pool.life_cycle import acquire, acquire_all, drop_name, rele
 from pagedkv.memory.pool.links import lead_to
 from pagedkv.memory.pool.moments import note_request
 from pagedkv.memory.pool.prefix_index import bucket_of, find, has_digest, name_block
+from pagedkv.memory.tiers.keys import KEY_NBYTES, words_of
 
-__all__ = ["NO_ENTRY", "StoreIndex", "words_of"]
+__all__ = ["NO_ENTRY", "StoreIndex"]
 
 NO_ENTRY: Final = NULL_BLOCK
 ENTRY_NAME: Final = 1  # of the only group
@@ -52,12 +53,6 @@ NUM_OUTPUTS_UNKNOWN: Final = -1
 VACANT: Final = 0  # in ``places``: the first vacant entry
 NUM_VACANT: Final = 1
 NUM_PLACES: Final = 2
-KEY_NBYTES: Final = 32
-
-
-def words_of(keys: npt.NDArray[np.uint8]) -> Uint32Array:
-    """Turn keys, uint8 ``[n, 32]``, into words, uint32 ``[n, 8]``."""
-    return np.ascontiguousarray(keys, np.uint8).view(">u4").astype(np.uint32)
 
 
 @inlined
