@@ -4,6 +4,8 @@ import pytest
 
 from pagedkv.memory.compilation.compiled import is_compiling_at_all
 from pagedkv.memory.tiers import core as core_module
+from pagedkv.memory.tiers.actions import Fault
+from pagedkv.memory.tiers.deletes import Deletes
 from pagedkv.memory.tiers.frame import OpenFrame
 from tests.tiers import faults
 from tests.tiers.faults import FaultMachine
@@ -32,12 +34,13 @@ def test_the_machine_notices_frames_that_are_not_compared(monkeypatch: pytest.Mo
 
 
 def test_the_machine_notices_a_store_that_forgets_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(core: core_module.StoreCore, action: int, *, is_done: bool) -> None:
-        del is_done  # as if every delete that failed had been done
-        key = core._in_flight.deletes.pop(action)
-        core._room.end_delete(key)
+    end = Deletes.end
 
-    monkeypatch.setattr(core_module.StoreCore, "_end_delete", forgets)
+    def forgets(deletes: Deletes, action: int, fault: Fault | None) -> None:
+        del fault  # as if every delete that failed had been done
+        end(deletes, action, None)
+
+    monkeypatch.setattr(Deletes, "end", forgets)
     with pytest.raises(AssertionError, match="bytes"):
         FaultMachine(2, fault_rate=0.4).run(5000)
 

@@ -28,7 +28,6 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.actions import (
     Action,
     Answer,
-    Delete,
     Fault,
     Loaded,
     LoadEnd,
@@ -43,16 +42,14 @@ from pagedkv.memory.tiers.admission import OfferedOnce
 from pagedkv.memory.tiers.breaker import BreakerState, CircuitBreaker
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.deadlines import Deadlines, SteadyClock
-from pagedkv.memory.tiers.event_log import StoreEventLog
-from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex
+from pagedkv.memory.tiers.entries import LARGEST_ENTRY, Entries
+from pagedkv.memory.tiers.index import NO_ENTRY
 from pagedkv.memory.tiers.keys import ZERO_KEY, as_keys, names_of, words_of
-from pagedkv.memory.tiers.room import Room
 from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics, TransferRate
 from pagedkv.memory.tiers.under_way import InFlight, Offer, Reading, Ticket, Writing
 
 __all__ = ["StoreCore"]
 
-LARGEST_ENTRY: Final = 2**31 - 1
 END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
 
@@ -70,7 +67,10 @@ class StoreCore:
         self.config = config
         self._clock = SteadyClock()
         self._now_s = self._clock.advance(now_s)
-        self._index = StoreIndex(config.max_entries, config.eviction)
+        self._entries = Entries(config, self._clock)
+        self._deletes = self._entries.deletes
+        self._index = self._entries.index
+        self._room = self._entries.room
         self._offered_once = OfferedOnce(config.max_entries) if config.admission == "second-offer" else None
         self._breaker = CircuitBreaker(config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s)
         self._rate = TransferRate()
@@ -79,8 +79,6 @@ class StoreCore:
         self._readings: dict[bytes, Reading] = {}
         self._offers: dict[int, Offer] = {}
         self._writing: dict[bytes, int] = {}
-        self._room = Room(config.cap_nbytes, config.floor_nbytes)
-        self._tombstones: set[bytes] = set()
         self._in_flight = InFlight()
         self._read_queue: deque[bytes] = deque()
         self._store_queue: deque[tuple[int, int]] = deque()
@@ -90,7 +88,6 @@ class StoreCore:
         self._deadlines = Deadlines()
         self._actions: list[Action] = []
         self._answers: list[Answer] = []
-        self._events = StoreEventLog(config.max_events)
 
     def look_up(self, keys: npt.NDArray[np.uint8]) -> int:
         """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
@@ -256,16 +253,16 @@ class StoreCore:
         """
         self.tick(now_s)
         names = self._with_continuations(set(names_of(as_keys(keys))))
-        self._tombstones |= names
+        self._entries.withdrawn |= names
         return self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
 
     def reset(self, now_s: float) -> int:
         """Remove all entries, as after new weights. Returns how many."""
         self.tick(now_s)
-        names = {self._index.key_of(int(entry)) for entry in self._index.all_entries()}
+        names = self._entries.keys()
         names |= self._queued | set(self._writing)
         removed = self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
-        self._events.note(StoreEventKind.CLEARED)
+        self._entries.events.note(StoreEventKind.CLEARED)
         return removed
 
     def restore(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
@@ -274,31 +271,11 @@ class StoreCore:
         Keys that are known, being written or being deleted are left as they are. Returns how many were entered.
         """
         self.tick(now_s)
-        found = as_keys(keys)
-        names = names_of(found)
-        fresh = [
-            (name, nbytes)
-            for name, nbytes in zip(names, sizes, strict=True)
-            if name not in self._writing and name not in self._room.doomed and self._index.find(name) == NO_ENTRY
-        ]
-        room = self._room.left_nbytes
-        kept: list[tuple[bytes, int]] = []
-        for name, nbytes in reversed(fresh):
-            fits = nbytes <= min(room, LARGEST_ENTRY) and len(kept) < self._index.num_vacant
-            if fits and name not in self._tombstones:
-                room -= nbytes
-                kept.append((name, nbytes))
-            else:
-                self._room.enter(nbytes)
-                self._room.doom(name, nbytes)
-        for name, nbytes in reversed(kept):
-            entry = self._index.take(name, nbytes)
-            self._room.enter(nbytes)
-            self._index.publish(entry, NO_ENTRY)
-            self._index.let_go(entry)
-            self._events.note(StoreEventKind.STORED, name)
+        names = names_of(as_keys(keys))
+        found = zip(names, sizes, strict=True)
+        num_entered = self._entries.restore([each for each in found if each[0] not in self._writing])
         self._pump()
-        return len(kept)
+        return num_entered
 
     def measured(self, root_nbytes: int, free_nbytes: int | None, now_s: float) -> None:
         """Take what a body measured: all bytes of its root, and the free bytes of its medium (None: not known).
@@ -307,8 +284,7 @@ class StoreCore:
         """
         self.tick(now_s)
         unlanded = sum(each.nbytes for each in self._in_flight.writes.values())  # at most: how much landed is not known
-        self._room.measure(root_nbytes, free_nbytes, unlanded)
-        self._evict_excess()
+        self._entries.measure(root_nbytes, free_nbytes, unlanded)
         self._pump()
 
     def completed(self, action: int, now_s: float, nbytes: int | None = None) -> None:
@@ -321,7 +297,7 @@ class StoreCore:
         elif action in self._in_flight.writes:
             self._end_write(action, None)
         else:
-            self._end_delete(action, is_done=True)
+            self._deletes.end(action, None)
         self._pump()
 
     def failed(self, action: int, fault: Fault, now_s: float) -> None:
@@ -339,13 +315,13 @@ class StoreCore:
         elif action in flight.writes:
             self._end_write(action, fault)
         else:
-            self._end_delete(action, is_done=fault is Fault.GONE)
+            self._deletes.end(action, fault)
         self._pump()
 
     def _require_in_flight(self, action: int) -> None:
         flight = self._in_flight
         is_write = action in flight.writes and not flight.writes[action].is_written
-        if action not in flight.reads and not is_write and action not in flight.deletes:
+        if action not in flight.reads and not is_write and not self._deletes.awaits(action):
             raise ConfigurationError(f"action {action} is not in flight: it was reported before, or is another store's")
 
     def tick(self, now_s: float) -> None:
@@ -370,7 +346,8 @@ class StoreCore:
         if self._breaker.state is BreakerState.OPEN:
             times.append(self._breaker.opens_again_s)
         times += [self._writes_from_s] if self._store_queue and self._writes_from_s > self._now_s else []
-        times += [each.not_before_s for each in self._room.doomed.values() if each.not_before_s > self._now_s]
+        retry_s = self._deletes.next_retry_s()
+        times += [] if retry_s is None else [retry_s]
         return max(0.0, min(times) - self._now_s) if times else None
 
     def take_actions(self) -> list[Action]:
@@ -385,7 +362,7 @@ class StoreCore:
 
     def drain_events(self) -> StoreEvents:
         """Take the events since the last call."""
-        return self._events.drain()
+        return self._entries.events.drain()
 
     @property
     def now_s(self) -> float:
@@ -402,7 +379,7 @@ class StoreCore:
             foreign_nbytes=self._room.foreign_nbytes,
             num_reads=len(self._in_flight.reads),
             num_writes=len(self._in_flight.writes),
-            num_deletes=len(self._in_flight.deletes),
+            num_deletes=self._deletes.num_in_flight,
             num_waiting=len(self._tickets),
             num_queued=len(self._store_queue),
             num_asked=counts.num_asked,
@@ -413,7 +390,7 @@ class StoreCore:
             offers=dict(counts.offers),
             read_nbytes=counts.read_nbytes,
             written_nbytes=counts.written_nbytes,
-            num_evicted=counts.num_evicted,
+            num_evicted=self._entries.num_evicted,
             faults=dict(counts.faults),
             breaker=self._breaker.state,
             times_opened=self._breaker.times_opened,
@@ -422,14 +399,7 @@ class StoreCore:
 
     def check(self) -> None:
         """Check every invariant. Raises AssertionError. O(entries)."""
-        self._index.check()
-        entries = self._index.all_entries().astype(np.int32)
-        ready = int(self._index.sizes_of(entries).astype(np.int64).sum())
-        writing = sum(each.nbytes for each in self._in_flight.writes.values())
-        doomed = sum(each.nbytes for each in self._room.doomed.values())
-        room = self._room
-        assert doomed == room.doomed_nbytes, f"{doomed} bytes to be deleted, counted {room.doomed_nbytes}"
-        assert ready + writing + doomed == room.nbytes, f"{ready} + {writing} + {doomed} bytes, counted {room.nbytes}"
+        self._entries.check(sum(each.nbytes for each in self._in_flight.writes.values()))
         assert self._queued_nbytes == sum(self._offers[offer].sizes[place] for offer, place in self._store_queue)
         assert {self._offers[offer].keys[place] for offer, place in self._store_queue} == self._queued
         assert len(self._in_flight.reads) <= self.config.max_reads
@@ -526,7 +496,7 @@ class StoreCore:
                     self._settle(number)
         else:
             if is_indexed and fault in END_OF:
-                self._remove(reading.entry, is_gone=fault is Fault.GONE)
+                self._entries.remove(reading.entry, is_gone=fault is Fault.GONE)
             self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
         self._index.let_go(reading.entry)
 
@@ -535,7 +505,7 @@ class StoreCore:
         outcome = None
         if is_held or key in self._writing or key in self._queued:
             outcome = StoreOutcome.PRESENT
-        elif key in self._tombstones:
+        elif key in self._entries.withdrawn:
             outcome = StoreOutcome.WITHDRAWN
         elif self._breaker.state is BreakerState.OPEN:
             outcome = StoreOutcome.OUT_OF_SERVICE
@@ -543,7 +513,7 @@ class StoreCore:
             outcome = StoreOutcome.NOT_ADMITTED
         elif nbytes > self.config.cap_nbytes:
             outcome = StoreOutcome.NO_ROOM
-        elif key in self._room.doomed or self._queued_nbytes + nbytes > self.config.max_queued_nbytes:
+        elif key in self._deletes or self._queued_nbytes + nbytes > self.config.max_queued_nbytes:
             outcome = StoreOutcome.BUSY
         return outcome
 
@@ -577,7 +547,7 @@ class StoreCore:
         """Return what becomes of a queued key that a scan has found in the meantime; None if it has not."""
         if self._index.find(key) != NO_ENTRY:
             return StoreOutcome.PRESENT
-        return StoreOutcome.BUSY if key in self._room.doomed else None
+        return StoreOutcome.BUSY if key in self._deletes else None
 
     def _unqueue(self, offer: int, place: int) -> None:
         offered = self._offers[offer]
@@ -623,65 +593,27 @@ class StoreCore:
         if fault is None and not writing.is_doomed:
             offered = self._offers.get(writing.offer)
             self._counts.written_nbytes += writing.nbytes
-            self._index.publish(writing.entry, self._index.find(writing.parent))
-            self._events.note(StoreEventKind.STORED, writing.key)
+            self._entries.publish(writing.entry, self._index.find(writing.parent))
             if offered is None or writing.is_late:
                 self._index.let_go(writing.entry)
             else:
                 offered.held[writing.place] = writing.entry
         else:
-            self._index.abandon(writing.entry)
-            self._room.doom(writing.key, writing.nbytes)
+            self._entries.abandon(writing.entry)
             if fault is Fault.FULL:
                 self._writes_from_s = self._now_s + self.config.full_pause_s
-                self._evict_nbytes(writing.nbytes)
+                self._entries.evict(writing.nbytes)
             full = StoreOutcome.NO_ROOM if fault is Fault.FULL else StoreOutcome.FAILED
             outcome = StoreOutcome.WITHDRAWN if fault is None else full
         if not writing.is_late:
             self._answer(writing.offer, writing.place, outcome)
-
-    def _evict_nbytes(self, nbytes: int) -> int:
-        """Evict until so many bytes are to be deleted; return how many are."""
-        freed = 0
-        while freed < nbytes and self._index.can_evict:
-            entry = self._index.evict()
-            key, size = self._index.key_of(entry), self._index.size_of(entry)
-            freed += size
-            self._counts.num_evicted += 1
-            self._events.note(StoreEventKind.REMOVED, key)
-            self._room.doom(key, size)
-        return freed
-
-    def _evict_excess(self) -> None:
-        """Evict what exceeds the cap or the floor, less what is being deleted already."""
-        self._evict_nbytes(-self._room.coming_nbytes)
-
-    def _remove(self, entry: int, *, is_gone: bool) -> None:
-        """Take an entry out of the index, and delete its content unless it is gone."""
-        key, nbytes = self._index.key_of(entry), self._index.size_of(entry)
-        self._index.drop(entry)
-        self._events.note(StoreEventKind.REMOVED, key)
-        if is_gone:
-            self._room.lose(nbytes)
-        else:
-            self._room.doom(key, nbytes)
-
-    def _end_delete(self, action: int, *, is_done: bool) -> None:
-        key = self._in_flight.deletes.pop(action)
-        if is_done:
-            self._room.end_delete(key)
-            return
-        doomed = self._room.doomed[key]
-        doomed.action, doomed.is_late = 0, False
-        doomed.not_before_s = self._now_s + self.config.breaker_pause_s
 
     def _with_continuations(self, names: set[bytes]) -> set[bytes]:
         """Add to these keys all that are known to continue them: of entries, and of offers under way."""
         names, num_before = set(names), -1
         while len(names) > num_before:
             num_before = len(names)
-            entries = [entry for entry in map(self._index.find, names) if entry != NO_ENTRY]
-            names.update(self._index.key_of(entry) for entry in self._index.continuing(entries))
+            names |= self._entries.continuing(names)
             for offered in self._offers.values():
                 chain = [offered.parent, *offered.keys]
                 first = next((place for place, key in enumerate(chain) if key in names), len(chain))
@@ -690,7 +622,6 @@ class StoreCore:
 
     def _forget(self, names: set[bytes], end: LoadEnd, outcome: StoreOutcome) -> int:
         """Remove entries by key, whatever is under way with them."""
-        num_removed = 0
         for number in list(self._tickets):
             ticket = self._tickets[number]
             for place in range(ticket.limit):
@@ -706,10 +637,7 @@ class StoreCore:
         for name in sorted(names):
             if name in self._writing:
                 self._in_flight.writes[self._writing[name]].is_doomed = True
-            entry = self._index.find(name)
-            if entry != NO_ENTRY:
-                self._remove(entry, is_gone=False)
-                num_removed += 1
+        num_removed = self._entries.remove_all(names)
         self._pump()
         return num_removed
 
@@ -720,7 +648,7 @@ class StoreCore:
             return self._readings[flight.reads[action]].is_late
         if action in flight.writes:
             return flight.writes[action].is_late
-        return self._room.doomed[flight.deletes[action]].is_late
+        return self._deletes.is_late(action)
 
     def _expire_action(self, action: int) -> None:
         """Count an overdue action as failed. It stays in flight until the driver reports it."""
@@ -736,9 +664,7 @@ class StoreCore:
                 self._answer(writing.offer, writing.place, StoreOutcome.LATE)
             if writing.is_written:
                 return  # the body was in time
-        elif action in flight.deletes:
-            self._room.doomed[flight.deletes[action]].is_late = True
-        else:
+        elif not self._deletes.expire(action):
             return
         self._counts.faults["overdue"] += 1
         self._note_failure()
@@ -763,9 +689,9 @@ class StoreCore:
     @property
     def _num_prompt(self) -> int:
         """Actions in flight that are not overdue."""
-        return sum(
-            not self._was_late(action)
-            for action in (*self._in_flight.reads, *self._in_flight.writes, *self._in_flight.deletes)
+        return (
+            sum(not self._was_late(action) for action in (*self._in_flight.reads, *self._in_flight.writes))
+            + self._deletes.num_prompt
         )
 
     def _pump(self) -> None:
@@ -775,14 +701,11 @@ class StoreCore:
         self._send_writes()
 
     def _send_deletes(self) -> None:
-        for key, doomed in self._room.doomed.items():
-            if len(self._in_flight.deletes) >= self.config.max_deletes or not self._may_send():
+        for key in self._deletes.due():
+            if not self._may_send():
                 return
-            if not doomed.action and doomed.not_before_s <= self._now_s:
-                action = self._begin_action(self.config.write_timeout_s)
-                doomed.action = action
-                self._in_flight.deletes[action] = key
-                self._actions.append(Delete(action, key, self._now_s + self.config.write_timeout_s))
+            action = self._begin_action(self.config.write_timeout_s)
+            self._actions.append(self._deletes.begin(action, key, self._now_s + self.config.write_timeout_s))
 
     def _send_reads(self) -> None:
         while self._read_queue and len(self._in_flight.reads) < self.config.max_reads and self._may_send():
@@ -806,14 +729,12 @@ class StoreCore:
             if outcome is not None:
                 self._drop_first(outcome)
                 continue
-            room = self._room.left_nbytes
-            if room < nbytes or not self._index.has_vacant:
-                short = nbytes - self._room.coming_nbytes
-                self._evict_nbytes(max(short, 0 if self._index.has_vacant else 1))
+            if not self._entries.has_room(nbytes):
+                self._entries.make_room(nbytes)
                 self._send_deletes()
-                if room < nbytes and self._room.doomed:
+                if self._room.left_nbytes < nbytes and self._deletes:
                     return  # room comes when deletes are completed
-                if room < nbytes or not self._index.has_vacant:
+                if not self._entries.has_room(nbytes):
                     self._drop_first(StoreOutcome.NO_ROOM)
                     continue
             self._store_queue.popleft()
@@ -823,9 +744,8 @@ class StoreCore:
     def _send_write(self, offer: int, place: int, nbytes: int) -> None:
         offered = self._offers[offer]
         key, parent = offered.keys[place], offered.keys[place - 1] if place else offered.parent
-        entry = self._index.take(key, nbytes)
+        entry = self._entries.take(key, nbytes)
         action = self._begin_action(self.config.write_timeout_s)
-        self._room.reserve(nbytes)
         self._writing[key] = action
         self._in_flight.writes[action] = Writing(key, parent, entry, nbytes, offer, place)
         self._actions.append(Write(action, key, nbytes, offer, place, self._now_s + self.config.write_timeout_s))

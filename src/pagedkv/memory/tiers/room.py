@@ -1,23 +1,11 @@
-"""The bytes of a store: what counts against its cap, and what is to be deleted.
+"""The bytes of a store: what counts against its cap.
 
 Content counts from before its write begins until its delete is completed. Bytes of the root that are not the store's
 count as foreign. Where the medium's free bytes are known, they follow the store's writes and deletes between two
 measurements.
 """
 
-from dataclasses import dataclass
-
-__all__ = ["Doomed", "Room"]
-
-
-@dataclass(slots=True)
-class Doomed:
-    """Content that is to be deleted, and counts until it is. ``action`` is 0 while the delete waits."""
-
-    nbytes: int
-    action: int = 0
-    not_before_s: float = 0.0
-    is_late: bool = False
+__all__ = ["Room"]
 
 
 class Room:
@@ -34,19 +22,12 @@ class Room:
         self._free_nbytes: int | None = None
         self.nbytes = 0
         self.foreign_nbytes = 0
-        self.doomed: dict[bytes, Doomed] = {}
-        self.doomed_nbytes = 0
 
     @property
     def left_nbytes(self) -> int:
         """Bytes that may still be written now; negative if too many are there."""
         left = self._cap_nbytes - self.nbytes - self.foreign_nbytes
         return left if self._free_nbytes is None else min(left, self._free_nbytes - self._floor_nbytes)
-
-    @property
-    def coming_nbytes(self) -> int:
-        """Bytes that may be written once all that is to be deleted is."""
-        return self.left_nbytes + self.doomed_nbytes
 
     def enter(self, nbytes: int) -> None:
         """Count content that is there."""
@@ -62,17 +43,9 @@ class Room:
         """Count content no longer, since it is gone."""
         self.nbytes -= nbytes
 
-    def doom(self, key: bytes, nbytes: int) -> None:
-        """Note that content, which counts already, is to be deleted."""
-        assert key not in self.doomed, "content is to be deleted twice"
-        self.doomed[key] = Doomed(nbytes)
-        self.doomed_nbytes += nbytes
-
-    def end_delete(self, key: bytes) -> None:
-        """Count deleted content no longer."""
-        nbytes = self.doomed.pop(key).nbytes
+    def release(self, nbytes: int) -> None:
+        """Count content no longer, since it is deleted."""
         self.nbytes -= nbytes
-        self.doomed_nbytes -= nbytes
         if self._free_nbytes is not None:
             self._free_nbytes += nbytes
 

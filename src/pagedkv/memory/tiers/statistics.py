@@ -67,7 +67,6 @@ class StoreCounts:
     num_offered: int = 0
     read_nbytes: int = 0
     written_nbytes: int = 0
-    num_evicted: int = 0
     not_loaded: Counter[LoadEnd] = field(default_factory=Counter)
     offers: Counter[StoreOutcome] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

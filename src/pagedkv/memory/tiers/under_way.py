@@ -71,4 +71,3 @@ class InFlight:
 
     reads: dict[int, bytes] = field(default_factory=dict)
     writes: dict[int, Writing] = field(default_factory=dict)
-    deletes: dict[int, bytes] = field(default_factory=dict)
