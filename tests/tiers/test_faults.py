@@ -3,10 +3,10 @@
 import pytest
 
 from pagedkv.memory.compilation.compiled import is_compiling_at_all
-from pagedkv.memory.tiers import core as core_module
 from pagedkv.memory.tiers.actions import Fault
 from pagedkv.memory.tiers.deletes import Deletes
 from pagedkv.memory.tiers.frame import OpenFrame
+from pagedkv.memory.tiers.reads import Ticket
 from tests.tiers import faults
 from tests.tiers.faults import FaultMachine
 
@@ -46,7 +46,7 @@ def test_the_machine_notices_a_store_that_forgets_entries(monkeypatch: pytest.Mo
 
 
 def test_the_machine_notices_deadlines_that_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module.StoreCore, "_cut", lambda *_: None)
+    monkeypatch.setattr(Ticket, "cut", lambda *_: None)
     with pytest.raises(AssertionError, match=r"stuck|all that can come|waits for no read"):
         FaultMachine(3, fault_rate=0.4).run(5000)
 

@@ -29,10 +29,7 @@ from pagedkv.memory.tiers.actions import (
     Action,
     Answer,
     Fault,
-    Loaded,
-    LoadEnd,
     Offered,
-    Read,
     StoreEventKind,
     StoreEvents,
     StoreOutcome,
@@ -45,12 +42,12 @@ from pagedkv.memory.tiers.deadlines import Deadlines, SteadyClock
 from pagedkv.memory.tiers.entries import LARGEST_ENTRY, Entries
 from pagedkv.memory.tiers.index import NO_ENTRY
 from pagedkv.memory.tiers.keys import ZERO_KEY, as_keys, names_of, words_of
-from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics, TransferRate
-from pagedkv.memory.tiers.under_way import InFlight, Offer, Reading, Ticket, Writing
+from pagedkv.memory.tiers.reads import Reads
+from pagedkv.memory.tiers.statistics import StoreCounts, StoreStatistics
+from pagedkv.memory.tiers.under_way import InFlight, Offer, Writing
 
 __all__ = ["StoreCore"]
 
-END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
 
 
@@ -65,6 +62,7 @@ class StoreCore:
     def __init__(self, config: StoreConfig, now_s: float = 0.0) -> None:
         """Build an empty store. O(max_entries)."""
         self.config = config
+        self._answers: list[Answer] = []
         self._clock = SteadyClock()
         self._now_s = self._clock.advance(now_s)
         self._entries = Entries(config, self._clock)
@@ -73,21 +71,17 @@ class StoreCore:
         self._room = self._entries.room
         self._offered_once = OfferedOnce(config.max_entries) if config.admission == "second-offer" else None
         self._breaker = CircuitBreaker(config.breaker_failures, config.breaker_pause_s, config.breaker_longest_pause_s)
-        self._rate = TransferRate()
         self._counts = StoreCounts()
-        self._tickets: dict[int, Ticket] = {}
-        self._readings: dict[bytes, Reading] = {}
+        self._reads = Reads(config, self._clock, self._entries, self._answers.append)
         self._offers: dict[int, Offer] = {}
         self._writing: dict[bytes, int] = {}
         self._in_flight = InFlight()
-        self._read_queue: deque[bytes] = deque()
         self._store_queue: deque[tuple[int, int]] = deque()
         self._queued: set[bytes] = set()
         self._queued_nbytes = 0
         self._writes_from_s = 0.0
         self._deadlines = Deadlines()
         self._actions: list[Action] = []
-        self._answers: list[Answer] = []
 
     def look_up(self, keys: npt.NDArray[np.uint8]) -> int:
         """Count the leading keys, uint8 ``[n, 32]``, that can be loaded. O(keys). Changes nothing."""
@@ -135,7 +129,7 @@ class StoreCore:
 
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
-        return self._rate.predict(nbytes, num_entries, self.config.max_reads)
+        return self._reads.predict_s(nbytes, num_entries)
 
     def ask(self, keys: npt.NDArray[np.uint8], now_s: float, deadline_s: float) -> int:
         """Ask for the entries of a chain, head first; return a ticket, which :class:`Loaded` answers.
@@ -152,36 +146,15 @@ class StoreCore:
         if not deadline_s > 0:
             raise ConfigurationError(f"the deadline of an ask must be above 0 seconds, got {deadline_s}")
         self.tick(now_s)
-        entries, limit = self._index.look_up(words_of(keys))
-        cause = LoadEnd.NONE if limit == len(keys) else LoadEnd.ABSENT
-        if limit and self._breaker.state is BreakerState.OPEN:
-            limit, cause = 0, LoadEnd.OUT_OF_SERVICE
-        entries = entries[:limit]
-        names = names_of(keys)
-        self._index.use(entries)
-        sizes = self._index.sizes_of(entries)
         ticket = self._deadlines.take_number()
-        self._tickets[ticket] = Ticket(names, entries, bytearray(limit), sizes, self._now_s, limit, cause)
-        self._counts.num_asked += len(names)
-        asked = self._tickets[ticket]
-        new = []
-        for place, (entry, nbytes) in enumerate(zip(entries.tolist(), sizes.tolist(), strict=True)):
-            if place >= asked.limit:
-                break
-            if self._join(names[place], entry, nbytes, (ticket, place)):
-                new.append(entry)
-        self._index.hold(np.array(new, np.int32))
         self._deadlines.add(ticket, self._now_s + deadline_s)
-        self._settle(ticket)
+        self._reads.ask(ticket, keys, is_in_service=self._breaker.state is not BreakerState.OPEN)
         self._pump()
         return ticket
 
     def cancel(self, ticket: int) -> None:
         """End an ask whose request is gone; it is answered with what has come. Reads of other asks go on."""
-        waiting = self._tickets.get(ticket)
-        if waiting is not None:
-            self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
-            self._settle(ticket)
+        self._reads.end_ask(ticket)
 
     def offer(
         self,
@@ -254,14 +227,14 @@ class StoreCore:
         self.tick(now_s)
         names = self._with_continuations(set(names_of(as_keys(keys))))
         self._entries.withdrawn |= names
-        return self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
+        return self._forget(names, StoreOutcome.WITHDRAWN)
 
     def reset(self, now_s: float) -> int:
         """Remove all entries, as after new weights. Returns how many."""
         self.tick(now_s)
         names = self._entries.keys()
         names |= self._queued | set(self._writing)
-        removed = self._forget(names, LoadEnd.WITHDRAWN, StoreOutcome.WITHDRAWN)
+        removed = self._forget(names, StoreOutcome.WITHDRAWN)
         self._entries.events.note(StoreEventKind.CLEARED)
         return removed
 
@@ -292,8 +265,11 @@ class StoreCore:
         self._require_in_flight(action)
         self.tick(now_s)
         self._breaker.note_success()
-        if action in self._in_flight.reads:
-            self._end_read(action, None, nbytes)
+        if self._reads.awaits(action):
+            fault = Fault.CORRUPT if self._reads.is_another_frame(action, nbytes) else None
+            if fault is not None:
+                self._counts.faults[str(fault)] += 1
+            self._reads.end(action, fault)
         elif action in self._in_flight.writes:
             self._end_write(action, None)
         else:
@@ -310,8 +286,8 @@ class StoreCore:
             self._breaker.note_success()
         elif not self._was_late(action):
             self._note_failure()
-        if action in flight.reads:
-            self._end_read(action, fault, None)
+        if self._reads.awaits(action):
+            self._reads.end(action, fault)
         elif action in flight.writes:
             self._end_write(action, fault)
         else:
@@ -321,7 +297,7 @@ class StoreCore:
     def _require_in_flight(self, action: int) -> None:
         flight = self._in_flight
         is_write = action in flight.writes and not flight.writes[action].is_written
-        if action not in flight.reads and not is_write and not self._deletes.awaits(action):
+        if not self._reads.awaits(action) and not is_write and not self._deletes.awaits(action):
             raise ConfigurationError(f"action {action} is not in flight: it was reported before, or is another store's")
 
     def tick(self, now_s: float) -> None:
@@ -329,11 +305,9 @@ class StoreCore:
         self._now_s = self._clock.advance(now_s)
         self._index.advance(self._now_s)
         while (number := self._deadlines.pop_overdue(self._now_s)) is not None:
-            if number in self._tickets:
-                waiting = self._tickets[number]
-                self._cut(waiting, waiting.num_leading, LoadEnd.LATE)
-                self._settle(number)
-            elif number in self._offers:
+            if self._reads.end_ask(number):
+                continue
+            if number in self._offers:
                 self._drop_queued(number)
             else:
                 self._expire_action(number)
@@ -357,7 +331,8 @@ class StoreCore:
 
     def take_answers(self) -> list[Answer]:
         """Take the answers since the last call."""
-        answers, self._answers = self._answers, []
+        answers = self._answers.copy()
+        self._answers.clear()
         return answers
 
     def drain_events(self) -> StoreEvents:
@@ -377,18 +352,18 @@ class StoreCore:
             num_entries=len(self._index),
             nbytes=self._room.nbytes + self._room.foreign_nbytes,
             foreign_nbytes=self._room.foreign_nbytes,
-            num_reads=len(self._in_flight.reads),
+            num_reads=self._reads.num_in_flight,
             num_writes=len(self._in_flight.writes),
             num_deletes=self._deletes.num_in_flight,
-            num_waiting=len(self._tickets),
+            num_waiting=self._reads.num_waiting,
             num_queued=len(self._store_queue),
-            num_asked=counts.num_asked,
-            num_loaded=counts.num_loaded,
-            num_not_loaded=dict(counts.not_loaded),
-            num_coalesced=counts.num_coalesced,
+            num_asked=self._reads.num_asked,
+            num_loaded=self._reads.num_loaded,
+            num_not_loaded=dict(self._reads.not_loaded),
+            num_coalesced=self._reads.num_coalesced,
             num_offered=counts.num_offered,
             offers=dict(counts.offers),
-            read_nbytes=counts.read_nbytes,
+            read_nbytes=self._reads.read_nbytes,
             written_nbytes=counts.written_nbytes,
             num_evicted=self._entries.num_evicted,
             faults=dict(counts.faults),
@@ -402,17 +377,9 @@ class StoreCore:
         self._entries.check(sum(each.nbytes for each in self._in_flight.writes.values()))
         assert self._queued_nbytes == sum(self._offers[offer].sizes[place] for offer, place in self._store_queue)
         assert {self._offers[offer].keys[place] for offer, place in self._store_queue} == self._queued
-        assert len(self._in_flight.reads) <= self.config.max_reads
+        self._reads.check()
         assert len(self._in_flight.writes) <= self.config.max_writes
         assert {each.key for each in self._in_flight.writes.values()} == set(self._writing)
-        for number, ticket in self._tickets.items():
-            assert ticket.num_leading < ticket.limit, f"ask {number} has all that can come, and no answer"
-            for place in range(ticket.num_leading, ticket.limit):
-                reading = self._readings.get(ticket.keys[place])
-                is_awaited = reading is not None and (number, place) in reading.waiters
-                assert ticket.is_done[place] or is_awaited, f"ask {number} waits for no read at {place}"
-        for key, reading in self._readings.items():
-            assert bool(reading.action) == (key in self._in_flight.reads.values()), "a read is neither queued nor begun"
         num_open = dict.fromkeys(self._offers, 0)
         for offer, _ in self._store_queue:
             num_open[offer] += 1
@@ -422,83 +389,6 @@ class StoreCore:
         assert num_open == {number: each.num_open for number, each in self._offers.items()}, "open offers miscounted"
         offers = sum(self._counts.offers.values()) + sum(num_open.values())
         assert offers == self._counts.num_offered, f"{offers} keys of {self._counts.num_offered} accounted for"
-
-    def _join(self, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> bool:
-        """Let an ask wait for the read of a key; return whether that read is new, and its entry to be held."""
-        reading = self._readings.get(key)
-        if reading is not None and not reading.is_late and reading.entry == entry:
-            reading.waiters.append(waiter)
-            self._counts.num_coalesced += 1
-            return False
-        if reading is not None:  # an overdue read of it is still in flight: no second one beside it
-            ticket = self._tickets[waiter[0]]
-            self._cut(ticket, waiter[1], LoadEnd.LATE)
-            return False
-        self._readings[key] = Reading(entry, nbytes, [waiter])
-        self._read_queue.append(key)
-        return True
-
-    def _cut(self, ticket: Ticket, place: int, cause: LoadEnd) -> None:
-        """End an ask before a place."""
-        if place < ticket.limit:
-            ticket.limit, ticket.cause = place, cause
-
-    def _settle(self, number: int) -> None:
-        """Answer an ask if no more can come."""
-        ticket = self._tickets[number]
-        while ticket.num_leading < ticket.limit and ticket.is_done[ticket.num_leading]:
-            ticket.num_leading += 1
-        if ticket.num_leading < ticket.limit:
-            return
-        del self._tickets[number]
-        num_loaded = ticket.num_leading = ticket.limit
-        self._counts.num_loaded += num_loaded
-        if num_loaded < len(ticket.keys):
-            self._counts.not_loaded[ticket.cause] += len(ticket.keys) - num_loaded
-        for place in range(num_loaded, len(ticket.entries)):
-            self._leave(ticket.keys[place], (number, place))
-        self._index.let_go_chain(ticket.entries)
-        nbytes = int(ticket.sizes[:num_loaded].astype(np.int64).sum())
-        self._answers.append(Loaded(number, num_loaded, ticket.cause, nbytes, self._now_s - ticket.begun_s))
-
-    def _leave(self, key: bytes, waiter: tuple[int, int]) -> None:
-        """Let an ask wait for a read no longer; a read that has not begun and that none waits for is dropped."""
-        reading = self._readings.get(key)
-        if reading is None or waiter not in reading.waiters:
-            return
-        reading.waiters.remove(waiter)
-        if not reading.waiters and not reading.action:
-            self._read_queue.remove(key)
-            del self._readings[key]
-            self._index.let_go(reading.entry)
-
-    def _fail_waiters(self, reading: Reading, cause: LoadEnd) -> None:
-        waiters, reading.waiters = reading.waiters, []
-        for number, place in waiters:
-            if number in self._tickets:
-                self._cut(self._tickets[number], place, cause)
-                self._settle(number)
-
-    def _end_read(self, action: int, fault: Fault | None, nbytes: int | None) -> None:
-        key = self._in_flight.reads.pop(action)
-        reading = self._readings.pop(key)
-        if fault is None and nbytes is not None and nbytes != reading.nbytes:
-            fault = Fault.CORRUPT  # another frame than the index counts
-            self._counts.faults[str(fault)] += 1
-        is_indexed = self._index.find(key) == reading.entry
-        if fault is None:
-            self._counts.read_nbytes += reading.nbytes
-            if not reading.is_late:
-                self._rate.note(reading.nbytes, self._now_s - reading.begun_s)
-            for number, place in reading.waiters:
-                if number in self._tickets:
-                    self._tickets[number].is_done[place] = 1
-                    self._settle(number)
-        else:
-            if is_indexed and fault in END_OF:
-                self._entries.remove(reading.entry, is_gone=fault is Fault.GONE)
-            self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
-        self._index.let_go(reading.entry)
 
     def _outcome_at_once(self, key: bytes, nbytes: int, *, is_held: bool, is_admitted: bool) -> StoreOutcome | None:
         """Return what becomes of an offered key without a write; None if it is to be written."""
@@ -620,16 +510,9 @@ class StoreCore:
                 names.update(chain[first:])
         return names
 
-    def _forget(self, names: set[bytes], end: LoadEnd, outcome: StoreOutcome) -> int:
+    def _forget(self, names: set[bytes], outcome: StoreOutcome) -> int:
         """Remove entries by key, whatever is under way with them."""
-        for number in list(self._tickets):
-            ticket = self._tickets[number]
-            for place in range(ticket.limit):
-                if ticket.keys[place] in names:
-                    ticket.num_leading = min(ticket.num_leading, place)
-                    self._cut(ticket, place, end)
-                    self._settle(number)
-                    break
+        self._reads.withdraw(names)
         for offer, place in [each for each in self._store_queue if self._offers[each[0]].keys[each[1]] in names]:
             self._store_queue.remove((offer, place))
             self._unqueue(offer, place)
@@ -644,8 +527,8 @@ class StoreCore:
     def _was_late(self, action: int) -> bool:
         """Whether an action in flight counts as failed already."""
         flight = self._in_flight
-        if action in flight.reads:
-            return self._readings[flight.reads[action]].is_late
+        if self._reads.awaits(action):
+            return self._reads.is_late(action)
         if action in flight.writes:
             return flight.writes[action].is_late
         return self._deletes.is_late(action)
@@ -653,18 +536,14 @@ class StoreCore:
     def _expire_action(self, action: int) -> None:
         """Count an overdue action as failed. It stays in flight until the driver reports it."""
         flight = self._in_flight
-        if action in flight.reads:
-            reading = self._readings[flight.reads[action]]
-            reading.is_late = True
-            self._fail_waiters(reading, LoadEnd.LATE)
-        elif action in flight.writes:
+        if action in flight.writes:
             writing = flight.writes[action]
             if not writing.is_late:
                 writing.is_late = True
                 self._answer(writing.offer, writing.place, StoreOutcome.LATE)
             if writing.is_written:
                 return  # the body was in time
-        elif not self._deletes.expire(action):
+        elif not (self._reads.expire(action) or self._deletes.expire(action)):
             return
         self._counts.faults["overdue"] += 1
         self._note_failure()
@@ -673,11 +552,7 @@ class StoreCore:
         """Count a failure of the body; if the breaker opens, what is queued is answered."""
         if not self._breaker.note_failure(self._now_s):
             return
-        while self._read_queue:
-            key = self._read_queue.popleft()
-            reading = self._readings.pop(key)
-            self._fail_waiters(reading, LoadEnd.OUT_OF_SERVICE)
-            self._index.let_go(reading.entry)
+        self._reads.drop_queue()
         while self._store_queue:
             self._drop_first(StoreOutcome.OUT_OF_SERVICE)
 
@@ -689,10 +564,8 @@ class StoreCore:
     @property
     def _num_prompt(self) -> int:
         """Actions in flight that are not overdue."""
-        return (
-            sum(not self._was_late(action) for action in (*self._in_flight.reads, *self._in_flight.writes))
-            + self._deletes.num_prompt
-        )
+        writes = sum(not self._was_late(action) for action in self._in_flight.writes)
+        return writes + self._reads.num_prompt + self._deletes.num_prompt
 
     def _pump(self) -> None:
         """Send what may be sent: deletes, then reads, then writes."""
@@ -708,13 +581,9 @@ class StoreCore:
             self._actions.append(self._deletes.begin(action, key, self._now_s + self.config.write_timeout_s))
 
     def _send_reads(self) -> None:
-        while self._read_queue and len(self._in_flight.reads) < self.config.max_reads and self._may_send():
-            key = self._read_queue.popleft()
-            reading = self._readings[key]
+        while self._reads.can_begin and self._may_send():
             action = self._begin_action(self.config.read_timeout_s)
-            reading.action, reading.begun_s = action, self._now_s
-            self._in_flight.reads[action] = key
-            self._actions.append(Read(action, key, reading.nbytes, self._now_s + self.config.read_timeout_s))
+            self._actions.append(self._reads.begin(action, self._now_s + self.config.read_timeout_s))
 
     def _send_writes(self) -> None:
         while (

@@ -102,9 +102,10 @@ class Entries:
         return len(found)
 
     def restore(self, found: list[tuple[bytes, int]]) -> int:
-        """Enter what a scan found, keys and bytes, least recently used first; delete what exceeds the limits, oldest first.
+        """Enter what a scan found, keys and bytes, the least recently used first.
 
-        Keys that are known or being deleted are left as they are. Returns how many were entered.
+        What exceeds the limits is deleted, oldest first. Keys that are known or being deleted are left as they are.
+        Returns how many were entered.
         """
         fresh = [each for each in found if each[0] not in self.deletes and self.index.find(each[0]) == NO_ENTRY]
         room = self.room.left_nbytes

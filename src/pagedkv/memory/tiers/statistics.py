@@ -61,13 +61,8 @@ class StoreStatistics:
 class StoreCounts:
     """The running counts of a store."""
 
-    num_asked: int = 0
-    num_loaded: int = 0
-    num_coalesced: int = 0
     num_offered: int = 0
-    read_nbytes: int = 0
     written_nbytes: int = 0
-    not_loaded: Counter[LoadEnd] = field(default_factory=Counter)
     offers: Counter[StoreOutcome] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
 
