@@ -42,6 +42,11 @@ class CircuitBreaker:
     opens_again_s: float = 0.0
     times_opened: int = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is sent to the body."""
+        return self.state is BreakerState.OPEN
+
     def note_success(self) -> None:
         """Record that the body answered."""
         self.failures_in_a_row = 0

@@ -28,7 +28,7 @@ class Deletes:
     """What is to be deleted, by key, and the deletes in flight.
 
     Args:
-        config: how many may be in flight, and the pause after one that failed.
+        config: how many may be in flight, how long, and the pause after one that failed.
         clock: the store's.
         room: counts the bytes until they are deleted.
     """
@@ -78,11 +78,11 @@ class Deletes:
         times = (each.not_before_s for each in self._doomed.values() if each.not_before_s > self._clock.now_s)
         return min(times, default=None)
 
-    def begin(self, action: int, key: bytes, deadline_s: float) -> Delete:
+    def begin(self, action: int, key: bytes) -> Delete:
         """Begin a delete that is due."""
         self._doomed[key].action = action
         self._in_flight[action] = key
-        return Delete(action, key, deadline_s)
+        return Delete(action, key, self._clock.now_s + self._config.write_timeout_s)
 
     def awaits(self, action: int) -> bool:
         """Whether a delete of this number is in flight."""

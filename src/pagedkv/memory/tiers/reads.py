@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.tiers.actions import Answer, Fault, Loaded, LoadEnd, Read
+from pagedkv.memory.tiers.breaker import CircuitBreaker
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.deadlines import SteadyClock
 from pagedkv.memory.tiers.entries import Entries
@@ -64,18 +65,25 @@ class Reads:
     """Asks by ticket, readings by key, and the reads in flight.
 
     Args:
-        config: how many reads may be in flight.
+        config: how many reads may be in flight, and how long.
         clock: the store's.
         entries: what can be loaded.
+        breaker: while it is open, nothing is loaded.
         answer: takes the answers to asks.
     """
 
     def __init__(
-        self, config: StoreConfig, clock: SteadyClock, entries: Entries, answer: Callable[[Answer], None]
+        self,
+        config: StoreConfig,
+        clock: SteadyClock,
+        entries: Entries,
+        breaker: CircuitBreaker,
+        answer: Callable[[Answer], None],
     ) -> None:
         self._config = config
         self._clock = clock
         self._entries = entries
+        self._breaker = breaker
         self._index = entries.index
         self._answer = answer
         self._tickets: dict[int, Ticket] = {}
@@ -113,11 +121,11 @@ class Reads:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
         return self._rate.predict(nbytes, num_entries, self._config.max_reads)
 
-    def ask(self, number: int, keys: npt.NDArray[np.uint8], *, is_in_service: bool) -> None:
-        """Begin an ask of this number for a chain, uint8 ``[n, 32]``. Nothing is loaded if not ``is_in_service``."""
+    def ask(self, number: int, keys: npt.NDArray[np.uint8]) -> None:
+        """Begin an ask of this number for a chain, uint8 ``[n, 32]``, head first."""
         entries, limit = self._index.look_up(words_of(keys))
         cause = LoadEnd.NONE if limit == len(keys) else LoadEnd.ABSENT
-        if limit and not is_in_service:
+        if limit and self._breaker.is_open:
             limit, cause = 0, LoadEnd.OUT_OF_SERVICE
         entries = entries[:limit]
         names = names_of(keys)
@@ -159,13 +167,13 @@ class Reads:
             self._fail_waiters(reading, LoadEnd.OUT_OF_SERVICE)
             self._index.let_go(reading.entry)
 
-    def begin(self, action: int, deadline_s: float) -> Read:
+    def begin(self, action: int) -> Read:
         """Begin the read that has waited longest."""
         key = self._queue.popleft()
         reading = self._readings[key]
         reading.action, reading.begun_s = action, self._clock.now_s
         self._in_flight[action] = key
-        return Read(action, key, reading.nbytes, deadline_s)
+        return Read(action, key, reading.nbytes, self._clock.now_s + self._config.read_timeout_s)
 
     def awaits(self, action: int) -> bool:
         """Whether a read of this number is in flight."""

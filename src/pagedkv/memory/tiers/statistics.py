@@ -1,12 +1,11 @@
-"""Statistics of a store: a frozen snapshot of counts that have one owner, the core."""
+"""Statistics of a store: a frozen snapshot of counts, each of which has one owner, and the rate of reads."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
 from pagedkv.memory.tiers.breaker import BreakerState
 
-__all__ = ["StoreCounts", "StoreStatistics", "TransferRate"]
+__all__ = ["StoreStatistics", "TransferRate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +54,6 @@ class StoreStatistics:
     breaker: BreakerState
     times_opened: int
     index_nbytes: int
-
-
-@dataclass(slots=True)
-class StoreCounts:
-    """The running counts of a store."""
-
-    num_offered: int = 0
-    written_nbytes: int = 0
-    offers: Counter[StoreOutcome] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
