@@ -1,11 +1,12 @@
 """Tiers: stores of cached content below device memory, which never answer wrongly.
 
 Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how it is written, read and refused). Then
-the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``under_way`` (the words), ``index``,
-``admission``, ``breaker``, ``room``, ``event_log``, ``statistics`` (the parts) and ``core``. Then ``body`` and the
-bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body`` (where bytes are kept), and ``store`` (a core
-and a body on threads). Last what an engine takes: ``specs`` (tiers as users write them) and ``chain`` (the entries of a
-sequence). This room depends on no device, no model and no engine.
+the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``keys`` (the words), ``deadlines``,
+``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
+(what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
+which wires them. Then ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body``
+(where bytes are kept), and ``store`` (a core and a body on threads). Last what an engine takes: ``specs`` (tiers as
+users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome

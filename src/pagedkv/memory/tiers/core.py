@@ -8,6 +8,10 @@ No thread, no clock, no I/O: times are the caller's, actions leave by :meth:`Sto
     offer --> admission --> stores queued --> room? --> Write in flight ---------> Offered: what became of each key
                                        evicted --> Delete in flight --> bytes are free
 
+Each part owns its state, and this class wires the parts. ``Entries`` has the index, bytes, events and deletes,
+``Reads`` asks and reads, ``Offers`` offers and their queue, ``Writes`` the writes in flight. ``Dispatch`` sends actions and takes
+their ends. ``Deadlines`` has what is due.
+
 What is true at every moment (:meth:`~StoreCore.check`):
 
 - Every ask has an answer by its deadline, and every key of an offer has one.
@@ -171,7 +175,7 @@ class StoreCore:
         """
         self.tick(now_s)
         names = self._with_continuations(set(names_of(as_keys(keys))))
-        self._entries.withdrawn |= names
+        self._entries.forbid(names)
         return self._forget(names)
 
     def reset(self, now_s: float) -> int:
@@ -219,8 +223,7 @@ class StoreCore:
         now_s = self._clock.advance(now_s)
         self._entries.index.advance(now_s)
         while (number := self._deadlines.pop_overdue(now_s)) is not None:
-            if not self._reads.end_ask(number):
-                self._offers.expire(number)
+            if not (self._reads.end_ask(number) or self._offers.expire(number)):
                 self._dispatch.expire(number, now_s)
         self._breaker.advance(now_s)
         self._dispatch.send()
@@ -239,7 +242,7 @@ class StoreCore:
     def take_answers(self) -> list[Answer]:
         """Take the answers since the last call."""
         answers = self._answers.copy()
-        self._answers.clear()
+        self._answers.clear()  # the same list: reads and offers append to it
         return answers
 
     def drain_events(self) -> StoreEvents:

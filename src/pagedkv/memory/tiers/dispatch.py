@@ -26,7 +26,7 @@ class Dispatch:
 
     Args:
         deadlines: numbers the actions, and has when each is due.
-        breaker: hears how actions end, and decides whether more are sent.
+        breaker: counts failures, and stops sending while it is open.
         reads, writes, deletes: what is to be done, and what is in flight.
     """
 

@@ -40,7 +40,7 @@ class Entries:
         self.room = Room(config.cap_nbytes, config.floor_nbytes)
         self.deletes = Deletes(config, clock, self.room)
         self.events = StoreEventLog(config.max_events)
-        self.withdrawn: set[bytes] = set()
+        self._forbidden: set[bytes] = set()
         self.num_evicted = 0
 
     def take(self, key: bytes, nbytes: int) -> int:
@@ -101,6 +101,14 @@ class Entries:
             self.remove(entry, is_gone=False)
         return len(found)
 
+    def forbid(self, keys: set[bytes]) -> None:
+        """Let no content of these keys be stored or restored from now on."""
+        self._forbidden |= keys
+
+    def is_forbidden(self, key: bytes) -> bool:
+        """Whether content of a key was withdrawn. Changes nothing."""
+        return key in self._forbidden
+
     def restore(self, found: list[tuple[bytes, int]]) -> int:
         """Enter what a scan found, keys and bytes, the least recently used first.
 
@@ -113,7 +121,7 @@ class Entries:
         for key, nbytes in reversed(fresh):
             fits = nbytes <= min(room, LARGEST_ENTRY) and len(kept) < self.index.num_vacant
             self.room.enter(nbytes)
-            if fits and key not in self.withdrawn:
+            if fits and key not in self._forbidden:
                 room -= nbytes
                 kept.append((key, nbytes))
             else:

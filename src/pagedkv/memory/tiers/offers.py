@@ -114,7 +114,7 @@ class Offers:
         )
         return np.array([outcome is None for outcome in outcomes], np.bool_)
 
-    def offer(  # noqa: PLR0913 - an offer, its number, and the keys that are no longer in the queue
+    def offer(  # noqa: PLR0913 - an offer, its number, and the keys that have left the queue
         self,
         number: int,
         keys: npt.NDArray[np.uint8],
@@ -164,9 +164,12 @@ class Offers:
         """Drop all that waits."""
         self._drop(list(self._queue.values()), outcome)
 
-    def expire(self, number: int) -> None:
-        """Drop what of an offer still waits, if there is one of this number. O(queue)."""
+    def expire(self, number: int) -> bool:
+        """Drop what of an offer still waits; return whether there is one of this number. O(queue)."""
+        if number not in self._offers:
+            return False
         self._drop([each for each in self._queue.values() if each.offer == number], StoreOutcome.LATE)
+        return True
 
     def withdraw(self, keys: set[bytes]) -> None:
         """Drop what waits of these keys. O(queue)."""
@@ -215,7 +218,7 @@ class Offers:
         outcome = None
         if is_there or key in being_written or key in self._queue:
             outcome = StoreOutcome.PRESENT
-        elif key in self._entries.withdrawn:
+        elif self._entries.is_forbidden(key):
             outcome = StoreOutcome.WITHDRAWN
         elif self._breaker.is_open:
             outcome = StoreOutcome.OUT_OF_SERVICE
