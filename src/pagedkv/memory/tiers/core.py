@@ -9,8 +9,8 @@ No thread, no clock, no I/O: times are the caller's, actions leave by :meth:`Sto
                                        evicted --> Delete in flight --> bytes are free
 
 Each part owns its state, and this class wires the parts. ``Entries`` has the index, bytes, events and deletes,
-``Reads`` asks and reads, ``Offers`` offers and their queue, ``Writes`` the writes in flight. ``Dispatch`` sends actions and takes
-their ends. ``Deadlines`` has what is due.
+``Reads`` asks and reads, ``Offers`` offers and their queue, ``Writes`` the writes in flight. ``Dispatch`` sends actions
+and takes their ends. ``Deadlines`` has what is due.
 
 What is true at every moment (:meth:`~StoreCore.check`):
 
