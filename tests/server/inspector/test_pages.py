@@ -169,8 +169,10 @@ def test_texts_are_those_of_the_callers_own_tenant(keyed: Running) -> None:
     assert others
     assert "".join(block["text"] for block in own).startswith("what operations ask")
     assert not any("text" in block or "token_ids" in block for block in others)
-    shares = get(keyed, "history", ROOT)["samples"]["shares"][-1][0]
-    assert [taken + cached > 0 for taken, cached in shares] == [False, True, True], "no tenant, and both tenants"
+    ((_, now),) = events(keyed.url, 1, ROOT)
+    assert [taken + cached > 0 for taken, cached in now["shares"][0]] == [False, True, True], "no tenant, and both"
+    sampled = get(keyed, "history", ROOT)["samples"]["shares"][-1][0]  # of some seconds ago
+    assert len(sampled) == len(now["shares"][0])
     everything = json.dumps(
         [blocks, events(keyed.url, 2, ROOT), get(keyed, "history", ROOT), get(keyed, "prefixes", ROOT)]
     )
