@@ -33,7 +33,7 @@ class Workload:
     """Rows that are all alike.
 
     Args:
-        name: what it is called; bar: what it should reach, TB/s or TFLOP/s.
+        name: what it is called; bar: what it should reach, TB/s or TFLOP/s; None: it has none.
         num_rows, context: rows, and positions of each; num_queries: of these its last are computed.
         num_heads, num_key_heads, dims: of the layer; block_size, dtype: of what is stored.
         shared: positions that all rows have in common; is_latent: whether latents are stored.
@@ -41,7 +41,7 @@ class Workload:
     """
 
     name: str
-    bar: float
+    bar: float | None
     num_rows: int
     context: int
     num_queries: int = 1
@@ -77,6 +77,7 @@ WORKLOADS: Final = (
     Workload("decode, 64 rows of 4,096, fp8", 2.8, 64, 4096, dtype=torch.float8_e4m3fn),
     Workload("prompts, 4 of 4,096", 400, 4, 4096, 4096, counts_work=True),
     Workload("a chunk of 2,048 behind 32,768", 300, 1, 34_816, 2048, counts_work=True),
+    Workload("a question of 48 behind 16,384", None, 1, 16_432, 48),
     Workload("latents, 16 heads, 64 rows of 4,096", 2.5, 64, 4096, 1, 16, 1, (576, 512), is_latent=True),
     Workload(
         "latents, 128 heads, 64 rows of 4,096", 250, 64, 4096, 1, 128, 1, (576, 512), is_latent=True, counts_work=True

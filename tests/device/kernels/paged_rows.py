@@ -24,6 +24,10 @@ SMALL = Tiling(
     query_warps=1,
     query_registers=0,
     shared_span=16,
+    chunk_queries=12,
+    chunk_span=16,
+    most_chunk_spans=3,
+    chunk_partials=30,
 )
 """Small enough that short rows have several tiles, spans and items, and long ones have wider spans."""
 

@@ -208,12 +208,15 @@ def test_lists_and_answers_that_are_strewn_over_the_pool(pool: torch.Tensor, wha
 
 def widened(pool: torch.Tensor, work: WorkList) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial answers, and their sums, of so many rows that they take all of the pool."""
-    slots, _, num_heads, value_dim = work.partials.shape
+    _, num_heads, value_dim = work.partials.shape
     whole = pool.view(torch.float32)
-    num_rows = len(whole) // (slots * num_heads * (value_dim + 1))
-    num_parts = slots * num_rows * num_heads
-    partials = whole[: num_parts * value_dim].view(slots, num_rows, num_heads, value_dim)
-    return partials, whole[num_parts * value_dim :][:num_parts].view(slots, num_rows, num_heads)
+    slots = work.chunk_base // work.few_rows
+    own = work.max_places * work.chunk_partials
+    num_rows = (len(whole) // (num_heads * (value_dim + 1)) - own) // slots
+    work.few_rows, work.chunk_base = num_rows, slots * num_rows
+    num_parts = (slots * num_rows + own) * num_heads
+    partials = whole[: num_parts * value_dim].view(-1, num_heads, value_dim)
+    return partials, whole[num_parts * value_dim :][:num_parts].view(-1, num_heads)
 
 
 def test_scores_and_noise_that_are_strewn_over_the_pool(pool: torch.Tensor) -> None:

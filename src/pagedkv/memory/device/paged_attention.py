@@ -9,9 +9,10 @@ other rows the step has. Rows of few queries (decoding) are split along their ke
     spans             | slot 0      | slot 1      | slot 2     |     merged: slots 0, 1, 2
 
 The width of a span depends only on the row's own length. Rows of many queries (prompts) are split along their queries:
-an *item* is some queries of one row with all the keys that they see. Consecutive rows that begin with the same blocks
-may read these once: the shared blocks are items of the first of them, their leader, and give a partial answer for each
-of the rows.
+an *item* is some queries of one row with all the keys that they see. *Chunks* are rows between the two, such as a
+question behind a long cached prefix. They have too few items to occupy a device, so items are split along their keys
+too. Consecutive rows that begin with the same blocks may read these once: the shared blocks are items of the first of
+them, their leader, and give a partial answer for each of the rows.
 
 The lists are made on the device from lengths that are there, once a step for all layers with the same ``Reading``, so
 that one captured graph serves any step. The kernels process them with as many programs as the device holds.
@@ -28,6 +29,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = [
     "ENTRY_WORDS",
     "LEAST_EXTENT",
+    "MERGE_WORDS",
     "MOST_COMMON",
     "NO_PARTIAL",
     "NUM_COUNTS",
@@ -61,6 +63,10 @@ LEAST_EXTENT: Final = 16
 """Least extent of a product of tiles."""
 MOST_COMMON: Final = 16
 """Most spans of a shared prefix."""
+MERGE_WORDS: Final = 4
+"""Words of a merge: token, spans, partial row of the first span, partial rows from one span to the next."""
+CHUNK_PARTIAL_NBYTES: Final = 2**29
+"""Most bytes of the partial answers of chunks, which limits into how many spans they are split."""
 
 
 class PagedRows(NamedTuple):
@@ -153,6 +159,9 @@ class Tiling:
         query_warps, query_stages, query_programs: the same for the kernel for items; query_registers: most registers of
             a thread there; 0: no limit.
         shared_span: tokens of a shared prefix that one item reads, or a multiple.
+        chunk_queries: rows of more than a few and at most so many queries are chunks; chunk_span: keys of a span of a
+            chunk, or a multiple if there would be more than ``most_chunk_spans``, or more partial answers than
+            ``chunk_partials`` a row.
     """
 
     key_tile: int = 128
@@ -169,6 +178,10 @@ class Tiling:
     query_programs: int = 2
     query_registers: int = 128
     shared_span: int = 512
+    chunk_queries: int = 256
+    chunk_span: int = 256
+    most_chunk_spans: int = 8
+    chunk_partials: int = 1024
 
 
 @final
@@ -186,13 +199,16 @@ class WorkList:
         device: the device of the lists.
 
     Attributes:
-        tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, 2]``, a token and its spans.
+        tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, MERGE_WORDS]``.
         by_items: whether rows of few queries are split into items too, one for each span, for their many heads.
         counts: int32 ``[NUM_COUNTS]``, how many of each there are.
         shared: int32 ``[max_places, 2]``: tokens in the prefix that consecutive rows share, and, at the first row, how
             many rows do.
-        partials: float32 ``[slots, partial rows, num_heads, value_dim]``; sums: float32 ``[slots, partial rows,
-            num_heads]``, the logarithm (base 2) of the divisor of each partial answer.
+        partials: float32 ``[partial rows, num_heads, value_dim]``; sums: float32 ``[partial rows, num_heads]``, the
+            logarithm (base 2) of the divisor of each partial answer. Partial row ``slot * few_rows + number`` has the
+            span ``slot`` of a query of a row of few queries; those of chunks follow, from ``chunk_base`` on,
+            ``chunk_partials`` for each place.
+        chunk_queries: most queries of a chunk; 0: no row is one, since windows bound the keys, or memory the spans.
 
     Raises:
         ConfigurationError: a number is out of range, or there is not enough memory for the lists.
@@ -231,6 +247,15 @@ class WorkList:
             num_items, slots = num_items * MOST_COMMON, slots + MOST_COMMON
         if self.by_items:
             num_items *= cut.most_spans
+        most = CHUNK_PARTIAL_NBYTES // (4 * max_places * num_heads * (value_dim + 1))
+        partials = min(most, cut.chunk_partials, cut.chunk_queries * cut.most_chunk_spans)
+        chunk_queries = min(cut.chunk_queries, partials // 2)
+        is_split = sees_all and chunk_queries > few_queries
+        self.chunk_queries, self.chunk_partials = (chunk_queries, partials) if is_split else (0, 0)
+        self.few_rows, self.chunk_base = rows, slots * rows
+        if is_split:
+            num_items += max_places * max(cut.most_chunk_spans, 2 * -(-partials // self.tokens_of_item))
+        num_rows = self.chunk_base + max_places * self.chunk_partials
 
         def integers(*sizes: int) -> torch.Tensor:
             return torch.zeros(sizes, dtype=torch.int32, device=device)
@@ -238,18 +263,23 @@ class WorkList:
         try:
             self.tiles = integers(num_tiles, ENTRY_WORDS)
             self.items = integers(num_items, ENTRY_WORDS)
-            self.merges = integers(rows, 2)
+            self.merges = integers(rows + min(max_tokens, max_places * self.chunk_queries), MERGE_WORDS)
             self.counts = integers(NUM_COUNTS)
             self.shared = integers(max_places, 2)
             self.common = integers(max_places if self.shares else 1)
-            self.partials = torch.zeros(slots, rows, num_heads, value_dim, device=device)
-            self.sums = torch.zeros(slots, rows, num_heads, device=device)
+            self.partials = torch.zeros(num_rows, num_heads, value_dim, device=device)
+            self.sums = torch.zeros(num_rows, num_heads, device=device)
         except torch.OutOfMemoryError as problem:
-            nbytes = 4 * (ENTRY_WORDS * (num_tiles + num_items) + slots * rows * num_heads * (value_dim + 1))
+            nbytes = 4 * (ENTRY_WORDS * (num_tiles + num_items) + num_rows * num_heads * (value_dim + 1))
             raise ConfigurationError(
                 f"lists and partial answers of {max_places} rows of {max_length} tokens take {nbytes / 2**30:.1f} GiB, "
                 "which the device does not have: lower max_places or most_spans"
             ) from problem
+
+    @property
+    def chunk_tiles(self) -> int:
+        """Tiles of keys in a span of a chunk, or a multiple if there would be too many spans."""
+        return max(1, self.tiling.chunk_span // self.tiling.key_tile)
 
     @property
     def tokens_of_tile(self) -> int:
@@ -300,6 +330,7 @@ def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
             query_warps=4,
             query_stages=5,
             query_registers=0,
+            chunk_queries=0,
         )
     if layer.is_read_once:
         return Tiling(
@@ -310,6 +341,7 @@ def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
             query_stages=2,
             query_programs=1,
             query_registers=0,
+            chunk_queries=0,
         )
     if widest <= WIDE:
         return Tiling(key_tile=64, span_tiles=8, query_rows=64, query_stages=3, query_programs=1, query_registers=0)

@@ -26,20 +26,29 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
     prompts: list[list[int]] = []
     items: list[list[int]] = []
     merges: list[list[int]] = []
+    num_few = 0
     for place, (start, stop, token) in enumerate(ranges):
         common, num_sharing = work.shared[place].tolist()
         row = (place, start, stop, token)
         shared_width = _width(common, work.tiling.shared_span, MOST_COMMON)
         num_shared = -(-common // shared_width)
-        items += _shared_items(work, place, token, (common, shared_width, num_sharing), len(merges))
+        items += _shared_items(work, place, token, (common, shared_width, num_sharing), num_few)
         if 0 < stop - start <= work.few_queries:
-            mine, num_spans = _tiles(work, row, common, num_shared, len(merges))
+            mine, num_spans = _tiles(work, row, common, num_shared, num_few)
             if work.by_items:
                 items += _items_of_spans(work, mine)
             else:
                 tiles += mine
             if num_spans > 1:
-                merges += [[token + index, num_spans] for index in range(stop - start)]
+                merges += [[token + index, num_spans, num_few + index, work.few_rows] for index in range(stop - start)]
+                num_few += stop - start
+        elif start < stop <= start + work.chunk_queries:
+            first_row = work.chunk_base + place * work.chunk_partials
+            mine, num_spans = _items_of_chunk(work, row, first_row)
+            items += mine
+            if num_spans > 1:
+                count = stop - start
+                merges += [[token + index, num_spans, first_row + index, count] for index in range(count)]
         elif start < stop:
             prompts += _items(work, row)
     prompts.sort(key=lambda item: (-item[5], item[0]))  # the longest first, to balance the work
@@ -101,6 +110,24 @@ def _items(work: WorkList, row: tuple[int, int, int, int]) -> list[list[int]]:
         first = work.reading.first_seen(position) // unit * unit
         items.append([place, token + before, taken, position, first, position + taken, NO_PARTIAL, 0])
     return items
+
+
+def _items_of_chunk(work: WorkList, row: tuple[int, int, int, int], first_row: int) -> tuple[list[list[int]], int]:
+    place, start, stop, token = row
+    size, key_tile = work.tokens_of_item, work.tiling.key_tile
+    num_tiles = -(-stop // key_tile)
+    most = min(work.tiling.most_chunk_spans, work.chunk_partials // (stop - start))
+    width = _width(num_tiles, work.chunk_tiles, most)
+    num_spans = -(-num_tiles // width)
+    items = []
+    for before in range(0, stop - start, size):
+        taken, position = min(size, stop - start - before), start + before
+        for span in range(num_spans):
+            key = span * width * key_tile
+            end = min(key + width * key_tile, position + taken)
+            partial = first_row + before + span * (stop - start) if num_spans > 1 else NO_PARTIAL
+            items.append([place, token + before, taken, position, key, end, partial, 0])
+    return items, num_spans
 
 
 def _items_of_spans(work: WorkList, tiles: list[list[int]]) -> list[list[int]]:

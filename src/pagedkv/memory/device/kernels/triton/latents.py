@@ -90,7 +90,7 @@ def attend_latent_items(
         *layer.keys.stride()[:2],
         *out.stride()[:2],
         rows.block_tables.stride(0),
-        work.partials.shape[1],
+        work.few_rows,
         launch.scale,
         NUM_HEADS=heads_of_key,
         HEAD_PARTS=triton.cdiv(heads_of_key, head_tile),

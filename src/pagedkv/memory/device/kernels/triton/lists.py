@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagedkv.memory.device.kernels.triton.overlapping import launch_options, may_overlap
 from pagedkv.memory.device.paged_attention import (
     ENTRY_WORDS as ENTRY_WORDS_,
+    MERGE_WORDS as MERGE_WORDS_,
     MOST_COMMON as MOST_COMMON_,
     NO_PARTIAL as NO_PARTIAL_,
     SEES_ALL as SEES_ALL_,
@@ -22,6 +23,7 @@ from pagedkv.memory.device.paged_attention import (
 __all__ = ["list_work"]
 
 ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
+MERGE_WORDS = tl.constexpr(MERGE_WORDS_)
 MOST_COMMON = tl.constexpr(MOST_COMMON_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
 SEES_ALL = tl.constexpr(SEES_ALL_)
@@ -73,6 +75,8 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
         work.merges,
         work.counts,
         num_places,
+        work.few_rows,
+        work.chunk_base,
         PLACES=triton.next_power_of_2(work.max_places),
         WINDOW=reading.window,
         CHUNK=reading.chunk,
@@ -86,6 +90,10 @@ def list_work(work: WorkList, rows: PagedRows, block_size: int) -> None:
         ITEM_KEYS=cut.query_keys,
         SHARED_SPAN=cut.shared_span,
         BY_ITEMS=work.by_items,
+        CHUNK_QUERIES=work.chunk_queries,
+        CHUNK_TILES=work.chunk_tiles,
+        MOST_CHUNK_SPANS=cut.most_chunk_spans,
+        CHUNK_PARTIALS=work.chunk_partials,
         TILE=TILE,
         RANK_TILE=RANK_TILE,
         OVERLAPS=overlaps,
@@ -155,7 +163,7 @@ def _first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _spans_of(num_pieces, unit: tl.constexpr, most: tl.constexpr):
+def _spans_of(num_pieces, unit: tl.constexpr, most):
     """Return the width of a span, a multiple of a unit, such that there are at most ``most`` spans."""
     fewest = (num_pieces + most - 1) // most
     return tl.maximum((fewest + unit - 1) // unit, 1) * unit
@@ -194,25 +202,38 @@ def _needs(
     ITEM_TOKENS: tl.constexpr,
     SHARED_SPAN: tl.constexpr,
     BY_ITEMS: tl.constexpr,
+    CHUNK_QUERIES: tl.constexpr,
+    CHUNK_TILES: tl.constexpr,
+    MOST_CHUNK_SPANS: tl.constexpr,
+    CHUNK_PARTIALS: tl.constexpr,
 ):
-    """Count the tiles of a row, its items as a prompt and as a decoding row, and its merges."""
+    """Count the tiles of a row, its items as a prompt and in spans, and its merges as a row of few queries and a chunk.
+
+    Also return the width of its spans, in tiles.
+    """
     count = stop - start
     is_few = (count > 0) & (count <= FEW)
+    is_chunk = (count > FEW) & (count <= CHUNK_QUERIES)
     _, _, key_tiles = _key_tiles(start, stop, common, WINDOW, CHUNK, SINK_TOKENS, KEY_TILE)
     width = _spans_of(key_tiles, SPAN_TILES, MOST_SPANS)
+    if CHUNK_QUERIES > 0:
+        most = tl.minimum(MOST_CHUNK_SPANS, CHUNK_PARTIALS // tl.where(is_chunk, count, 1))
+        width = tl.where(is_chunk, _spans_of(key_tiles, CHUNK_TILES, most), width)
     shared_width = _spans_of(common, SHARED_SPAN, MOST_COMMON)
     shared_spans = (common + shared_width - 1) // shared_width
     own_spans = (key_tiles + width - 1) // width
     num_spans = own_spans + shared_spans
     num_tiles = tl.where(is_few, (count + TILE_TOKENS - 1) // TILE_TOKENS * key_tiles, 0)
     item_rows = (count + ITEM_TOKENS - 1) // ITEM_TOKENS
-    of_prompt = tl.where(count > FEW, item_rows, 0)
+    of_prompt = tl.where((count > FEW) & (count > CHUNK_QUERIES), item_rows, 0)
     num_items = (num_sharing + ITEM_TOKENS - 1) // ITEM_TOKENS * shared_spans
     if BY_ITEMS:
         num_tiles = num_tiles * 0
         num_items += tl.where(is_few, item_rows * own_spans, 0)
-    num_merges = tl.where(is_few & (num_spans > 1), count, 0)
-    return num_tiles, of_prompt, num_items, num_merges
+    num_items += tl.where(is_chunk, item_rows * own_spans, 0)
+    of_few = tl.where(is_few & (num_spans > 1), count, 0)
+    of_chunk = tl.where(is_chunk & (num_spans > 1), count, 0)
+    return num_tiles, of_prompt, num_items, of_few, of_chunk, width
 
 
 @triton.jit
@@ -233,6 +254,8 @@ def _list_kernel(
     merges,
     counts,
     num_places,
+    few_rows,
+    chunk_base,
     PLACES: tl.constexpr,
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -246,6 +269,10 @@ def _list_kernel(
     ITEM_KEYS: tl.constexpr,
     SHARED_SPAN: tl.constexpr,
     BY_ITEMS: tl.constexpr,
+    CHUNK_QUERIES: tl.constexpr,
+    CHUNK_TILES: tl.constexpr,
+    MOST_CHUNK_SPANS: tl.constexpr,
+    CHUNK_PARTIALS: tl.constexpr,
     TILE: tl.constexpr,
     RANK_TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -258,7 +285,7 @@ def _list_kernel(
     is_place = at < num_places
     all_starts = tl.load(starts + at, mask=is_place, other=0)
     all_stops = tl.load(seq_lens + at, mask=is_place, other=0)
-    all_tiles, all_prompts, all_items, all_merges = _needs(
+    all_tiles, all_prompts, all_items, all_few, all_chunk, _ = _needs(
         all_starts,
         all_stops,
         tl.load(shared + 2 * at, mask=is_place, other=0),
@@ -274,14 +301,19 @@ def _list_kernel(
         ITEM_TOKENS,
         SHARED_SPAN,
         BY_ITEMS,
+        CHUNK_QUERIES,
+        CHUNK_TILES,
+        MOST_CHUNK_SPANS,
+        CHUNK_PARTIALS,
     )
     is_before = is_place & (at < place)
     tile_base = tl.sum(tl.where(is_before, all_tiles, 0), 0)
     item_base = tl.sum(all_prompts, 0) + tl.sum(tl.where(is_before, all_items, 0), 0)
-    merge_base = tl.sum(tl.where(is_before, all_merges, 0), 0)
+    few_base = tl.sum(tl.where(is_before, all_few, 0), 0)
+    of_chunks = tl.sum(tl.where(is_before, all_chunk, 0), 0)
     start, stop, token = tl.load(starts + place), tl.load(seq_lens + place), tl.load(offsets + place)
     common, num_sharing = tl.load(shared + 2 * place), tl.load(shared + 2 * place + 1)
-    num_tiles, num_prompts, num_items, num_merges = _needs(
+    num_tiles, num_prompts, num_items, num_few, num_chunk, width = _needs(
         start,
         stop,
         common,
@@ -297,17 +329,25 @@ def _list_kernel(
         ITEM_TOKENS,
         SHARED_SPAN,
         BY_ITEMS,
+        CHUNK_QUERIES,
+        CHUNK_TILES,
+        MOST_CHUNK_SPANS,
+        CHUNK_PARTIALS,
     )
+    num_merges = num_few + num_chunk
+    merge_base = few_base + of_chunks
     if place == num_places - 1:
         tl.store(counts, tile_base + num_tiles)
         tl.store(counts + 1, item_base + num_items)
         tl.store(counts + 2, merge_base + num_merges)
 
     first, num_sink_tiles, key_tiles = _key_tiles(start, stop, common, WINDOW, CHUNK, SINK_TOKENS, KEY_TILE)
-    width = _spans_of(key_tiles, SPAN_TILES, MOST_SPANS)
     shared_width = _spans_of(common, SHARED_SPAN, MOST_COMMON)
     shared_spans = (common + shared_width - 1) // shared_width
     count = stop - start
+    # The partial rows of a row: where its first span is, and how far the next one is from it.
+    is_chunk = num_chunk > 0
+    partial_base = tl.where(is_chunk, chunk_base + place * CHUNK_PARTIALS, few_base)
     for begin in range(0, num_tiles, TILE):
         index = begin + tl.arange(0, TILE)
         queries_before = index // key_tiles * TILE_TOKENS
@@ -315,7 +355,7 @@ def _list_kernel(
         number = tl.where(tile < num_sink_tiles, tile, first + tile - num_sink_tiles)
         back = tile % width
         is_last = (back == width - 1) | (tile == key_tiles - 1)
-        partial = tl.where(num_merges > 0, merge_base + queries_before, NO_PARTIAL)
+        partial = tl.where(num_merges > 0, partial_base + queries_before, NO_PARTIAL)
         entry = tiles + (tile_base + index).to(tl.int64) * ENTRY_WORDS
         is_mine = index < num_tiles
         tl.store(entry, place + index * 0, mask=is_mine)
@@ -328,10 +368,12 @@ def _list_kernel(
         tl.store(entry + 7, back * 2 + is_last.to(tl.int32), mask=is_mine)
     for begin in range(0, num_merges, TILE):
         index = begin + tl.arange(0, TILE)
-        entry = merges + (merge_base + index) * 2
+        entry = merges + (merge_base + index) * MERGE_WORDS
         num_spans = (key_tiles + width - 1) // width + shared_spans
         tl.store(entry, token + index, mask=index < num_merges)
         tl.store(entry + 1, num_spans + index * 0, mask=index < num_merges)
+        tl.store(entry + 2, partial_base + index, mask=index < num_merges)
+        tl.store(entry + 3, tl.where(is_chunk, count, few_rows) + index * 0, mask=index < num_merges)
     # Items of prompts are sorted by their ends across rows, the last end first.
     for begin in range(0, num_prompts, RANK_TILE):
         index = begin + tl.arange(0, RANK_TILE)
@@ -357,7 +399,7 @@ def _list_kernel(
             tl.full([RANK_TILE], NO_PARTIAL, tl.int32),
             index * 0,
         )
-    # Items of decoding rows follow: one for each span, of a row's own keys or of its shared keys.
+    # Items of decoding rows and chunks follow: one for each span, of a row's own keys or of its shared keys.
     is_own = num_sharing == 0
     num_queries = tl.where(is_own, count, num_sharing)
     num_parts = tl.where(is_own, (key_tiles + width - 1) // width, shared_spans)
@@ -378,8 +420,8 @@ def _list_kernel(
             position,
             tl.where(is_own, own_key, part * shared_width),
             tl.where(is_own, own_end, tl.minimum(part * shared_width + shared_width, common)),
-            tl.where(num_merges > 0, merge_base + queries_before, NO_PARTIAL),
-            part + tl.where(is_own, shared_spans, 0),
+            tl.where(num_merges > 0, partial_base + queries_before + part * num_chunk, NO_PARTIAL),
+            tl.where(is_chunk, 0, part + tl.where(is_own, shared_spans, 0)),
         )
 
 

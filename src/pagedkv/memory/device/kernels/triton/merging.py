@@ -9,10 +9,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedkv.memory.device.kernels.triton.launching import Launch
 from pagedkv.memory.device.kernels.triton.overlapping import launch_options
-from pagedkv.memory.device.paged_attention import WorkList
+from pagedkv.memory.device.paged_attention import MERGE_WORDS as MERGE_WORDS_, WorkList
 
 __all__ = ["merge_spans"]
 
+MERGE_WORDS = tl.constexpr(MERGE_WORDS_)
 LOG2_E = tl.constexpr(1.4426950408889634)
 PROGRAMS: Final = 32
 """Programs for each multiprocessor: as many as it holds, since they mostly wait for a few dependent loads."""
@@ -20,7 +21,7 @@ PROGRAMS: Final = 32
 
 def merge_spans(work: WorkList, out: torch.Tensor, sinks: torch.Tensor | None, launch: Launch) -> None:
     """Merge the partial answers of a list."""
-    value_dim = work.partials.shape[3]
+    value_dim = work.partials.shape[2]
     _merge_kernel[(launch.num_processors * PROGRAMS,)](
         out,
         work.partials,
@@ -29,8 +30,7 @@ def merge_spans(work: WorkList, out: torch.Tensor, sinks: torch.Tensor | None, l
         work.counts,
         out if sinks is None else sinks,
         *out.stride()[:2],
-        work.partials.shape[1],
-        num_heads=work.partials.shape[2],
+        num_heads=work.partials.shape[1],
         VALUE_DIM=value_dim,
         VALUE_TILE=triton.next_power_of_2(value_dim),
         SLOT_TILE=8,
@@ -51,7 +51,6 @@ def _merge_kernel(
     sinks,
     out_n,
     out_h,
-    partial_rows,
     num_heads: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -67,10 +66,11 @@ def _merge_kernel(
     for number in range(tl.program_id(0), num_merges, tl.num_programs(0)):
         merge = number // num_heads
         head = number % num_heads
-        token = tl.load(merges + 2 * merge).to(tl.int64)
-        num_spans = tl.load(merges + 2 * merge + 1)
-        at = merge * num_heads + head
-        apart = partial_rows * num_heads
+        entry = merges + MERGE_WORDS * merge
+        token = tl.load(entry).to(tl.int64)
+        num_spans = tl.load(entry + 1)
+        at = tl.load(entry + 2).to(tl.int64) * num_heads + head
+        apart = tl.load(entry + 3) * num_heads
         largest = float("-inf")
         total = 0.0
         if HAS_SINKS:

@@ -57,7 +57,7 @@ def attend_items(
         *layer.values.stride()[:3],
         *out.stride()[:2],
         rows.block_tables.stride(0),
-        work.partials.shape[1],
+        work.few_rows,
         launch.scale,
         layer.soft_cap,
         num_key_heads=num_key_heads,
