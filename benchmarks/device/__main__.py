@@ -34,7 +34,7 @@ def main() -> int:
     figures = []
     for figure in _attention() if arguments.attention else _figures(only_cpu=arguments.cpu):
         figures.append(figure)
-        print(_line(figure), flush=True)
+        print(figure.line, flush=True)
     machine = describe() | {"torch": torch.__version__, "device": _device_name()}
     told = [asdict(figure) | {"is_met": figure.is_met} for figure in figures]
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -57,12 +57,6 @@ def _figures(*, only_cpu: bool) -> Iterator[Figure]:
 def _attention() -> Iterator[Figure]:
     yield from attention_figures()
     yield from captured_figures()
-
-
-def _line(figure: Figure) -> str:
-    bar = "" if figure.bar is None else f"{'>=' if figure.is_least else '<='} {figure.bar:g}"
-    verdict = "" if figure.bar is None else "met" if figure.is_met else "MISSED"
-    return f"{figure.name:<72} {figure.value:>9.2f} {figure.best:>9.2f} {figure.unit:<5} {bar:<8} {verdict}"
 
 
 def _device_name() -> str:

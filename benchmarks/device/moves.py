@@ -85,6 +85,13 @@ def beside_attention() -> Iterator[Figure]:
     storage = storage_of(2 * MIB, 1024, 512)
     transfers = Transfers(storage)
     blocks, hosts = np.arange(1, 257, dtype=np.int32)[::-1], np.arange(1, 257, dtype=np.int32)
+    yield from slowed_by("a swap out", lambda: transfers.swap_out("device", blocks, hosts), 8.0)
+    yield from slowed_by("a swap in", lambda: transfers.swap_in("device", hosts, blocks), 8.0)
+    storage.close()
+
+
+def slowed_by(name: str, swap: Callable[[], CopyTicket], bar: float) -> Iterator[Figure]:
+    """Slow-down, in percent, of some 10 ms of decode attention by copies that take longer."""
     keys, values = (torch.randn(64, 8, 8192, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     query = torch.randn(64, 8, 8, 128, device="cuda", dtype=torch.bfloat16)
 
@@ -92,29 +99,20 @@ def beside_attention() -> Iterator[Figure]:
         for _ in range(8):
             torch.nn.functional.scaled_dot_product_attention(query, keys, values)
 
-    for way, swap in (
-        ("out", lambda: transfers.swap_out("device", blocks, hosts)),
-        ("in", lambda: transfers.swap_in("device", hosts, blocks)),
-    ):
-        attend()
-        alone = [elapsed_us(attend) for _ in range(NUM_RUNS)]
-        beside = [_beside(attend, swap) for _ in range(NUM_RUNS)]
-        nbytes = 8 * 2 * keys.numel() * 2
-        yield figure("decode attention alone", [nbytes / each / 1e6 for each in alone], "TB/s", is_least=True)
-        yield figure(
-            f"decode attention slowed by a swap {way}",
-            [100 * (each / median(alone) - 1) for each in beside],
-            "%",
-            bar=8.0,
-        )
-    storage.close()
+    attend()
+    alone = [elapsed_us(attend) for _ in range(NUM_RUNS)]
+    beside = [_beside(attend, swap) for _ in range(NUM_RUNS)]
+    nbytes = 8 * 2 * keys.numel() * 2
+    yield figure("decode attention alone", [nbytes / each / 1e6 for each in alone], "TB/s", is_least=True)
+    slower = [100 * (each / median(alone) - 1) for each in beside]
+    yield figure(f"decode attention slowed by {name}", slower, "%", bar=bar)
 
 
 def _beside(run: Callable[[], object], swap: Callable[[], CopyTicket]) -> float:
     """Time work in microseconds while a swap, which begins with it, takes longer than it does."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
-    torch.cuda._sleep(ASLEEP_CYCLES)
+    torch.cuda._sleep(10 * ASLEEP_CYCLES)  # while the host begins the copies
     ticket = swap()
     begin.record()
     run()

@@ -38,6 +38,13 @@ class Figure:
             return True
         return self.value >= self.bar if self.is_least else self.value <= self.bar
 
+    @property
+    def line(self) -> str:
+        """The figure as a row of a table: name, median, best, unit, bar, and whether that is met."""
+        bar = "" if self.bar is None else f"{'>=' if self.is_least else '<='} {self.bar:g}"
+        verdict = "" if self.bar is None else "met" if self.is_met else "MISSED"
+        return f"{self.name:<72} {self.value:>9.2f} {self.best:>9.2f} {self.unit:<5} {bar:<8} {verdict}"
+
 
 def elapsed_us(run: Callable[[], object], stream: torch.cuda.Stream | None = None) -> float:
     """Time what ``run`` puts into a stream, in microseconds, from when the device begins with it.

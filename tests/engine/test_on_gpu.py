@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.attention import TritonBackend
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from pagedkv.tiers import FolderTier, HostTier, Tier
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
@@ -91,6 +93,37 @@ def test_a_family_answers_so_with_guesses(name: str) -> None:
     requests, records = serve(llm, greet=greet)
     compare(requests, references)
     assert 0 < sum(record.num_accepted for record in records) < sum(record.num_drafted for record in records)
+
+
+TIERED: Final = (
+    [*range(20, 90)],
+    [*range(100, 150)],
+    [*range(20, 70), 3, 4, 5],
+    [7, 8, 9],
+)
+
+
+@pytest.mark.parametrize("medium", ["host", "folder"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mistral", "deepseek_v3", "lfm2"])
+def test_tiers_serve_a_family(name: str, medium: str, tmp_path: Path) -> None:
+    """What was computed is stored, forgotten on the device, and loaded beside other requests."""
+    model = moved(make_model(name), "cuda")
+    tier: Tier = (
+        HostTier("64MiB", loads="always") if medium == "host" else FolderTier(tmp_path, "64MiB", loads="always")
+    )
+    config = replace(CONFIG, num_blocks=120, max_tokens=100, max_batched_tokens=64, tiers=(tier,))
+    llm = LLM(model, config)
+    params = SamplingParams(max_tokens=6)
+    expected = reference(model, TIERED, 6)
+    compare(serve(llm, TIERED, params)[0], expected)
+    for _ in range(3):
+        assert llm.flush_tiers(30.0)
+        llm.core.space.reset_prefix_cache()
+        poison(llm)
+        requests, _ = serve(llm, TIERED, params)
+        compare(requests, expected)
+        assert sum(sum(request.num_loaded_tokens.values()) for request in requests) >= 96
+    assert llm.close()
 
 
 def test_forks_and_beams() -> None:

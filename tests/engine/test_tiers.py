@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import Receipt
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
-from pagedkv.serving.engine.tiering import EngineTiers, TierCause, tier_loads
+from pagedkv.serving.engine.tiering import EngineTiers, TierCause
+from pagedkv.serving.engine.tiering.block_bytes import CpuBlockBytes
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, Tier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
@@ -126,8 +127,8 @@ def test_servers_serve_another_engine(
 def test_copies_of_a_load_go_on_over_steps_while_others_run(
     model: PreTrainedModel, answers: list[Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_loads, "COPIED_NBYTES", 1)
-    monkeypatch.setattr(tier_loads, "COPIED_AT_ONCE_NBYTES", 1)
+    monkeypatch.setattr(CpuBlockBytes, "filled_nbytes_a_step", 1)
+    monkeypatch.setattr(CpuBlockBytes, "filled_nbytes_at_once", 1)
     llm = LLM(model, with_tiers(HostTier("16MiB", loads="always", deadline_s=SECONDS)))
     llm.generate(PROMPTS[:1], PARAMS)
     assert llm.flush_tiers(SECONDS)

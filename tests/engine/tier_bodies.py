@@ -29,6 +29,7 @@ class TestBody:
     __test__ = False
     medium = "test"
     is_trusted = False
+    is_immediate = False
 
     def __init__(self) -> None:
         self._kept = HostBody()

@@ -76,6 +76,7 @@ class TroubledBody:
         self.body = body
         self.medium = body.medium
         self.is_trusted = body.is_trusted
+        self.is_immediate = False
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None

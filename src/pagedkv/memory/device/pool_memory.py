@@ -9,15 +9,15 @@ reads it::
     host                   | block 0       | block 1       | block 2 ...
 """
 
-import mmap
 import weakref
 from typing import Final, final
 
 import torch
 
-from pagedkv.memory.contract.errors import ConfigurationError, StorageError, TensorError
+from pagedkv.memory.contract.errors import StorageError, TensorError
 from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.reserved_memory import no_room, reserve
+from pagedkv.memory.device.pinned_pages import allocate_pages, pin, unpin
+from pagedkv.memory.device.reserved_memory import reserve
 from pagedkv.memory.device.tensors import require_pinned, require_tensor
 
 __all__ = ["PoolMemory"]
@@ -66,11 +66,11 @@ class PoolMemory:
         self._memory = reserve(num_blocks * block_nbytes, f"pool {name!r}", device)
         self.device_bytes = self._memory.tensor()
         self._zero_null_block()
-        self.host_bytes = _allocate_host(num_host_bytes, host_pool) if host_bytes is None else host_bytes
+        self.host_bytes = allocate_pages(num_host_bytes, host_pool) if host_bytes is None else host_bytes
         self._unpin: weakref.finalize[..., PoolMemory] | None = None
         if device.type == "cuda" and num_host_blocks and host_bytes is None:
-            _pin(self.host_bytes)
-            self._unpin = weakref.finalize(self, _unpin, self.host_bytes)
+            pin(self.host_bytes)
+            self._unpin = weakref.finalize(self, unpin, self.host_bytes)
 
     @property
     def device_nbytes(self) -> int:
@@ -116,24 +116,3 @@ def _require_host_memory(memory: torch.Tensor, what: str, nbytes: int, device: t
         raise TensorError(f"{what} must be contiguous, got strides {memory.stride()}")
     if device.type == "cuda":
         require_pinned(memory, what)
-
-
-def _allocate_host(nbytes: int, what: str) -> torch.Tensor:
-    """Allocate whole pages of host memory, since pinned memory must not share pages with other allocations."""
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    try:
-        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
-    except (OSError, OverflowError) as problem:
-        raise no_room(what, nbytes, torch.device("cpu")) from problem
-
-
-def _pin(memory: torch.Tensor) -> None:
-    """Pin memory in place: torch's own pinned allocations are powers of two, which wastes up to half of them."""
-    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if int(status) != 0:
-        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA says {int(status)}")
-
-
-def _unpin(memory: torch.Tensor) -> None:
-    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

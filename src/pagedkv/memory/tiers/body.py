@@ -53,10 +53,12 @@ class Body(Protocol):
     Attributes:
         medium: name of the medium, for statistics and receipts: "host", "folder", "redis", "object".
         is_trusted: the bytes never leave this process's memory, so frames carry no check.
+        is_immediate: a read takes microseconds, so that the thread that asks makes it.
     """
 
     medium: str
     is_trusted: bool
+    is_immediate: bool
 
     def scan(self) -> Iterator[Stored]:
         """List the entries, in any order. Foreign content is quarantined, or left alone where it is not the body's."""

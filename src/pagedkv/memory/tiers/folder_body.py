@@ -27,7 +27,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -36,6 +36,7 @@ from typing import Final
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.body import Stored, Usage, key_of_name, name_of_key
 from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.memory.tiers.host_memory import HostMemory
 
 __all__ = ["FolderBody"]
 
@@ -62,6 +63,7 @@ class FolderBody:
         fingerprint: of the identity (:class:`~pagedkv.tiers.Identity`); names the subtree.
         cap_nbytes: most bytes of all frames below the root, those of other subtrees included.
         direct: read and write past the page cache where the file system can.
+        memory: where large frames are read to, while it has room; None: buffers of the body's own.
 
     Raises:
         ConfigurationError: the root is refused; the message has the reason.
@@ -70,8 +72,17 @@ class FolderBody:
 
     medium = "folder"
     is_trusted = False
+    is_immediate = False
 
-    def __init__(self, root: str | Path, fingerprint: bytes, cap_nbytes: int, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        fingerprint: bytes,
+        cap_nbytes: int,
+        *,
+        direct: bool = True,
+        memory: HostMemory | None = None,
+    ) -> None:
         self.root = _checked_root(Path(root))
         self._cap_nbytes = cap_nbytes
         self._subtree = self.root / fingerprint.hex()[:32]
@@ -81,6 +92,7 @@ class FolderBody:
         self._serial = count()
         self._made: set[int] = set()
         self._buffers = _AlignedBuffers()
+        self._memory = memory
         self.num_quarantined = 0
         self.num_evicted = 0
         self._remove_left_over()
@@ -105,7 +117,7 @@ class FolderBody:
         path = self._path(key)
         try:
             if self._direct and nbytes >= FEWEST_DIRECT:
-                return _read_direct(path, self._buffers)
+                return _read_direct(path, self._take)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -172,6 +184,11 @@ class FolderBody:
 
     def close(self) -> None:
         """Nothing is kept open between calls."""
+
+    def _take(self, nbytes: int) -> memoryview:
+        """Take a buffer of whole sectors."""
+        view = None if self._memory is None else self._memory.take(_whole_sectors(nbytes))
+        return self._buffers.take(nbytes) if view is None else view
 
     def _path(self, key: bytes) -> Path:
         name = name_of_key(key)
@@ -368,6 +385,10 @@ def _can_be_direct(folder: Path) -> bool:
         probe.unlink()
 
 
+def _whole_sectors(nbytes: int) -> int:
+    return max(SECTOR, -(-nbytes // SECTOR) * SECTOR)
+
+
 class _AlignedBuffers:
     """Buffers of whole sectors, used again when no view of them is left.
 
@@ -381,7 +402,7 @@ class _AlignedBuffers:
 
     def take(self, nbytes: int) -> memoryview:
         """Return a view of at least ``nbytes``, as whole sectors; it is taken until all views of it are gone."""
-        padded = max(SECTOR, -(-nbytes // SECTOR) * SECTOR)
+        padded = _whole_sectors(nbytes)
         with self._lock:
             for place in range(len(self._buffers)):
                 is_free = sys.getrefcount(self._buffers[place]) == NUM_REFERENCES_OF_A_FREE_BUFFER
@@ -410,14 +431,14 @@ def _write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int, aligne
     os.ftruncate(descriptor, nbytes)
 
 
-def _read_direct(path: Path, buffers: _AlignedBuffers) -> Buffer:
-    """Read past the page cache into an aligned buffer."""
+def _read_direct(path: Path, take: Callable[[int], memoryview]) -> Buffer:
+    """Read past the page cache into an aligned buffer, which ``take`` gives."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
     try:
         with contextlib.suppress(OSError):
             os.utime(descriptor)
         nbytes = os.fstat(descriptor).st_size
-        view, at = buffers.take(nbytes), 0
+        view, at = take(nbytes), 0
         while at < nbytes and (num_read := os.preadv(descriptor, [view[at:]], at)):
             at += num_read
         return view[: min(at, nbytes)]

@@ -4,23 +4,31 @@ Its frames carry identity and tokens, which are compared as everywhere, but no c
 the process. Nothing survives the process, and nothing is left behind: no shared memory, no file.
 """
 
+import errno
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from pagedkv.memory.tiers.body import Stored, Usage
 from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.memory.tiers.host_memory import HostMemory, PageableMemory, copy_pieces
 
 __all__ = ["HostBody"]
 
 
 class HostBody:
-    """Entries in host memory, each copied once when it is written. Reads return views, no copies."""
+    """Entries in host memory, each copied once when it is written. Reads return views, no copies.
+
+    Args:
+        memory: where entries are; None: plain memory of the process.
+    """
 
     medium = "host"
     is_trusted = True
+    is_immediate = True
 
-    def __init__(self) -> None:
-        self._entries: dict[bytes, bytes] = {}
+    def __init__(self, memory: HostMemory | None = None) -> None:
+        self._memory = PageableMemory() if memory is None else memory
+        self._entries: dict[bytes, memoryview] = {}
         self._nbytes = 0
         self._lock = Lock()
 
@@ -34,15 +42,19 @@ class HostBody:
         """Return an entry, or None. O(1)."""
         del nbytes, timeout_s
         with self._lock:
-            entry = self._entries.get(key)
-        return None if entry is None else memoryview(entry)
+            return self._entries.get(key)
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
-        """Copy an entry."""
+        """Copy an entry. Raises OSError, ENOMEM, if there is no room."""
         del timeout_s
-        entry = b"".join(pieces)
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        entry = self._memory.take(nbytes)
+        if entry is None:
+            raise OSError(errno.ENOMEM, f"host memory has no {nbytes:,} bytes left in one piece")
+        copy_pieces(pieces, entry)
+        entry = entry.toreadonly()
         with self._lock:
-            self._nbytes += len(entry) - len(self._entries.get(key, b""))
+            self._nbytes += nbytes - len(self._entries.get(key, b""))
             self._entries[key] = entry
 
     def delete(self, key: bytes, timeout_s: float) -> bool:

@@ -35,6 +35,7 @@ class ObjectBody:
 
     medium = "object"
     is_trusted = False
+    is_immediate = False
 
     def __init__(self, url: str, fingerprint: bytes, *, timeout_s: float = 5.0, **options: Any) -> None:  # noqa: ANN401 - obstore's
         with needing("tiers", "a tier in an object store"):

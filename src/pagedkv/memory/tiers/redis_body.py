@@ -38,6 +38,7 @@ class RedisBody:
 
     medium = "redis"
     is_trusted = False
+    is_immediate = False
 
     def __init__(self, url: str, fingerprint: bytes, *, prefix: str = "pagedkv", timeout_s: float = 2.0) -> None:
         with needing("tiers", "a tier in Redis"):

@@ -24,6 +24,7 @@ from pagedkv.memory.tiers.checksums import require_secret
 from pagedkv.memory.tiers.config import MOST_NBYTES, StoreConfig
 from pagedkv.memory.tiers.folder_body import FolderBody
 from pagedkv.memory.tiers.host_body import HostBody
+from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 
@@ -59,6 +60,9 @@ FEWEST_ENTRIES: Final = 64
 MOST_ENTRIES: Final = 2**21
 SPARE_ENTRIES: Final = 4
 """The index has room for a fourth more entries than whole runs fill the cap, since ends of prompts are shorter."""
+FEWEST_QUEUED_NBYTES: Final = 2**28
+QUEUED_ENTRIES: Final = 64
+"""What is offered waits in a queue that has room for so many entries at least."""
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
 OBJECT_SCHEMES: Final = ("s3", "gs", "az", "azure", "abfs", "file", "memory", "http", "https")
 
@@ -130,15 +134,32 @@ class Tier(ABC):
     def cap_nbytes(self) -> int:
         """Most bytes of all entries. Raises ConfigurationError."""
 
+    @property
+    def host_nbytes(self) -> int:
+        """Most bytes of entries that are in this process's memory."""
+        return 0
+
     @abstractmethod
-    def open_body(self, fingerprint: bytes) -> Body:
-        """Open the medium for the content of one identity. Raises ConfigurationError if it does not answer."""
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
+        """Open the medium for the content of one identity.
+
+        Args:
+            fingerprint: of the identity.
+            memory: where what is read is put; None: plain memory of the process.
+
+        Raises:
+            ConfigurationError: the medium does not answer.
+        """
 
     def store_config(self, entry_nbytes: int) -> StoreConfig:
         """Return the settings of a store whose entries have about so many bytes. Raises ConfigurationError."""
         num_entries = self.cap_nbytes // entry_nbytes
         num_entries += num_entries // SPARE_ENTRIES
-        settings = {"max_entries": max(FEWEST_ENTRIES, min(MOST_ENTRIES, num_entries)), **self.settings}
+        settings = {
+            "max_entries": max(FEWEST_ENTRIES, min(MOST_ENTRIES, num_entries)),
+            "max_queued_nbytes": max(FEWEST_QUEUED_NBYTES, min(MOST_NBYTES, QUEUED_ENTRIES * entry_nbytes)),
+            **self.settings,
+        }
         try:
             return StoreConfig(
                 cap_nbytes=self.cap_nbytes,
@@ -177,10 +198,15 @@ class HostTier(Tier):
         """Most bytes of all entries."""
         return parse_nbytes(self.nbytes, "the size of a host tier")
 
-    def open_body(self, fingerprint: bytes) -> Body:
+    @property
+    def host_nbytes(self) -> int:
+        """All of it."""
+        return self.cap_nbytes
+
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Make an empty body."""
         del fingerprint
-        return HostBody()
+        return HostBody(memory)
 
 
 @final
@@ -211,10 +237,10 @@ class FolderTier(Tier):
         """Most bytes of all entries."""
         return parse_nbytes(self.nbytes, "the size of a folder tier")
 
-    def open_body(self, fingerprint: bytes) -> Body:
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Open the folder. Raises ConfigurationError if it is refused, or cannot be made or opened."""
         try:
-            return FolderBody(self.path, fingerprint, self.cap_nbytes)
+            return FolderBody(self.path, fingerprint, self.cap_nbytes, memory=memory)
         except OSError as problem:
             raise ConfigurationError(f"the folder of a tier cannot be opened: {self.path}: {problem}") from problem
 
@@ -251,8 +277,9 @@ class RedisTier(Tier):
         """Most bytes of all entries."""
         return parse_nbytes(self.nbytes, "the size of a Redis tier")
 
-    def open_body(self, fingerprint: bytes) -> Body:
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Connect. Raises ConfigurationError if the server does not answer."""
+        del memory  # what it reads is copied
         return RedisBody(self.url, fingerprint, prefix=self.prefix, timeout_s=self.timeout_s)
 
 
@@ -288,8 +315,9 @@ class ObjectTier(Tier):
         """Most bytes of all entries."""
         return parse_nbytes(self.nbytes, "the size of an object tier")
 
-    def open_body(self, fingerprint: bytes) -> Body:
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Open the store. Raises ConfigurationError if it does not answer."""
+        del memory  # what it reads is copied
         return ObjectBody(self.url, fingerprint, timeout_s=self.timeout_s, **self.options)
 
 
@@ -323,8 +351,9 @@ class BodyTier(Tier):
         """Most bytes of all entries."""
         return parse_nbytes(self.nbytes, "the size of a tier")
 
-    def open_body(self, fingerprint: bytes) -> Body:
+    def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Make the body. Raises ConfigurationError if it does not answer."""
+        del memory
         try:
             return self.make_body(fingerprint)
         except OSError as problem:

@@ -1,9 +1,9 @@
 """A store on threads: it carries the actions of a core out on a body, and verifies what it reads.
 
 Offers and loads return at once. Reads, writes and deletes have threads of their own, as many as the core sends actions,
-so each action begins when it is sent. One more thread sets the time, so that a deadline is kept whatever the body does:
-a call that hangs occupies its thread and no request. Buffers that are offered are read until their answer. The
-answer to a late write comes when the write has ended.
+so each action begins when it is sent; reads of a body in this process's memory need none. One more thread sets the
+time, so that a deadline is kept whatever the body does: a call that hangs occupies its thread and no request. Buffers
+that are offered are read until their answer. The answer to a late write comes when the write has ended.
 """
 
 import contextlib
@@ -328,7 +328,8 @@ class TierStore:
 
     def _num_threads(self) -> dict[type, int]:
         config = self._core.config
-        return {Read: config.max_reads, Write: config.max_writes, Delete: NUM_DELETE_THREADS}
+        num_reads = 0 if self.body.is_immediate else config.max_reads
+        return {Read: num_reads, Write: config.max_writes, Delete: NUM_DELETE_THREADS}
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -363,20 +364,25 @@ class TierStore:
     def _work(self, queue: "SimpleQueue[Action | None]") -> None:
         """Carry out actions, one at a time."""
         while (action := queue.get()) is not None:
-            try:
-                result = self._carry_out(action)
-            except OSError as problem:
-                result = _Result(fault_of(problem), problem)
-            except Exception as problem:  # noqa: BLE001 - a body is others' code: its faults are the tier's, not ours
-                result = _Result(Fault.IO, problem)
+            result = self._result_of(action)
             with self._changed:
                 self._report(action, result)
+                self._pass_on()
             self._call_back()
             if isinstance(action, Delete):
                 self._measure_if_due()
 
+    def _result_of(self, action: Action) -> "_Result":
+        """Carry an action out; whatever goes wrong is a fault of the body."""
+        try:
+            return self._carry_out(action)
+        except OSError as problem:
+            return _Result(fault_of(problem), problem)
+        except Exception as problem:  # noqa: BLE001 - a body is others' code: its faults are the tier's, not ours
+            return _Result(Fault.IO, problem)
+
     def _carry_out(self, action: Action) -> "_Result":
-        """Call the body, and verify what it reads, without the lock."""
+        """Call the body, and verify what it reads; without the lock, unless the body is immediate."""
         if isinstance(action, Read):
             frame = self.body.read(action.key, action.nbytes, self._core.config.read_timeout_s)
             if frame is None:
@@ -427,7 +433,6 @@ class TierStore:
             self._being_read.discard(place)
             if place in self._late:
                 self._release(*place, self._late.pop(place))
-        self._pass_on()
 
     def _deliver(self, key: bytes, result: "_Result", opened: OpenFrame) -> "_Result":
         """Give a frame to the loads that wait for it, if it is what each expects. O(tokens) a load."""
@@ -440,11 +445,15 @@ class TierStore:
         return result
 
     def _pass_on(self) -> None:
-        """Pass actions to the threads, and answers to callers."""
-        for action in self._core.take_actions():
-            if isinstance(action, Write):
-                self._being_read.add((action.offer, action.place))
-            self._queues[type(action)].put(action)
+        """Pass actions to the threads, and answers to callers. Reads of an immediate body are made at once."""
+        while actions := self._core.take_actions():
+            for action in actions:
+                if isinstance(action, Read) and self.body.is_immediate:
+                    self._report(action, self._result_of(action))
+                    continue
+                if isinstance(action, Write):
+                    self._being_read.add((action.offer, action.place))
+                self._queues[type(action)].put(action)
         for answer in self._core.take_answers():
             if isinstance(answer, Loaded):
                 self._end_load(answer)

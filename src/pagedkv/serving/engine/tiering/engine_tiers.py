@@ -29,12 +29,13 @@ from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.memory.tiers import Identity, Tier
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes
+from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.serving.engine.tiering.rates import ComputeRate
 from pagedkv.serving.engine.tiering.tier_loads import RequestLoads, TierLoads
+from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
 from pagedkv.serving.engine.tiering.tier_offers import TierOffers
 from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierNote, TierStatistics
 
@@ -75,13 +76,15 @@ class EngineTiers:
         self._space = space
         self._model = model
         self._storage = storage
-        block_bytes = BlockBytes(storage)
-        self._layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+        self._layout = EntryLayout(space.config.groups, block_nbytes(storage))
+        entry_nbytes = max(self._layout.run_nbytes, self._layout.end_nbytes)
         identity = self._identity()
+        block_bytes, memories = open_tier_memory(specs, storage, entry_nbytes)
+        self._bytes = block_bytes
         self._tiers: list[OpenTier] = []
         try:
-            for spec in specs:
-                self._tiers.append(OpenTier(spec, identity, max(self._layout.run_nbytes, self._layout.end_nbytes)))
+            for spec, memory in zip(specs, memories, strict=True):
+                self._tiers.append(OpenTier(spec, identity, entry_nbytes, memory))
         except BaseException:
             _close(self._tiers)
             raise
@@ -247,6 +250,7 @@ class EngineTiers:
         self._loads.end_all(TierCause.WITHDRAWN)
         self._drop.detach()
         _close(self._tiers)
+        self._bytes.close()
         return is_stored
 
 

@@ -19,7 +19,7 @@ from pagedkv.memory.tiers import RunChain
 __all__ = ["EntryLayout"]
 
 NULL_BLOCK: Final = 0
-RUN_NBYTES: Final = 2**20
+RUN_NBYTES: Final = 2**25
 MOST_RUN_BLOCKS: Final = 8
 WITHOUT_RUNS: Final = 2**24
 """Blocks of a run where no group keeps whole prefixes: there are none, and an end has all tokens before it."""
@@ -36,11 +36,11 @@ class EntryLayout:
 
     Attributes:
         block_size: tokens of a block of the groups that keep tokens.
-        blocks_per_run: blocks of a run: so many that it has a MiB, and 8 at most; ``WITHOUT_RUNS`` if there are none.
+        blocks_per_run: blocks of a run: 8, or so many that it has 32 MiB; ``WITHOUT_RUNS`` if there are none.
         alignment: tokens; ends are at multiples of it.
         has_runs: whether a group keeps whole prefixes.
         has_ends: whether another group needs ends.
-        run_nbytes, end_nbytes: about the bytes of an entry.
+        block_nbytes: as given; run_nbytes, end_nbytes: about the bytes of an entry.
     """
 
     def __init__(self, specs: Sequence[GroupSpec], block_nbytes: Sequence[int]) -> None:
@@ -57,6 +57,7 @@ class EntryLayout:
         self.run_nbytes = together * self.blocks_per_run
         self.end_nbytes = sum(block_nbytes[group] for group in self._others) + self.run_nbytes // 2
         self.num_groups = len(specs)
+        self.block_nbytes = tuple(block_nbytes)
 
     @property
     def run_tokens(self) -> int:

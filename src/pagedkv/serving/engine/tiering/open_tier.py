@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Final, final
 
 from pagedkv.memory.tiers import Identity, Tier, TierStore
+from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierStatistics
 
 __all__ = ["LOG", "OpenTier"]
@@ -20,6 +21,7 @@ class OpenTier:
         spec: as its user wrote it.
         identity: of the content.
         entry_nbytes: about the bytes of an entry.
+        memory: host memory for what is read; None: plain memory.
 
     Attributes:
         store: the store of the present identity.
@@ -28,8 +30,9 @@ class OpenTier:
         ConfigurationError: the medium does not answer; the message states what was tried.
     """
 
-    def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int) -> None:
+    def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int, memory: HostMemory | None = None) -> None:
         self.spec = spec
+        self._memory = memory
         self._config = spec.store_config(entry_nbytes)
         self.store = self._opened(identity)
         self.num_loads = 0
@@ -41,7 +44,7 @@ class OpenTier:
         self._was_out = False
 
     def _opened(self, identity: Identity) -> TierStore:
-        body = self.spec.open_body(identity.fingerprint)
+        body = self.spec.open_body(identity.fingerprint, self._memory)
         try:
             return TierStore(body, identity, self._config, secret=self.spec.secret)
         except BaseException:

@@ -23,14 +23,16 @@ from pagedkv.memory.device import KVStorage
 from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
+from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, block_nbytes, fill
 from pagedkv.serving.engine.tiering.ends import longest_end
 from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.identity import identity_of
+from pagedkv.serving.engine.tiering.tier_memory import block_bytes_with_staging
 
 __all__ = ["read_prefix", "write_prefix"]
 
 ANY_TOKEN: Final = np.int32(0)
+STAGING_NBYTES: Final = 2**26
 
 
 def write_prefix(
@@ -40,8 +42,7 @@ def write_prefix(
 
     The file appears whole, or not at all. Raises OSError.
     """
-    block_bytes = BlockBytes(storage)
-    layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+    layout = EntryLayout(space.config.groups, block_nbytes(storage))
     tokens = np.append(token_ids, ANY_TOKEN)  # a match never hits the last token
     hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
     if hit is None:
@@ -51,14 +52,14 @@ def write_prefix(
     chain.extend(token_ids[: hit.num_tokens])
     entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
     entries.append((chain.end(chain.num_blocks), layout.blocks_of_end(hit.num_tokens, hit.block_ids)))
+    largest = max(sum(len(ids) * layout.block_nbytes[group] for group, ids in enumerate(each)) for _, each in entries)
+    block_bytes = block_bytes_with_staging(storage, 2 * largest + STAGING_NBYTES)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             for run, blocks in entries:
-                copies = [block_bytes.read(group, ids) for group, ids in enumerate(blocks)]
-                for copy in copies:
-                    copy.ticket.wait()
-                file.write(write_frame(identity, run, [copy.rows.reshape(-1).data for copy in copies]))
+                parts = [_read(block_bytes, group, ids) for group, ids in enumerate(blocks)]
+                file.write(write_frame(identity, run, parts))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -72,8 +73,7 @@ def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVS
         ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
         OSError: it cannot be read.
     """
-    block_bytes = BlockBytes(storage)
-    layout = EntryLayout(space.config.groups, block_bytes.nbytes)
+    layout = EntryLayout(space.config.groups, block_nbytes(storage))
     frames = frames_of(path.read_bytes())
     if isinstance(frames, Refusal):
         raise _refused(path, frames)
@@ -94,11 +94,26 @@ def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVS
         for number, frame in enumerate(frames)
         if number == len(chain.runs) or (number + 1) * layout.run_tokens > load.num_hit_tokens
     ]
-    is_filled = load.num_tokens == num_tokens and fill(block_bytes, entries)
+    is_filled = load.num_tokens == num_tokens and _fill(block_bytes_with_staging(storage, STAGING_NBYTES), entries)
     space.finish_load(load, num_tokens if is_filled else 0)
     if not is_filled:
         raise ConfigurationError(f"{path} is not a prefix of this model: its parts have other lengths")
     return num_tokens
+
+
+def _read(block_bytes: BlockBytes, group: int, block_ids: Int32Array) -> memoryview:
+    """Copy blocks to the host."""
+    copied = block_bytes.read(group, block_ids)
+    assert copied is not None, "the staging memory has room for two entries"
+    copied.ticket.wait()
+    return copied.rows.reshape(-1).data
+
+
+def _fill(block_bytes: BlockBytes, entries: Sequence[tuple[Sequence[Int32Array], Sequence[memoryview]]]) -> bool:
+    """Copy parts into blocks; return whether they have the right lengths."""
+    tickets = fill(block_bytes, entries)
+    block_bytes.close()
+    return tickets is not None
 
 
 def _require_equal(path: Path, frames: Sequence[OpenFrame], expected: Sequence[Run], identity: Identity) -> None:

@@ -8,8 +8,9 @@ computing, blocks are reserved, all tiers concerned read at once, and the reques
                `---- one load of the space ----------'
                  all answered, or the deadline: what came without a gap is copied into the blocks and published
 
-Bytes land in host memory alone until a load has its answer, and are then copied behind the steps that were launched.
-So a load can end at any moment: its blocks are free at once, and no byte lands in them afterwards.
+Bytes land in host memory alone until a load has its answer, and are then copied behind the steps that were launched. A
+GPU copies beside later steps: a load ends when its copies have, unless nothing else runs. A load can end at any moment,
+and its blocks are free at once: steps that may use them are ordered behind copies that are still under way.
 """
 
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Final, final
 
 from pagedkv.memory.contract.answers import Load as SpaceLoad, Shortage
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.device import CopyTicket
 from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
@@ -35,9 +37,6 @@ MOST_ASKS: Final = 3
 SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
 """After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
-COPIED_NBYTES: Final = 64 * 2**20
-"""Bytes that are copied into blocks in a step, while requests run."""
-COPIED_AT_ONCE_NBYTES: Final = 16 * 2**20
 FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
 """After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
 CAUSES: Final = {
@@ -94,10 +93,12 @@ class _Filling:
 
     Args:
         entries: those that are left, with their blocks by group; num_tokens: how much is published once all are copied.
+        tickets: the copies.
     """
 
     entries: deque[tuple[Sequence[Int32Array], Sequence[memoryview]]]
     num_tokens: int
+    tickets: list[CopyTicket] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -288,17 +289,19 @@ class TierLoads:
         """Copy what came into the blocks of the loads that have their answers, and end those that are filled.
 
         Args:
-            is_alone: nothing runs that would wait, so there is no limit to what is copied; else a step's share.
+            is_alone: nothing runs that would wait, so there is no limit to what is copied, and copies that are under
+                way need not have ended; else a step's share is copied, and they must.
         """
-        budget = None if is_alone else COPIED_NBYTES
+        budget = None if is_alone else self._bytes.filled_nbytes_a_step
         for under_way in [each for each in self._under_way.values() if each.is_done]:
             if under_way.filling is None:
                 under_way.filling = self._prepared(under_way)
             while under_way.filling.entries and (budget is None or budget > 0):
                 nbytes = self._fill_some(under_way.filling)
                 budget = None if budget is None else budget - nbytes
-            if not under_way.filling.entries:
-                self._finish(under_way, under_way.filling.num_tokens)
+            filling = under_way.filling
+            if not filling.entries and (is_alone or all(ticket.is_done() for ticket in filling.tickets)):
+                self._finish(under_way, filling.num_tokens)
 
     def end_all(self, cause: TierCause) -> bool:
         """End all loads as failed, so that their blocks are free; return whether there were any."""
@@ -348,12 +351,15 @@ class TierLoads:
     def _fill_some(self, filling: _Filling) -> int:
         """Copy some entries into their blocks; return their bytes. If one has too few blocks, nothing came."""
         entries, nbytes = [], 0
-        while filling.entries and nbytes < COPIED_AT_ONCE_NBYTES:
+        while filling.entries and nbytes < self._bytes.filled_nbytes_at_once:
             entries.append(filling.entries.popleft())
             nbytes += sum(part.nbytes for part in entries[-1][1])
-        if not fill(self._bytes, entries):
+        tickets = fill(self._bytes, entries)
+        if tickets is None:
             filling.entries.clear()
             filling.num_tokens = 0
+        else:
+            filling.tickets += tickets
         return nbytes
 
     def _finish(self, under_way: _UnderWay, num_tokens: int) -> None:
@@ -392,6 +398,8 @@ class TierLoads:
     def _end(self, under_way: _UnderWay, num_tokens: int) -> None:
         """Release a load's blocks, and let its requests be admitted."""
         del self._under_way[under_way.answer]
+        for ticket in [] if under_way.filling is None else under_way.filling.tickets:
+            self._bytes.let_steps_wait(ticket)
         self._space.finish_load(under_way.answer, num_tokens)
         for request in under_way.waiters:
             self._on_loaded(request)

@@ -6,9 +6,9 @@ could not hit, and tokens are compared before anything is copied::
 
     prompt computed, request over --> queued, one entry a tier --> match --> wanted by the tier? --> copied --> offered
 
-Copies take at most ``COPIED_NBYTES`` a step, or ``COPIED_NBYTES_A_SECOND`` of the time that the last step took: a small
-share of it. What is behind waits for the next step, and content that is evicted meanwhile is not offered. A tier whose
-queue is full is offered nothing until there is room.
+Copies take a small share of a step: so many bytes, or so many for each second that the last step took. What is behind
+waits for the next step, and content that is evicted meanwhile is not offered. A tier whose queue is full is offered
+nothing until there is room.
 """
 
 from collections import deque
@@ -29,10 +29,6 @@ from pagedkv.serving.engine.tiering.open_tier import OpenTier
 
 __all__ = ["TierOffers"]
 
-COPIED_NBYTES: Final = 32 * 2**20
-"""Bytes that are copied for tiers in a step, at most, but for one entry."""
-COPIED_NBYTES_A_SECOND: Final = 2**30
-"""The same for a long step, by its seconds: some 2 % of them where a device copies 50 GB/s to pinned memory."""
 COPIED_AT_ONCE_NBYTES: Final = 64 * 2**20
 """Bytes of one copy, but for one entry; blocks are gathered in device memory for it."""
 MOST_QUEUED: Final = 512
@@ -66,6 +62,10 @@ class _Copy:
     copies: list[HostBlocks]
 
     @property
+    def nbytes(self) -> int:
+        return sum(copy.rows.nbytes for copy in self.copies)
+
+    @property
     def is_done(self) -> bool:
         return all(copy.ticket.is_done() for copy in self.copies)
 
@@ -90,11 +90,11 @@ class TierOffers:
         self._bytes = block_bytes
         self._queues: list[deque[_Sequence]] = [deque(maxlen=MOST_QUEUED) for _ in tiers]
         self._copies: list[deque[_Copy]] = [deque() for _ in tiers]
-        self._budget_nbytes = COPIED_NBYTES
+        self._budget_nbytes = block_bytes.read_nbytes_a_step
 
     def note_step(self, seconds: float) -> None:
         """Note how long a step took."""
-        self._budget_nbytes = max(COPIED_NBYTES, int(seconds * COPIED_NBYTES_A_SECOND))
+        self._budget_nbytes = max(self._bytes.read_nbytes_a_step, int(seconds * self._bytes.read_nbytes_a_second))
 
     @property
     def is_empty(self) -> bool:
@@ -143,7 +143,10 @@ class TierOffers:
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
         at_once = COPIED_AT_ONCE_NBYTES if budget is None else min(budget, COPIED_AT_ONCE_NBYTES)
-        most = min(store.room_nbytes // max(1, layout.run_nbytes), -(-at_once // max(1, layout.run_nbytes)))
+        room = store.room_nbytes - sum(copy.nbytes for copy in self._copies[number])
+        if self._bytes.room_nbytes is not None:
+            room = min(room, self._bytes.room_nbytes)
+        most = min(max(0, room) // max(1, layout.run_nbytes), -(-at_once // max(1, layout.run_nbytes)))
         first, last = sequence.next_run, num_tokens // layout.run_tokens if layout.has_runs else 0
         if most == 0 and first < last:
             return None
@@ -166,13 +169,15 @@ class TierOffers:
                 self._copy(number, [(run, self._layout.blocks_of_end(hit.num_tokens, hit.block_ids))])
 
     def _copy(self, number: int, entries: list[tuple[Run, list[Int32Array]]]) -> None:
-        """Begin to copy the blocks of entries to the host."""
+        """Begin to copy the blocks of entries to the host. Where that has no room they are not offered this time."""
         if not entries:
             return
-        copies = []
+        copies: list[HostBlocks] = []
         for group in range(self._layout.num_groups):
-            blocks = np.concatenate([blocks[group] for _, blocks in entries])
-            copies.append(self._bytes.read(group, blocks))
+            copied = self._bytes.read(group, np.concatenate([blocks[group] for _, blocks in entries]))
+            if copied is None:
+                return
+            copies.append(copied)
         counts = [[len(ids) for ids in blocks] for _, blocks in entries]
         self._copies[number].append(_Copy([run for run, _ in entries], counts, copies))
 

@@ -1,0 +1,35 @@
+"""Where bodies take buffers in host memory from. An engine on a GPU gives them pinned memory."""
+
+from collections.abc import Sequence
+from typing import Protocol, final
+
+import numpy as np
+
+from pagedkv.memory.tiers.checksums import Buffer
+
+__all__ = ["HostMemory", "PageableMemory", "copy_pieces"]
+
+
+class HostMemory(Protocol):
+    """Memory that buffers are taken from."""
+
+    def take(self, nbytes: int) -> memoryview | None:
+        """Take a buffer, which is taken until no view of it is left; None if there is no room now."""
+
+
+@final
+class PageableMemory:
+    """Plain memory of the process."""
+
+    def take(self, nbytes: int) -> memoryview | None:
+        """Allocate a buffer. Raises MemoryError."""
+        return np.empty(nbytes, np.uint8).data
+
+
+def copy_pieces(pieces: Sequence[Buffer], buffer: memoryview) -> None:
+    """Copy pieces into a buffer of their length, one behind the other, while other threads run. O(bytes)."""
+    destination, end = np.asarray(buffer), 0
+    for piece in pieces:
+        source = np.asarray(memoryview(piece).cast("B"))
+        destination[end : end + len(source)] = source
+        end += len(source)
