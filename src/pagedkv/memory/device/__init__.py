@@ -10,8 +10,10 @@ from pagedkv.memory.contract.extras import needing
 with needing("torch", "pagedkv.device"):
     import torch  # noqa: F401 - before all else, so that a missing torch gets our own message
 
+from pagedkv.memory.device.batched_copy import copy_batch
 from pagedkv.memory.device.block_tables import BlockTables
 from pagedkv.memory.device.executor import PlanExecutor
+from pagedkv.memory.device.pinned_arena import PinnedArena
 from pagedkv.memory.device.shapes import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.memory.device.sizing import block_nbytes_of, free_nbytes, num_blocks_that_fit
 from pagedkv.memory.device.step_inputs import StepInputs
@@ -26,12 +28,14 @@ __all__ = [
     "KernelPages",
     "KeyValueShape",
     "LatentShape",
+    "PinnedArena",
     "PlanExecutor",
     "StateShape",
     "StateTensor",
     "StepInputs",
     "Transfers",
     "block_nbytes_of",
+    "copy_batch",
     "free_nbytes",
     "num_blocks_that_fit",
 ]

@@ -4,9 +4,10 @@ Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how 
 the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``keys`` (the words), ``deadlines``,
 ``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
 (what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
-which wires them. Then ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and ``object_body``
-(where bytes are kept), and ``store`` (a core and a body on threads). Last what an engine takes: ``specs`` (tiers as
-users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no model and no engine.
+which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and
+``object_body`` (where bytes are kept), and ``store`` (a core and a body on threads). Last what an engine takes:
+``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no
+model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
@@ -26,6 +27,7 @@ from pagedkv.memory.tiers.frame import (
     write_frame,
 )
 from pagedkv.memory.tiers.host_body import HostBody
+from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
@@ -50,6 +52,7 @@ __all__ = [
     "FolderTier",
     "GroupLayout",
     "HostBody",
+    "HostMemory",
     "HostTier",
     "Identity",
     "Load",

@@ -4,7 +4,8 @@
 
     identity       what the content is: layout, weights, versions
     entry_layout   which blocks an entry of a store holds; ends: where a cached prefix can end as one
-    block_bytes    their bytes, from the device and to it
+    block_bytes    their bytes, from the device and to it; gpu_block_bytes: of a GPU
+    tier_memory    host memory of tiers
     rates          how fast computing is
     tier_reports   what became of it: TierNote, TierStatistics
     open_tier      a tier, its store and its counts

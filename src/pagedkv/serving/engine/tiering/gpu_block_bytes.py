@@ -18,9 +18,7 @@ import numpy as np
 import torch
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.device import CopyTicket, KVStorage
-from pagedkv.memory.device.batched_copy import copy_batch
-from pagedkv.memory.device.pinned_arena import PinnedArena
+from pagedkv.memory.device import CopyTicket, KVStorage, PinnedArena, copy_batch
 from pagedkv.serving.engine.tiering.block_bytes import HostBlocks, Rows, block_nbytes
 
 __all__ = ["GpuBlockBytes"]

@@ -4,8 +4,7 @@ import logging
 from collections import Counter
 from typing import Final, final
 
-from pagedkv.memory.tiers import Identity, Tier, TierStore
-from pagedkv.memory.tiers.host_memory import HostMemory
+from pagedkv.memory.tiers import HostMemory, Identity, Tier, TierStore
 from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierStatistics
 
 __all__ = ["LOG", "OpenTier"]

@@ -7,10 +7,8 @@ keeps, and staging memory, which other tiers read to and into which blocks are c
 from collections.abc import Sequence
 from typing import Final
 
-from pagedkv.memory.device import KVStorage
-from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.memory.tiers import Tier
-from pagedkv.memory.tiers.host_memory import HostMemory
+from pagedkv.memory.device import KVStorage, PinnedArena
+from pagedkv.memory.tiers import HostMemory, Tier
 from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, CpuBlockBytes
 from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
 
