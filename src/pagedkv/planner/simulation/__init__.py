@@ -16,6 +16,7 @@ In the order in which data flows::
     queue_file        QueueFile: requests far back in the queue, in a file
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock with all meters
+    cluster           VirtualCluster: several clocks behind the router that serves
     planning          many settings on one trace, with few meters, and a decision
 
 docs/replay.md describes a step exactly.
