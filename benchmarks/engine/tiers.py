@@ -1,10 +1,11 @@
 """Returning conversations with tiers and without: time to first token, and tokens a second.
 
     python -m benchmarks.engine.tiers [--rounds 5] [--ways none host folder redis] [--redis URL] [--folder PATH]
-    python -m benchmarks.engine.tiers --gpu              # the shape of an 8B Llama, six prompts of 16,384 tokens
+    python -m benchmarks.engine.tiers --gpu              # the shape of an 8B Llama, four prompts of 16,384 tokens
+    python -m benchmarks.engine.tiers --small-gpu        # the small model, on a GPU
 
-Conversations have three times as many tokens as the device pool. Each is asked once, so that others evict it; then each
-comes back with its answer and a further question. Rounds take turns; each begins with empty tiers. On a CPU all answers
+Conversations have three times as many tokens as the device pool. Each is asked once, so that others evict it; then,
+when all is stored, each comes back with its answer and a further question. Rounds take turns; each begins with empty tiers. On a CPU all answers
 must be those of the engine without tiers. On a GPU they are not compared: of random weights in bfloat16 many logits are
 equal, and what wins depends on the shapes of products, so also on hits without tiers.
 """
@@ -67,9 +68,9 @@ class Measured:
     hit_ratio: list[float] = field(default_factory=list)
 
 
-def small() -> Setting:
+def small(device: str) -> Setting:
     """Build the Llama of the other benchmarks of the engine, with conversations of 1,000 to 4,000 tokens."""
-    model = cast("compat.Model", make_model(8192))
+    model = cast("compat.Model", make_model(8192).to(device))  # type: ignore[arg-type]  # torch's Module.to
     return Setting(model, [1000 + 3000 * (7 * place % 18) // 17 for place in range(18)], VOCABULARY, "4GiB")
 
 
@@ -103,6 +104,7 @@ def serve(setting: Setting, tiers: Sequence[Tier], measured: Measured) -> list[T
     answers, seconds = ask(llm, prompts, params)
     measured.asked_tokens_per_s.append(sum(map(len, prompts)) / seconds)
     answers_of_all = [*answers]
+    llm.flush_tiers()
     first_token_s, num_hits, num_tokens = [], 0, 0
     for turn in range(2):
         prompts = [
@@ -147,15 +149,17 @@ def main() -> None:
     parser.add_argument("--redis", default="redis://127.0.0.1:6379/0", help="an empty data base; default: %(default)s")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--small-gpu", action="store_true")
+    parser.add_argument("--loads", choices=["if-faster", "always"], default="if-faster", help="default: %(default)s")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    setting = large() if given.gpu else small()
+    setting = large() if given.gpu else small("cuda" if given.small_gpu else "cpu")
     size = setting.tier_nbytes
     ways: dict[str, Callable[[Path], tuple[Tier, ...]]] = {
         "none": lambda _: (),
-        "host": lambda _: (HostTier(size),),
-        "folder": lambda folder: (FolderTier(folder, size),),
-        "redis": lambda folder: (RedisTier(given.redis, size, prefix=folder.name),),
+        "host": lambda _: (HostTier(size, loads=given.loads),),
+        "folder": lambda folder: (FolderTier(folder, size, loads=given.loads),),
+        "redis": lambda folder: (RedisTier(given.redis, size, prefix=folder.name, loads=given.loads),),
     }
     measured = {name: Measured() for name in given.ways}
     expected: list[Tokens] | None = None

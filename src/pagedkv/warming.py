@@ -7,6 +7,7 @@ from pagedkv.memory.warming import (
     of_curves,
     of_model_curves,
     of_spaces,
+    of_stores,
     warm_up,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "of_curves",
     "of_model_curves",
     "of_spaces",
+    "of_stores",
     "warm_up",
 ]

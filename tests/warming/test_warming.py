@@ -15,7 +15,7 @@ import pytest
 from pagedkv.memory.compilation.requests import Request
 from pagedkv.memory.compilation.targets import TARGETS, own_processor
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.warming import ATTENTION, make_ready, of_curves, of_model_curves, of_spaces, warm_up
+from pagedkv.memory.warming import ATTENTION, make_ready, of_curves, of_model_curves, of_spaces, of_stores, warm_up
 from pagedkv.memory.warming.recording import recorded
 from pagedkv.memory.warming.rehearsal import rehearse
 from pagedkv.memory.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
@@ -117,7 +117,7 @@ def test_curves_and_attention_have_loops_of_their_own() -> None:
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
     spaces = [of_spaces("lru"), of_spaces("lru", has_features=False)]
-    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru")], ATTENTION
+    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru"), of_stores("lru")], ATTENTION
     assert all_of("lru") == (*lru, attention)
     assert replace(attention, needs="no_such_package").can_be_run is False
 
@@ -159,6 +159,16 @@ with TemporaryDirectory() as folder:
     for more in ([], ["--model", "gemma-3-27b", "--memory", "4"]):
         result = CliRunner().invoke(app, ["curve", str(trace), "--trace-block-size", "4", "--json", "-", *more])
         assert result.exit_code == 0, result.output
+"""
+STORE = """
+from tests.compiling import TESTED_POLICIES
+from tests.tiers.faults import FaultMachine
+from pagedkv.memory.tiers.rehearsal import rehearse
+
+for policy in TESTED_POLICIES:
+    rehearse(policy)
+for seed in range(3):
+    FaultMachine(seed, fault_rate=0.2).run(3000)
 """
 ANSWER = """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -210,6 +220,11 @@ def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
 @pytest.mark.usefixtures("_warm")
 def test_curves_compile_nothing_after_a_warm_up() -> None:
     assert compiled_by(MEASURE) == []
+
+
+@pytest.mark.usefixtures("_warm")
+def test_stores_compile_nothing_after_a_warm_up() -> None:
+    assert compiled_by(STORE) == []
 
 
 @pytest.mark.usefixtures("_warm")

@@ -6,7 +6,7 @@ target; ``stamps`` record that this was done; ``ready`` does it before a first r
 """
 
 from pagedkv.memory.warming.ready import make_ready
-from pagedkv.memory.warming.rehearsals import ATTENTION, Rehearsal, of_curves, of_model_curves, of_spaces
+from pagedkv.memory.warming.rehearsals import ATTENTION, Rehearsal, of_curves, of_model_curves, of_spaces, of_stores
 from pagedkv.memory.warming.warm_up import WarmUp, warm_up
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "of_curves",
     "of_model_curves",
     "of_spaces",
+    "of_stores",
     "warm_up",
 ]

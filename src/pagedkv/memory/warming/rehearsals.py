@@ -12,7 +12,17 @@ from typing import Final
 from pagedkv.memory.compilation.loop_sources import PACKAGE_FOLDER
 from pagedkv.memory.pool.eviction.registry import DEFAULT, policy_named
 
-__all__ = ["ATTENTION", "FEATURES", "NO_FEATURES", "Rehearsal", "all_of", "of_curves", "of_model_curves", "of_spaces"]
+__all__ = [
+    "ATTENTION",
+    "FEATURES",
+    "NO_FEATURES",
+    "Rehearsal",
+    "all_of",
+    "of_curves",
+    "of_model_curves",
+    "of_spaces",
+    "of_stores",
+]
 
 FEATURES: Final = "features"
 NO_FEATURES: Final = "no features"
@@ -72,8 +82,13 @@ def of_model_curves(eviction: str) -> Rehearsal:
     return Rehearsal("pagedkv.planner.capacity.rehearsal", (policy_named(eviction).name, "model"))
 
 
+def of_stores(eviction: str) -> Rehearsal:
+    """Return the rehearsal of stores of tiers with an eviction policy. Raises ConfigurationError for an unknown one."""
+    return Rehearsal("pagedkv.memory.tiers.rehearsal", (policy_named(eviction).name,))
+
+
 def all_of(eviction: str) -> tuple[Rehearsal, ...]:
     """Return all rehearsals that can run, for an eviction policy. Raises ConfigurationError for an unknown policy."""
     spaces = (of_spaces(eviction), of_spaces(eviction, has_features=False))
-    each = dict.fromkeys((*spaces, of_curves(eviction), of_model_curves(eviction), ATTENTION))
+    each = dict.fromkeys((*spaces, of_curves(eviction), of_model_curves(eviction), of_stores(eviction), ATTENTION))
     return tuple(rehearsal for rehearsal in each if rehearsal.can_be_run)

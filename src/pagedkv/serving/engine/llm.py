@@ -18,7 +18,7 @@ from pagedkv.memory.contract.arguments import TokenIds, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import RequestError, TokenError
 from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces
+from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces, of_stores
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Sampler
 from pagedkv.serving.engine.chat import chat_token_ids, is_chat
@@ -86,7 +86,8 @@ class LLM:
     ) -> None:
         config = EngineConfig() if config is None else config
         if config.warm_up:
-            make_ready(of_spaces(config.eviction), ATTENTION)
+            stores = [of_stores(tier.eviction) for tier in config.tiers]
+            make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ATTENTION)
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test
