@@ -16,7 +16,7 @@ from benchmarks.device.moves import MIB, NUM_RUNS, slowed_by, storage_of
 from benchmarks.device.timing import Figure, elapsed_us, figure
 from pagedkv.memory.device import CopyTicket
 from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.serving.engine.tiering.block_bytes import fill
+from pagedkv.memory.tiering import fill
 from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
 
 NUM_ENTRIES: Final = 64

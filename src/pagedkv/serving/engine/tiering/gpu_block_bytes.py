@@ -19,7 +19,8 @@ import torch
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.device import CopyTicket, KVStorage, PinnedArena, copy_batch
-from pagedkv.serving.engine.tiering.block_bytes import HostBlocks, Rows, block_nbytes
+from pagedkv.memory.tiering import CopyEnd, HostBlocks, Rows
+from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 
 __all__ = ["GpuBlockBytes"]
 
@@ -29,7 +30,7 @@ WORDS: Final = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, 
 
 @final
 class GpuBlockBytes:
-    """Copies on a GPU. See :class:`~pagedkv.serving.engine.tiering.block_bytes.BlockBytes`.
+    """Copies on a GPU. See :class:`~pagedkv.memory.tiering.block_bytes.BlockBytes`.
 
     Args:
         storage: its pools are block-major, as the engine's are.
@@ -89,7 +90,7 @@ class GpuBlockBytes:
         sizes = np.full(len(block_ids), nbytes, np.int64)
         return self._copied(self.in_stream, blocks, np.concatenate(places), sizes, "of a tier", pinned)
 
-    def let_steps_wait(self, ticket: CopyTicket) -> None:
+    def let_steps_wait(self, ticket: CopyEnd) -> None:
         """Order all steps from now on behind a copy, on the device."""
         if ticket.event is not None:
             torch.cuda.current_stream(self._device).wait_event(ticket.event)

@@ -21,11 +21,11 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.space import BlockSpace
+from pagedkv.memory.tiering.block_bytes import BlockBytes, HostBlocks
+from pagedkv.memory.tiering.ends import longest_end
+from pagedkv.memory.tiering.entry_layout import EntryLayout
+from pagedkv.memory.tiering.served_tier import ServedTier
 from pagedkv.memory.tiers import Run, RunChain
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, HostBlocks
-from pagedkv.serving.engine.tiering.ends import longest_end
-from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
-from pagedkv.serving.engine.tiering.open_tier import OpenTier
 
 __all__ = ["TierOffers"]
 
@@ -72,7 +72,7 @@ class _Copy:
 
 @final
 class TierOffers:
-    """Offers of one engine.
+    """Offers of one serving loop.
 
     Args:
         tiers: the tiers.
@@ -82,7 +82,7 @@ class TierOffers:
     """
 
     def __init__(
-        self, tiers: Sequence[OpenTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
+        self, tiers: Sequence[ServedTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
     ) -> None:
         self._tiers = tiers
         self._space = space
