@@ -51,12 +51,14 @@ class BlockBytes(Protocol):
 
     Attributes:
         read_nbytes_a_step, read_nbytes_a_second: bytes that may be read in a step, and for each second that it takes.
+        read_nbytes_at_once: bytes of one copy, but for one entry; a GPU gathers blocks in its memory for it.
         filled_nbytes_a_step: bytes that may be written into blocks in a step while requests run; None: any number.
         filled_nbytes_at_once: bytes of one call.
     """
 
     read_nbytes_a_step: int
     read_nbytes_a_second: int
+    read_nbytes_at_once: int
     filled_nbytes_a_step: int | None
     filled_nbytes_at_once: int
 

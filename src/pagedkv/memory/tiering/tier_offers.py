@@ -29,8 +29,6 @@ from pagedkv.memory.tiers import Run, RunChain
 
 __all__ = ["TierOffers"]
 
-COPIED_AT_ONCE_NBYTES: Final = 64 * 2**20
-"""Bytes of one copy, but for one entry; blocks are gathered in device memory for it."""
 MOST_QUEUED: Final = 512
 """Sequences that wait for a tier; older ones are dropped."""
 Part = memoryview
@@ -142,7 +140,7 @@ class TierOffers:
         num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
-        at_once = COPIED_AT_ONCE_NBYTES if budget is None else min(budget, COPIED_AT_ONCE_NBYTES)
+        at_once = self._bytes.read_nbytes_at_once if budget is None else min(budget, self._bytes.read_nbytes_at_once)
         room = store.room_nbytes - sum(copy.nbytes for copy in self._copies[number])
         if self._bytes.room_nbytes is not None:
             room = min(room, self._bytes.room_nbytes)

@@ -36,6 +36,7 @@ class NoBytes:
 
     read_nbytes_a_step = UNLIMITED
     read_nbytes_a_second = 0
+    read_nbytes_at_once = UNLIMITED
     filled_nbytes_a_step: int | None = None
     filled_nbytes_at_once = UNLIMITED
     nbytes: Sequence[int] = ()

@@ -23,6 +23,7 @@ class CpuBlockBytes:
 
     read_nbytes_a_step = 32 * 2**20
     read_nbytes_a_second = 2**30
+    read_nbytes_at_once = 64 * 2**20
     filled_nbytes_a_step: int | None = 64 * 2**20
     filled_nbytes_at_once = 16 * 2**20
 

@@ -43,6 +43,7 @@ class GpuBlockBytes:
 
     read_nbytes_a_step = 64 * 2**20
     read_nbytes_a_second = 16 * 2**30
+    read_nbytes_at_once = 64 * 2**20
     filled_nbytes_a_step: int | None = None
     filled_nbytes_at_once = 256 * 2**20
 
