@@ -16,60 +16,45 @@ from pagedkv.planner.simulation.tiers.config import (
     MediumName,
 )
 
-__all__ = ["TierOptions", "parse_size"]
+__all__ = ["TierOptions", "TierRates", "parse_size"]
 
 TIERS: Final = "Tiers"
 GB: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class TierOptions:
-    """The options, as typed."""
+class TierRates:
+    """The options for the speed of tiers, and for when they are loaded from, as typed."""
 
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Host memory that keeps cached blocks: 64GiB; 0: none.", rich_help_panel=TIERS
-        ),
-    ] = None
     host_bandwidth: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help=f"Bytes a second between it and the GPUs, each way. Default: {HOST_BANDWIDTH / GB:.0f}GB for each "
-            "GPU of --gpu.",
+            help=f"Bytes a second to and from host memory. Default: {HOST_BANDWIDTH / GB:.0f}GB for each GPU of --gpu.",
             rich_help_panel=TIERS,
         ),
     ] = None
     host_latency: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help=f"Seconds of each copy beside that. Default: {HOST_LATENCY_S:g}.", rich_help_panel=TIERS
+            metavar="S",
+            help=f"Seconds of each of its copies beside that. Default: {HOST_LATENCY_S:g}.",
+            rich_help_panel=TIERS,
         ),
-    ] = None
-    disk: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Disk that keeps cached blocks: 1TB; 0: none.", rich_help_panel=TIERS),
     ] = None
     disk_bandwidth: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help=f"Bytes a second of the disk, each way. Default: {DISK_BANDWIDTH / GB:.0f}GB.",
+            help=f"Bytes a second to and from the disk. Default: {DISK_BANDWIDTH / GB:.0f}GB.",
             rich_help_panel=TIERS,
         ),
     ] = None
     disk_latency: Annotated[
         float | None,
         typer.Option(
-            metavar="S", help=f"Seconds of each access beside that. Default: {DISK_LATENCY_S:g}.", rich_help_panel=TIERS
-        ),
-    ] = None
-    admission: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE",
-            help="always: tiers store what requests compute (default); second-offer: what is offered twice.",
+            metavar="S",
+            help=f"Seconds of each of its accesses beside that. Default: {DISK_LATENCY_S:g}.",
             rich_help_panel=TIERS,
         ),
     ] = None
@@ -82,6 +67,38 @@ class TierOptions:
         ),
     ] = None
 
+
+NO_RATES: Final = TierRates()
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """The options, as typed."""
+
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Host memory that keeps cached blocks: 64GiB; 0: none.", rich_help_panel=TIERS
+        ),
+    ] = None
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Disk that keeps cached blocks: 1TB; 0: none.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="always: tiers store what requests compute (default); second-offer: what is offered twice.",
+            rich_help_panel=TIERS,
+        ),
+    ] = None
+    rates: TierRates = NO_RATES
+
     def tiers(self, num_gpus: int = 1) -> tuple[SimulatedTier, ...]:
         """Return the tiers, host memory first; none of no size.
 
@@ -92,10 +109,10 @@ class TierOptions:
             ConfigurationError: a value is out of range, or belongs to a tier that is not there.
         """
         pinned = (num_gpus * HOST_BANDWIDTH, HOST_LATENCY_S)
-        host = self._tier("host", self.host_memory, self.host_bandwidth, self.host_latency, pinned)
+        host = self._tier("host", self.host_memory, self.rates.host_bandwidth, self.rates.host_latency, pinned)
         plain = (DISK_BANDWIDTH, DISK_LATENCY_S)
-        disk = self._tier("disk", self.disk, self.disk_bandwidth, self.disk_latency, plain)
-        if self.host_memory is None and self.disk is None and (self.admission or self.load_rule):
+        disk = self._tier("disk", self.disk, self.rates.disk_bandwidth, self.rates.disk_latency, plain)
+        if self.host_memory is None and self.disk is None and (self.admission or self.rates.load_rule):
             raise ConfigurationError("--admission and --load-rule are for tiers: give --host-memory or --disk")
         return tuple(each for each in (host, disk) if each is not None and each.nbytes)
 
@@ -120,7 +137,7 @@ class TierOptions:
             defaults[0] if bandwidth is None else float(parse_nbytes(bandwidth, f"--{medium}-bandwidth")),
             defaults[1] if latency_s is None else latency_s,
             admission=cast("Admission", self.admission or "always"),
-            loads=cast("LoadRule", self.load_rule or "if-faster"),
+            loads=cast("LoadRule", self.rates.load_rule or "if-faster"),
         )
 
 
