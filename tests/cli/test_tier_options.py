@@ -56,6 +56,14 @@ def test_tiers_of_no_size_change_nothing() -> None:
     assert without == none
 
 
+def test_the_report_has_the_tiers(tmp_path: Path) -> None:
+    page, document = tmp_path / "page.html", document_of()
+    assert run("report", TURNS, *TIERS, "-o", page).exit_code == 0
+    shown = page.read_text()
+    assert "by the medium that had them" in shown
+    assert f"{document['tiers']['hits']['disk']['num_tokens']:,}" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -198,7 +198,7 @@ class ServingConfig:
             "cost_model_name": self.cost_model_name,
             **({"tenants": tenants} if tenants else {}),
             **({"overlap": True} if self.overlap else {}),
-            **({"tiers": [each.as_dict() for each in self.tiers]} if self.tiers else {}),
+            **({"tiers": {each.medium: each.as_dict() for each in self.tiers}} if self.tiers else {}),
         }
 
 

@@ -80,8 +80,8 @@ class SimulatedTier:
         return self._as_engine_has_it().store_config(entry_nbytes)
 
     def as_dict(self) -> dict[str, object]:
-        """Return the tier for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Return the tier for JSON, without the name of its medium."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "medium"}
 
     def _as_engine_has_it(self) -> HostTier:
         settings = {"max_reads": HOST_READS} if self.medium == "host" else {}
