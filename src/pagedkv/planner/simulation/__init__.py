@@ -17,6 +17,7 @@ In the order in which data flows::
     tiers             SimulatedTiers: tiers below the device, by the store core that serves
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock with all meters
+    cluster           VirtualCluster: several clocks behind the router that serves
     planning          many settings on one trace, with few meters, and a decision
 
 docs/replay.md describes a step exactly.

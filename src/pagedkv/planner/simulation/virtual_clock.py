@@ -208,18 +208,19 @@ class VirtualClock:
 
     def run_step(self, before_s: float) -> bool:
         """Run the next step if it begins before ``before_s``, in seconds; return whether a step was run."""
-        if self._is_idle or self._now_s >= before_s:
+        if self.is_idle or self._now_s >= before_s:
             return False
         self._run_step(before_s)
         return True
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether no request is waiting or running."""
         return self._scheduler.is_idle and self._flight is None
 
     def _run_until(self, end_s: float) -> None:
         """Run the steps that begin before ``end_s``."""
-        while self._now_s < end_s and not self._is_idle:
+        while self._now_s < end_s and not self.is_idle:
             self._run_step(end_s)
 
     def _run_step(self, before_s: float) -> None:

@@ -1,0 +1,167 @@
+"""A cluster on the virtual clock: routing by cost against an oracle, by load alone, and in turn.
+
+    python -m benchmarks.routing TRACE [--replicas 4 8] [--load X] [--blocks N] [--cost NAME] [--requests N]
+
+Without ``--load`` requests arrive so fast that replicas compute 70 % of the time when they are routed by cost. The
+oracle is the same router that learns everything at once; ours learns it 100 ms late, and of 1 % of the batches of
+events never. "one pool" is a single replica with the memory, the limits and the speed of all.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+
+from benchmarks.machine import describe
+from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing
+from pagedkv.planner.simulation.cluster import ClusterFigures, Network, VirtualCluster
+from pagedkv.planner.simulation.config import ServingConfig
+from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.planner.traces.request import Request
+
+LATE: Final = Network(delay_s=0.1, loss=0.01)
+AT_ONCE: Final = Network()
+TARGET: Final = 0.7
+FIRST_GUESS: Final = 1.0
+NUM_GUESSES: Final = 5
+NUM_TIMED: Final = 200
+NUM_INDEXED: Final = 1_000_000
+PROMPTS: Final = (4096, 131_072)
+MICROSECONDS: Final = 1e6
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is simulated.
+
+    Args:
+        config: of a replica; costs: of its steps; requests: the trace.
+    """
+
+    config: ServingConfig
+    costs: CostModel
+    requests: Sequence[Request]
+
+    def serve(self, num_replicas: int, load: float, routing: Routing, network: Network) -> ClusterFigures:
+        """Serve the trace."""
+        config = replace(self.config, load=load)
+        cluster = VirtualCluster(config, self.costs, num_replicas, routing=routing, network=network)
+        figures = cluster.run(self.requests)
+        cluster.check()
+        return figures
+
+    def serve_whole(self, num_replicas: int, load: float) -> ClusterFigures:
+        """Serve the trace by one replica with everything of all."""
+        config = replace(
+            self.config,
+            load=load / num_replicas,  # steps as fast as those of all: time runs so much slower
+            num_blocks=self.config.num_blocks * num_replicas,  # type: ignore[operator]  # a number
+            max_sequences=self.config.max_sequences * num_replicas,
+        )
+        return VirtualCluster(config, self.costs, 1).run(self.requests)
+
+    def load_of(self, num_replicas: int) -> float:
+        """Find the load at which replicas compute 70 % of the time."""
+        load = FIRST_GUESS
+        for _ in range(NUM_GUESSES):
+            busy = self.serve(num_replicas, load, "prefix", AT_ONCE).busy
+            if abs(busy - TARGET) < 0.02:
+                break
+            load *= TARGET / min(busy, 1.0) if busy < 1 else 1 / 2
+        return load
+
+
+def compare(setup: Setup, num_replicas: int, load: float) -> dict[str, ClusterFigures]:
+    """Serve the trace in all ways."""
+    figures = {
+        "oracle": setup.serve(num_replicas, load, "prefix", AT_ONCE),
+        "prefix": setup.serve(num_replicas, load, "prefix", LATE),
+    }
+    figures |= {routing: setup.serve(num_replicas, load, routing, LATE) for routing in ROUTINGS if routing != "prefix"}
+    return figures | {"one pool": setup.serve_whole(num_replicas, load)}
+
+
+def show(name: str, figures: ClusterFigures, oracle: ClusterFigures) -> None:
+    """Print a row."""
+    print(
+        f"{name:14} {100 * figures.hit_ratio:7.2f} {figures.hit_ratio / max(oracle.hit_ratio, 1e-9):10.3f} "
+        f"{figures.imbalance:10.3f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
+        f"{1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
+        f"{figures.num_snapshots:6}   {figures.num_by_reason}",
+        flush=True,
+    )
+
+
+def decision_times() -> dict[int, float]:
+    """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds."""
+    config = ServingConfig(num_blocks=64)
+    index = ReplicaIndex(config.group_specs, num_expected=NUM_INDEXED)
+    router = Router(index)
+    rng = np.random.default_rng(1)
+    for number in range(8):
+        router.add_replica(f"r{number}")
+        digests = rng.integers(0, 2**32, (NUM_INDEXED // 8, 8), dtype=np.uint32)
+        index._pools["device"].add(digests, np.zeros(len(digests), np.int32), number)  # noqa: SLF001 - as events do
+    times = {}
+    for length in PROMPTS:
+        seconds = []
+        for request in range(NUM_TIMED):
+            tokens = rng.integers(0, 100_000, length, dtype=np.int32)
+            begun = perf_counter()
+            router.choose(request, tokens, float(request))
+            seconds.append(perf_counter() - begun)
+            router.ended(request)
+        times[length] = MICROSECONDS * float(np.median(seconds))
+    return times
+
+
+def main() -> None:
+    """Serve, print tables, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", nargs="*")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--load", type=float)
+    parser.add_argument("--blocks", type=int, default=7000, help="of 64 tokens, of each replica (default: %(default)s)")
+    parser.add_argument("--cost", default="llama-3.1-8b/h100")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    times = decision_times()
+    for length, us in times.items():
+        print(f"a decision for a prompt of {length:,} tokens, a million blocks indexed: {us:,.0f} us")
+    rows = []
+    for trace in given.trace:
+        requests = list(islice(TraceReader(trace), given.requests))
+        config = ServingConfig(num_blocks=given.blocks, block_size=64)
+        setup = Setup(config, read_cost_model(given.cost), requests)
+        for num_replicas in given.replicas:
+            load = given.load or setup.load_of(num_replicas)
+            print(f"\n{Path(trace).name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}")
+            print(
+                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'TTFT p50':>10} {'p99, ms':>10} "
+                f"{'busy':>6} {'lost':>6} {'snaps':>6}"
+            )
+            begun = perf_counter()
+            figures = compare(setup, num_replicas, load)
+            for name, each in figures.items():
+                show(name, each, figures["oracle"])
+            print(f"{perf_counter() - begun:.0f} s")
+            rows.append({
+                "trace": Path(trace).name, "replicas": num_replicas, "load": load,
+                "ways": {name: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
+                                "p50_s": each.first_token_percentile_s(50), "p99_s": each.first_token_percentile_s(99)}
+                         for name, each in figures.items()},
+            })  # fmt: skip
+    if given.json is not None:
+        given.json.write_text(json.dumps({"machine": describe(), "decision_us": times, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What routed prompts will store: until the event comes, the replica that got a prompt is promised to have its blocks.
+
+So a burst of one prefix goes to one replica from its second request on, though no event has told of the first. A
+promise ends with the event of its block, or after its time: then what was promised is not there, since the request
+was rejected, or its blocks were evicted before their events came.
+
+Promises are kept in two generations, and the older one is dropped whole, so they last for one to two periods.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import numpy as np
+
+from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.pool.digests import words_of_digests
+from pagedkv.memory.routing.prompts import HashedPrompt
+from pagedkv.memory.routing.residency import Residency, Uint64Array
+
+__all__ = ["Promises"]
+
+
+@final
+class Promises:
+    """Promised blocks of all replicas.
+
+    Args:
+        cached_groups: number, block size and pool of each cached group.
+        period_s: promises last for one to two periods.
+    """
+
+    def __init__(self, cached_groups: Sequence[tuple[int, int, str]], period_s: float) -> None:
+        self._groups = [(number, size) for number, size, _ in cached_groups]
+        self._period_s = period_s
+        self._began_s = 0.0
+        self._young, self._old = Residency(), Residency()
+
+    def advance(self, now_s: float) -> None:
+        """Drop promises whose time is over."""
+        if now_s >= self._began_s + self._period_s:
+            is_long = now_s >= self._began_s + 2 * self._period_s
+            self._old, self._young = (Residency(), Residency()) if is_long else (self._young, Residency())
+            self._began_s = now_s
+
+    def promise(self, prompt: HashedPrompt, replica: int) -> None:
+        """Note that a replica, by number, was given a prompt. O(blocks)."""
+        for number, size in self._groups:
+            digests = prompt.digests[size]
+            self._young.add(digests, np.full(len(digests), number, np.int32), replica)
+
+    def settle(self, events: Iterable[CacheEvents], replica: int) -> None:
+        """End the promises of blocks whose events came. O(events)."""
+        for each in events:
+            words = words_of_digests(each.digests, len(each.kinds))
+            is_block = each.groups >= 0
+            for generation in (self._young, self._old):
+                generation.remove(words[is_block], each.groups[is_block], replica)
+
+    def clear(self, replica: int) -> None:
+        """Drop the promises of a replica, as when it is gone."""
+        self._young.clear(replica)
+        self._old.clear(replica)
+
+    def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
+        """Return, for each cached group, the replicas that are promised to have each block: uint64 ``[blocks]``."""
+        return [
+            self._young.look_up(prompt.digests[size], number) | self._old.look_up(prompt.digests[size], number)
+            for number, size in self._groups
+        ]

@@ -1,0 +1,314 @@
+"""The index of a cluster: which blocks each replica has cached, from the events of their block spaces.
+
+A replica has a *lifetime*, a name of one run of its process, and numbers its batches of events from 0 in it. What the
+index knows of a replica is
+
+    EMPTY       nothing yet, or another lifetime began: no block counts
+    EXACT       all events of its lifetime, or a snapshot and all events since
+    DEGRADED    a batch was lost: what is there counts, but may be evicted, and more may be there
+
+    EMPTY --- batch 0 | snapshot ---> EXACT --- a gap ---> DEGRADED --- snapshot ---> EXACT
+      ^---------------------------- another lifetime | forget ----------------------------|
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, final
+
+import numpy as np
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.events import CacheEventKind, CacheEvents
+from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.contract.spec import GroupSpec, TokenIds
+from pagedkv.memory.pool.digests import words_of_digests
+from pagedkv.memory.routing.hit_lengths import HitLengths
+from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
+from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array
+from pagedkv.memory.space.stored_blocks import StoredBlocks
+
+__all__ = ["IndexState", "ReplicaIndex", "ReplicaView"]
+
+LARGEST_BATCH: Final = 2**62
+
+
+class IndexState(StrEnum):
+    """How much the index knows of a replica."""
+
+    EMPTY = "empty"
+    EXACT = "exact"
+    DEGRADED = "degraded"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What the index knows of a replica.
+
+    Args:
+        name: its name; lifetime: of its process, "" before the first batch.
+        state: how much is known.
+        since_s: since when the state is what it is.
+        next_batch: number of the batch that is awaited.
+        num_blocks: blocks that are known of.
+        num_lost_batches: batches that were lost in this lifetime.
+    """
+
+    name: str
+    lifetime: str
+    state: IndexState
+    since_s: float
+    next_batch: int
+    num_blocks: int
+    num_lost_batches: int
+
+
+@dataclass(slots=True)
+class _Replica:
+    number: int
+    lifetime: str = ""
+    state: IndexState = IndexState.EMPTY
+    since_s: float = 0.0
+    next_batch: int = 0
+    num_lost_batches: int = 0
+
+
+@final
+class ReplicaIndex:
+    """Blocks of up to 64 replicas of one model.
+
+    Args:
+        groups: the model's KV-cache groups, as in the replicas' ``SpaceConfig``.
+        weights_epoch: as there.
+        num_expected: blocks for which there is room at once.
+
+    Raises:
+        ConfigurationError: no group is cached.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec], *, weights_epoch: str = "", num_expected: int = 0) -> None:
+        self._lengths = HitLengths(groups)
+        self._hasher = PromptHasher(self._lengths.block_sizes, weights_epoch)
+        self._pool_of_group = [group.pool for group in groups]
+        self._pools = {name: Residency(num_expected) for name in dict.fromkeys(self._pool_of_group)}
+        self._replicas: dict[str, _Replica] = {}
+        self._vacant = list(range(MOST_REPLICAS - 1, -1, -1))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the replicas, in the order in which they came."""
+        return tuple(self._replicas)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens; hits end at multiples of it."""
+        return self._lengths.alignment
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables of blocks."""
+        return sum(blocks.nbytes for blocks in self._pools.values())
+
+    # Replicas and their events
+
+    def add_replica(self, name: str, now_s: float = 0.0) -> None:
+        """Add a replica, of which nothing is known yet.
+
+        Raises:
+            ConfigurationError: it is there already, or there are 64.
+        """
+        if name in self._replicas:
+            raise ConfigurationError(f"replica {name!r} is in the index already")
+        if not self._vacant:
+            raise ConfigurationError(f"an index has at most {MOST_REPLICAS} replicas")
+        self._replicas[name] = _Replica(self._vacant.pop(), since_s=now_s)
+
+    def remove_replica(self, name: str) -> None:
+        """Remove a replica and its blocks. O(table). Raises ConfigurationError for an unknown one."""
+        replica = self._replica(name)
+        self._clear(replica)
+        self._vacant.append(replica.number)
+        del self._replicas[name]
+
+    def apply(self, name: str, lifetime: str, batch: int, events: Iterable[CacheEvents], now_s: float = 0.0) -> bool:
+        """Apply a batch of a replica's events; return whether the index is exact afterwards.
+
+        A batch that came before is ignored. A batch after a gap is applied, and degrades the replica. A batch of
+        another lifetime empties the replica, so the transport must not deliver those of an earlier one afterwards.
+
+        Args:
+            name: the replica; lifetime: of its process; batch: the batch's number in it.
+            events: of each pool, as from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
+            now_s: the caller's clock.
+
+        Raises:
+            ConfigurationError: an unknown replica, or a number below 0.
+        """
+        replica = self._replica(name)
+        as_count(batch, "the number of a batch", most=LARGEST_BATCH)
+        self._begin_lifetime(replica, lifetime, now_s)
+        if batch < replica.next_batch:
+            return replica.state is IndexState.EXACT
+        num_lost = batch - replica.next_batch
+        replica.num_lost_batches += num_lost
+        if num_lost:
+            self._set_state(replica, IndexState.DEGRADED, now_s)
+        elif replica.state is IndexState.EMPTY:
+            self._set_state(replica, IndexState.EXACT, now_s)
+        replica.next_batch = batch + 1
+        for each in events:
+            self._apply(replica, each, now_s)
+        return replica.state is IndexState.EXACT
+
+    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool:
+        """Take a heartbeat: a replica's next batch has this number. So a lost batch is noticed without a later one.
+
+        Returns whether the index is exact. Raises as :meth:`apply`.
+        """
+        replica = self._replica(name)
+        as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        self._begin_lifetime(replica, lifetime, now_s)
+        if next_batch > replica.next_batch:
+            replica.num_lost_batches += next_batch - replica.next_batch
+            replica.next_batch = next_batch
+            self._set_state(replica, IndexState.DEGRADED, now_s)
+        elif not next_batch:
+            self._set_state(replica, IndexState.EXACT, now_s)
+        return replica.state is IndexState.EXACT
+
+    def restore(
+        self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float = 0.0
+    ) -> None:
+        """Replace what is known of a replica by a snapshot, so that it is exact.
+
+        Args:
+            name: the replica; lifetime: of its process.
+            next_batch: number of the first batch whose events the snapshot does not contain.
+            blocks: of each pool, as from :meth:`BlockSpace.stored_blocks <pagedkv.BlockSpace.stored_blocks>`.
+            now_s: the caller's clock.
+
+        Raises:
+            ConfigurationError: an unknown replica, or a number below 0.
+        """
+        replica = self._replica(name)
+        as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        self._begin_lifetime(replica, lifetime, now_s)
+        if next_batch < replica.next_batch:
+            return  # older than what was applied
+        self._clear(replica)
+        for each in blocks:
+            words = words_of_digests(each.digests, len(each.groups))
+            self._pool(each.pool).add(words, each.groups, replica.number)
+        replica.next_batch = next_batch
+        self._set_state(replica, IndexState.EXACT, now_s)
+
+    def forget(self, name: str, now_s: float = 0.0) -> None:
+        """Forget what is known of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
+        replica = self._replica(name)
+        self._clear(replica)
+        self._set_state(replica, IndexState.EMPTY, now_s)
+        replica.lifetime, replica.next_batch, replica.num_lost_batches = "", 0, 0
+
+    def view(self, name: str) -> ReplicaView:
+        """Describe a replica. O(table). Raises ConfigurationError for an unknown one."""
+        replica = self._replica(name)
+        return ReplicaView(
+            name,
+            replica.lifetime,
+            replica.state,
+            replica.since_s,
+            replica.next_batch,
+            sum(blocks.num_blocks_of(replica.number) for blocks in self._pools.values()),
+            replica.num_lost_batches,
+        )
+
+    def state(self, name: str) -> IndexState:
+        """Return how much is known of a replica. O(1). Raises ConfigurationError for an unknown one."""
+        return self._replica(name).state
+
+    # Prompts
+
+    def hash(self, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> HashedPrompt:
+        """Hash a prompt for :meth:`hits`. O(tokens). Raises TokenError."""
+        return self._hasher.hash(token_ids, keys)
+
+    def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
+        """Return, for each cached group, the replicas that have each block, a bit each: uint64 ``[blocks]``."""
+        return [
+            self._pools[self._pool_of_group[number]].look_up(prompt.digests[size], number)
+            for number, size in zip(self._lengths.numbers, self._lengths.block_sizes, strict=True)
+        ]
+
+    def hits(self, prompt: HashedPrompt, bits: Sequence[Uint64Array] | None = None) -> dict[str, int]:
+        """Return how many tokens of a prompt each replica would hit. O(blocks of the prompt x replicas).
+
+        Args:
+            prompt: the prompt.
+            bits: which replicas have which block, as from :meth:`look_up`; None: as the index knows.
+        """
+        bits = self.look_up(prompt) if bits is None else bits
+        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
+        hits = dict.fromkeys(self._replicas, 0)
+        if having:
+            most = max(0, prompt.num_tokens - 1)
+            for name, replica in self._replicas.items():
+                if having >> replica.number & 1:
+                    mask = np.uint64(1 << replica.number)
+                    hits[name] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
+        return hits
+
+    def number_of(self, name: str) -> int:
+        """Return the number of a replica's bit. Raises ConfigurationError for an unknown one."""
+        return self._replica(name).number
+
+    @property
+    def cached_groups(self) -> list[tuple[int, int, str]]:
+        """Number, block size and pool of each cached group."""
+        pools = [self._pool_of_group[number] for number in self._lengths.numbers]
+        return list(zip(self._lengths.numbers, self._lengths.block_sizes, pools, strict=True))
+
+    # Inside
+
+    def _replica(self, name: str) -> _Replica:
+        if name not in self._replicas:
+            raise ConfigurationError(f"there is no replica {name!r} in the index: there are {list(self._replicas)}")
+        return self._replicas[name]
+
+    def _pool(self, name: str) -> Residency:
+        if name not in self._pools:
+            raise ConfigurationError(f"the model has no pool {name!r}: it has {list(self._pools)}")
+        return self._pools[name]
+
+    def _clear(self, replica: _Replica) -> None:
+        for blocks in self._pools.values():
+            blocks.clear(replica.number)
+
+    def _begin_lifetime(self, replica: _Replica, lifetime: str, now_s: float) -> None:
+        if replica.lifetime != lifetime:
+            self._clear(replica)
+            replica.lifetime, replica.next_batch, replica.num_lost_batches = lifetime, 0, 0
+            self._set_state(replica, IndexState.EMPTY, now_s)
+
+    @staticmethod
+    def _set_state(replica: _Replica, state: IndexState, now_s: float) -> None:
+        if replica.state is not state:
+            replica.state, replica.since_s = state, now_s
+
+    def _apply(self, replica: _Replica, events: CacheEvents, now_s: float) -> None:
+        """Apply the events of one pool in their order, a run of one kind at a time."""
+        kinds, blocks = events.kinds, self._pool(events.pool)
+        words = words_of_digests(events.digests, len(kinds))
+        breaks = np.flatnonzero(np.diff(kinds)) + 1
+        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(kinds)], strict=True):
+            if begin == end:
+                continue
+            kind, some = CacheEventKind(int(kinds[begin])), slice(begin, end)
+            if kind is CacheEventKind.STORED:
+                blocks.add(words[some], events.groups[some], replica.number)
+            elif kind is CacheEventKind.REMOVED:
+                blocks.remove(words[some], events.groups[some], replica.number)
+            elif kind is CacheEventKind.CLEARED:
+                blocks.clear(replica.number)
+            else:  # the replica's own log was too short
+                self._set_state(replica, IndexState.DEGRADED, now_s)

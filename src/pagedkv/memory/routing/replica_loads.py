@@ -1,0 +1,124 @@
+"""What is outstanding on each replica, as a router knows it: prompts to compute, requests that decode, recent work."""
+
+import math
+from dataclasses import dataclass, field
+from typing import final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["Outstanding", "ReplicaLoad", "ReplicaLoads"]
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A request on its way.
+
+    Args:
+        replica: where it was sent; num_new_tokens: tokens of its prompt that are to be computed there.
+        is_prefilled: whether its first token came.
+    """
+
+    replica: str
+    num_new_tokens: int
+    is_prefilled: bool = False
+
+
+@dataclass(slots=True)
+class ReplicaLoad:
+    """The load of one replica.
+
+    Args:
+        num_prefill_tokens: tokens of prompts that are still to be computed.
+        num_decoding: requests that have their first token and not their last.
+        recent_tokens: computed tokens, each weighing less the older it is.
+        as_of_s: when the weights are right.
+    """
+
+    num_prefill_tokens: int = 0
+    num_decoding: int = 0
+    recent_tokens: float = 0.0
+    as_of_s: float = 0.0
+    requests: set[int] = field(default_factory=set)
+
+
+@final
+class ReplicaLoads:
+    """Loads by replica, and requests by number. A request counts until it ends: every begin needs an end.
+
+    Args:
+        memory_s: seconds after which computed tokens weigh a third.
+    """
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._requests: dict[int, Outstanding] = {}
+
+    def __len__(self) -> int:
+        """Count the outstanding requests."""
+        return len(self._requests)
+
+    def add_replica(self, name: str) -> None:
+        """Add a replica without load."""
+        self._loads[name] = ReplicaLoad()
+
+    def remove_replica(self, name: str) -> tuple[int, ...]:
+        """Remove a replica; return its outstanding requests, which no longer count."""
+        lost = tuple(sorted(self._loads.pop(name).requests))
+        for request in lost:
+            del self._requests[request]
+        return lost
+
+    def load(self, name: str, now_s: float) -> ReplicaLoad:
+        """Return a replica's load now; the caller must not change it."""
+        load = self._loads[name]
+        if now_s > load.as_of_s:
+            load.recent_tokens *= math.exp((load.as_of_s - now_s) / self._memory_s)
+            load.as_of_s = now_s
+        return load
+
+    def load_as_it_is(self, name: str) -> ReplicaLoad:
+        """Return a replica's load as of its ``as_of_s``; the caller must not change it."""
+        return self._loads[name]
+
+    def begin(self, request: int, name: str, num_new_tokens: int, now_s: float) -> None:
+        """Count a request that was sent to a replica. Raises ConfigurationError: it is outstanding already."""
+        if request in self._requests:
+            where = self._requests[request].replica
+            raise ConfigurationError(f"request {request} is outstanding already, on {where!r}")
+        self._requests[request] = Outstanding(name, num_new_tokens)
+        load = self.load(name, now_s)
+        load.requests.add(request)
+        load.num_prefill_tokens += num_new_tokens
+        load.recent_tokens += num_new_tokens
+
+    def prefilled(self, request: int) -> None:
+        """Count a request's prompt as computed; nothing happens for one that is not outstanding."""
+        own = self._requests.get(request)
+        if own is not None and not own.is_prefilled:
+            own.is_prefilled = True
+            load = self._loads[own.replica]
+            load.num_prefill_tokens -= own.num_new_tokens
+            load.num_decoding += 1
+
+    def end(self, request: int) -> None:
+        """Count a request no longer, whatever became of it; nothing happens for one that is not outstanding."""
+        own = self._requests.pop(request, None)
+        if own is None:
+            return
+        load = self._loads[own.replica]
+        load.requests.discard(request)
+        if own.is_prefilled:
+            load.num_decoding -= 1
+        else:
+            load.num_prefill_tokens -= own.num_new_tokens
+
+    def check(self) -> None:
+        """Check that loads are the sums of their requests. Raises AssertionError. O(requests)."""
+        for name, load in self._loads.items():
+            own = [self._requests[request] for request in load.requests]
+            assert all(each.replica == name for each in own)
+            waiting = sum(each.num_new_tokens for each in own if not each.is_prefilled)
+            assert waiting == load.num_prefill_tokens, f"{name}: {waiting} tokens, counted {load.num_prefill_tokens}"
+            assert sum(each.is_prefilled for each in own) == load.num_decoding
+        assert sum(len(load.requests) for load in self._loads.values()) == len(self._requests)

@@ -1,0 +1,215 @@
+"""Routers: which replica serves a request. Each decision is a :class:`~pagedkv.routing.Choice`, with its reason.
+
+The cost of a replica is in tokens of prompts::
+
+    cost = tokens of prompts queued there + lack_weight x tokens of this prompt that it lacks
+         + decode_tokens x decoding requests
+
+What is queued delays this request; what the prompt lacks delays it too, and takes time from all others. So with
+``lack_weight`` 1 the second request of a burst would compute its prefix on an idle replica, since that is as soon as
+behind the first. (Dynamo's router adds the same terms, in blocks; its documentation, release 1.2.)
+
+A replica that has computed more than its share of late, by more than ``most_over_share``, is passed over, whatever it
+has cached: one prefix must not occupy one replica while others are idle.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Literal, TypeAlias, final
+
+import numpy as np
+
+from pagedkv.memory.contract.arguments import as_choice, as_number
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
+from pagedkv.memory.routing.promises import Promises
+from pagedkv.memory.routing.replica_index import ReplicaIndex
+from pagedkv.memory.routing.replica_loads import ReplicaLoads
+
+__all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
+
+Routing: TypeAlias = Literal["prefix", "least-loaded", "round-robin"]
+ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "least-loaded", "round-robin")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """The numbers of a router.
+
+    Args:
+        decode_tokens: tokens of prompts that a decoding request counts as.
+        lack_weight: how often a token counts that a replica would have to compute for the request.
+        most_over_share: a replica is passed over if what it computed of late, with this prompt, is above the mean of
+            all by more than this fraction and by more than ``share_slack_tokens``.
+        share_slack_tokens: so much more than the mean is always allowed.
+        memory_s: seconds after which computed tokens weigh a third.
+        promise_s: promises last for one to two of these periods.
+
+    Raises:
+        ConfigurationError: a number is negative, or a period is 0.
+    """
+
+    decode_tokens: float = 64.0
+    lack_weight: float = 2.0
+    most_over_share: float = 0.1
+    share_slack_tokens: float = 16_384.0
+    memory_s: float = 60.0
+    promise_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("decode_tokens", "lack_weight", "most_over_share", "share_slack_tokens"):
+            if as_number(getattr(self, name), name) < 0:
+                raise ConfigurationError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("memory_s", "promise_s"):
+            if as_number(getattr(self, name), name) <= 0:
+                raise ConfigurationError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """A request and its candidates: its tokens, the mean of what these computed of late, and how many they are."""
+
+    num_tokens: int
+    mean_recent_tokens: float
+    num_candidates: int
+
+
+@final
+class Router:
+    """Routes requests to the replicas of an index.
+
+    Args:
+        index: what replicas have cached; the router adds and removes its replicas.
+        routing: "prefix" by cost; "least-loaded" by the cost of a prompt that no replica has; "round-robin" in turn.
+        rules: the numbers.
+
+    Raises:
+        ConfigurationError: an unknown routing.
+    """
+
+    def __init__(self, index: ReplicaIndex, routing: Routing = "prefix", rules: RoutingRules | None = None) -> None:
+        self.index = index
+        self.rules = rules or RoutingRules()
+        as_choice(routing, ROUTINGS, "routing")
+        self._routing = routing
+        self._loads = ReplicaLoads(self.rules.memory_s)
+        self._promises = Promises(index.cached_groups, self.rules.promise_s)
+        self._turns = count()
+        self.num_by_reason: dict[RoutingReason, int] = dict.fromkeys(RoutingReason, 0)
+        for name in index.names:
+            self._loads.add_replica(name)
+
+    @property
+    def loads(self) -> ReplicaLoads:
+        """What is outstanding."""
+        return self._loads
+
+    def add_replica(self, name: str, now_s: float = 0.0) -> None:
+        """Add a replica. Raises ConfigurationError: it is there already, or there are too many."""
+        self.index.add_replica(name, now_s)
+        self._loads.add_replica(name)
+
+    def remove_replica(self, name: str) -> tuple[int, ...]:
+        """Remove a replica; return the numbers of its outstanding requests, which are to be routed again."""
+        self._promises.clear(self.index.number_of(name))
+        self.index.remove_replica(name)
+        return self._loads.remove_replica(name)
+
+    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool:
+        """Apply a batch of events, as :meth:`ReplicaIndex.apply`; it settles the promises of its blocks."""
+        self._promises.settle(events, self.index.number_of(name))
+        return self.index.apply(name, lifetime, batch, events, now_s)
+
+    def choose(
+        self,
+        request: int,
+        token_ids: TokenIds,
+        now_s: float,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        among: Iterable[str] | None = None,
+    ) -> Choice:
+        """Choose a replica for a request, and count the request as outstanding there until :meth:`ended`.
+
+        Args:
+            request: a number of the caller's.
+            token_ids: the prompt, int32 ``[n]``; keys: its extra keys and salt.
+            now_s: the caller's clock.
+            among: replicas that may be chosen; None: all.
+
+        Raises:
+            ConfigurationError: no replica may be chosen, an unknown one is named, or the request is outstanding.
+
+        Cost: O(tokens + blocks x replicas).
+        """
+        names = self.index.names if among is None else tuple(among)
+        for name in names:
+            self.index.number_of(name)
+        if not names:
+            raise ConfigurationError("no replica can serve: there is none, or none of those that may be chosen")
+        prompt = self.index.hash(token_ids, keys)
+        self._promises.advance(now_s)
+        bits, promised = self.index.look_up(prompt), self._promises.look_up(prompt)
+        confirmed = hits = self.index.hits(prompt, bits)
+        if any(map(np.any, promised)):
+            hits = self.index.hits(prompt, [mine | theirs for mine, theirs in zip(bits, promised, strict=True)])
+        mean = sum(self._loads.load(name, now_s).recent_tokens for name in names) / len(names)
+        sight = _Sight(prompt.num_tokens, mean, len(names))
+        seen = [self._candidate(name, hits[name], confirmed[name], sight) for name in names]
+        chosen, reason = self._decide(seen)
+        self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
+        self._promises.promise(prompt, self.index.number_of(chosen.name))
+        self.num_by_reason[reason] += 1
+        others = tuple(each for each in seen if each.name != chosen.name)
+        return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
+
+    def prefilled(self, request: int) -> None:
+        """Note that a request's first token came."""
+        self._loads.prefilled(request)
+
+    def ended(self, request: int) -> None:
+        """Note that a request ended, whatever became of it."""
+        self._loads.end(request)
+
+    def _candidate(self, name: str, num_hit: int, num_confirmed: int, sight: _Sight) -> Candidate:
+        load = self._loads.load_as_it_is(name)
+        new = sight.num_tokens - num_hit
+        mean = sight.mean_recent_tokens + new / sight.num_candidates
+        most = max(mean * (1 + self.rules.most_over_share), mean + self.rules.share_slack_tokens)
+        counted = num_hit if self._routing == "prefix" else 0
+        lacks = self.rules.lack_weight * (sight.num_tokens - counted)
+        cost = load.num_prefill_tokens + lacks + self.rules.decode_tokens * load.num_decoding
+        return Candidate(
+            name,
+            self.index.state(name),
+            num_hit,
+            num_hit - num_confirmed,
+            load.num_prefill_tokens,
+            load.num_decoding,
+            load.recent_tokens,
+            cost,
+            load.recent_tokens + new > most,
+        )
+
+    def _decide(self, seen: list[Candidate]) -> tuple[Candidate, RoutingReason]:
+        if len(seen) == 1:
+            return seen[0], RoutingReason.ONLY
+        if self._routing == "round-robin":
+            return seen[next(self._turns) % len(seen)], RoutingReason.IN_TURN
+        by_cost = sorted(seen, key=lambda each: (each.cost, each.recent_tokens, each.name))
+        if self._routing == "least-loaded":
+            return by_cost[0], RoutingReason.LEAST_LOADED
+        within = [each for each in by_cost if not each.is_over_share] or by_cost
+        chosen = within[0]
+        most = max(each.num_hit_tokens for each in seen)
+        if chosen is not by_cost[0]:
+            reason = RoutingReason.BALANCE
+        elif not most:
+            reason = RoutingReason.LEAST_LOADED
+        else:
+            reason = RoutingReason.MOST_CACHED if chosen.num_hit_tokens == most else RoutingReason.SHORTER_QUEUE
+        return chosen, reason

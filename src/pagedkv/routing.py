@@ -1,0 +1,29 @@
+"""Which replica of a cluster serves a request, and why. A door: the room is :mod:`pagedkv.memory.routing`."""
+
+from pagedkv.memory.routing import (
+    ROUTINGS,
+    Candidate,
+    Choice,
+    HashedPrompt,
+    IndexState,
+    ReplicaIndex,
+    ReplicaView,
+    Router,
+    Routing,
+    RoutingReason,
+    RoutingRules,
+)
+
+__all__ = [
+    "ROUTINGS",
+    "Candidate",
+    "Choice",
+    "HashedPrompt",
+    "IndexState",
+    "ReplicaIndex",
+    "ReplicaView",
+    "Router",
+    "Routing",
+    "RoutingReason",
+    "RoutingRules",
+]
