@@ -22,7 +22,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import EVICTION_POLICIES
 from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.memory.scheduling import Breakpoint, CacheIntent, SchedulingConfig
-from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation import ServingConfig, SimulatedTier
 from pagedkv.serving.engine import EngineConfig, Intent, PromptLookup, SamplingParams
 from tests.odd_arguments import calls_of, outcome, parameters_of
 
@@ -111,6 +111,16 @@ SERVING: Final[dict[str, object]] = {
     "max_length": None,
     "tenants": None,
     "overlap": False,
+    "tiers": (),
+}
+TIER: Final[dict[str, object]] = {
+    "medium": "disk",
+    "nbytes": 2**30,
+    "bandwidth": 3e9,
+    "latency_s": 0.1,
+    "admission": "always",
+    "loads": "if-faster",
+    "deadline_s": 2.0,
 }
 INTENT: Final[dict[str, object]] = {
     "tenant": None,
@@ -147,6 +157,7 @@ GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
     "SamplingParams": (SamplingParams, SAMPLING),
     "SchedulingConfig": (SchedulingConfig, SCHEDULING),
     "ServingConfig": (ServingConfig, SERVING),
+    "SimulatedTier": (SimulatedTier, TIER),
 }
 
 LARGE: Final = frozenset({"wrapped", "wrapped int64", "int64 + 1"})
@@ -154,6 +165,7 @@ FREE: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "EngineConfig": {"kv_nbytes": LARGE, "seed": LARGE},
     "SamplingParams": {"seed": LARGE},
     "ServingConfig": {"seed": LARGE},
+    "SimulatedTier": {"nbytes": LARGE},
 }
 """Numbers that are not kept as int32."""
 

@@ -10,7 +10,8 @@ import torch
 from benchmarks.device.timing import ASLEEP_CYCLES, Figure, by_graph, elapsed_us, figure
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import CopyTicket, KeyValueShape, KVStorage, Transfers
+from pagedkv.memory.device import KeyValueShape, KVStorage, Transfers
+from pagedkv.memory.tiering import CopyEnd
 
 __all__ = ["move_figures"]
 
@@ -90,7 +91,7 @@ def beside_attention() -> Iterator[Figure]:
     storage.close()
 
 
-def slowed_by(name: str, swap: Callable[[], CopyTicket], bar: float) -> Iterator[Figure]:
+def slowed_by(name: str, swap: Callable[[], CopyEnd], bar: float) -> Iterator[Figure]:
     """Slow-down, in percent, of some 10 ms of decode attention by copies that take longer."""
     keys, values = (torch.randn(64, 8, 8192, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     query = torch.randn(64, 8, 8, 128, device="cuda", dtype=torch.bfloat16)
@@ -108,7 +109,7 @@ def slowed_by(name: str, swap: Callable[[], CopyTicket], bar: float) -> Iterator
     yield figure(f"decode attention slowed by {name}", slower, "%", bar=bar)
 
 
-def _beside(run: Callable[[], object], swap: Callable[[], CopyTicket]) -> float:
+def _beside(run: Callable[[], object], swap: Callable[[], CopyEnd]) -> float:
     """Time work in microseconds while a swap, which begins with it, takes longer than it does."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()

@@ -14,9 +14,8 @@ import torch
 
 from benchmarks.device.moves import MIB, NUM_RUNS, slowed_by, storage_of
 from benchmarks.device.timing import Figure, elapsed_us, figure
-from pagedkv.memory.device import CopyTicket
 from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.serving.engine.tiering.block_bytes import fill
+from pagedkv.memory.tiering import CopyEnd, fill
 from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
 
 NUM_ENTRIES: Final = 64
@@ -51,12 +50,12 @@ def copy_figures() -> Iterator[Figure]:
     split = [[each] for each in blocks.reshape(NUM_ENTRIES, BLOCKS_PER_ENTRY)]
     memory.zero_()
 
-    def load() -> CopyTicket:
+    def load() -> CopyEnd:
         tickets = fill(block_bytes, list(zip(split, parts, strict=True)))
         assert tickets is not None
         return tickets[-1]
 
-    def store() -> CopyTicket:
+    def store() -> CopyEnd:
         stored = block_bytes.read(0, blocks)
         assert stored is not None
         return stored.ticket

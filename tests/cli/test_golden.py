@@ -29,10 +29,31 @@ POOL: Final = (
     "--cost-model",
     "per-token",
 )
+TURNS: Final = FOLDER / "turns.jsonl"
+"""Prompts of whole blocks of 512 tokens, 128 MiB each, that return."""
+TIERS: Final = (
+    "--block-size",
+    "512",
+    "--num-blocks",
+    "8",
+    "--cost-model",
+    "per-token",
+    "--host-memory",
+    "1.25GiB",
+    "--host-bandwidth",
+    "10GB",
+    "--disk",
+    "2GiB",
+    "--disk-bandwidth",
+    "500MB",
+    "--disk-latency",
+    "0.01",
+)
 COMMANDS: Final = {
     "replay-recompute": ("replay", TRACE, *POOL, "--eviction", "lru"),
     "replay-swap": ("replay", TRACE, *POOL, "--eviction", "lru", "--preemption", "swap", "--host-blocks", "20"),
     "replay-beams": ("replay", TRACE, *POOL, "--eviction", "adaptive", "--beams", "2"),
+    "replay-tiers": ("replay", TURNS, *TIERS),
     "curve": ("curve", TRACE, "--capacities", "2,5,9,200"),
 }
 

@@ -11,7 +11,7 @@ from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage
 from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.serving.engine.tiering.block_bytes import fill
+from pagedkv.memory.tiering import fill
 from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace
+from pagedkv import Allocation, BlockSpace, Load
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
@@ -52,6 +52,12 @@ class _Diary(SpaceObserver):
 
     def aborted(self, step: InFlightStep) -> None:
         self.moments.append(("aborted", step.plan.step_id))
+
+    def load_begun(self, load: Load, hit: PrefixHit) -> None:
+        self.moments.append(("load_begun", load.num_tokens, hit.num_tokens))
+
+    def load_ended(self, load: Load) -> None:
+        self.moments.append(("load_ended", load.num_tokens, self._space.num_cached_blocks()))
 
     def advanced(self, now_s: float) -> None:
         self.moments.append(("advanced", now_s))
@@ -113,6 +119,15 @@ def test_rows_that_are_swapped_are_told_both_ways() -> None:
     space.acknowledge(space.plan_step().step_id)
     space.swap_in([row])
     assert swaps.moments == [("leaving", [row]), ("swapped out", [row]), ("returned", [row])]
+
+
+def test_a_load_begins_and_ends() -> None:
+    space, diary = new_space(), _Diary()
+    space.observe(diary)
+    load = space.load(tokens(8), 8)
+    assert isinstance(load, Load)
+    space.finish_load(load)
+    assert diary.moments == [("load_begun", 8, 0), ("load_ended", 8, 2)]
 
 
 def test_what_is_refused_is_no_moment() -> None:

@@ -157,6 +157,15 @@ def test_what_is_read_or_offered_is_not_evicted_and_what_finds_no_room_is_droppe
     assert stored(store, 4, nbytes=201) == [StoreOutcome.NO_ROOM]
 
 
+def test_what_could_be_offered_again_is_evicted_all_the_same() -> None:
+    store = core(cap_nbytes=300)
+    stored(store, 1, 2, 3)
+    for _ in range(5):
+        assert not store.wants(keys(1, 2, 3), 0.0).any()
+    assert stored(store, 4, 5, 6) == [StoreOutcome.STORED] * 3
+    assert store.look_up(keys(1)) == 0
+
+
 def test_entries_are_limited_as_bytes_are() -> None:
     store = core(max_entries=3)
     stored(store, 1, 2, 3)

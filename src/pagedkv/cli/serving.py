@@ -16,6 +16,7 @@ from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
+from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
@@ -73,6 +74,7 @@ class ServingOptions:
     max_length: opt.MaxLength = None
     load: opt.Load = 1.0
     seed: opt.Seed = 0
+    tier: TierOptions = TierOptions()  # noqa: RUF009 - a value: frozen
     trace: TimedTraceOptions = TimedTraceOptions()  # noqa: RUF009 - a value: frozen
 
     def configuration(self, mean_tokens: float = TYPICAL_TOKENS, longest: int = 0) -> tuple[ServingConfig, CostModel]:
@@ -109,6 +111,7 @@ class ServingOptions:
             load=self.load,
             seed=self.seed,
             max_length=self.max_length if self.max_length or model is None else model.max_context,
+            tiers=self.tier.tiers(1 if self.gpu is None else parse_gpu(self.gpu)[0]),
         )
         if self.host_blocks and self.preemption != "swap":
             raise ConfigurationError(

@@ -6,6 +6,7 @@ from typing import Final
 from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
+from pagedkv.cli.tier_tables import print_tiers
 from pagedkv.planner.models.memory import GIB
 from pagedkv.planner.simulation import ServingResult
 from pagedkv.planner.simulation.meters.misses import MISS_LABELS
@@ -39,6 +40,7 @@ def print_served(title: str, served: ServedTrace) -> None:
     _print_pools(result)
     _print_evictions(result)
     _print_misses(result)
+    print_tiers(result)
     _print_latencies(served)
     _print_waste(result)
     print_parts(served.parts)

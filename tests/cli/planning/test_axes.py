@@ -1,12 +1,16 @@
 """What is swept: the settings that follow from lists as typed."""
 
+from typing import Any
+
 import pytest
 
 from pagedkv.cli.planning.axes import PlanAxes
+from pagedkv.cli.tier_options import TierRates
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation import ServingConfig, SimulatedTier
 
 MEAN, LONGEST = 2000.0, 8000
+HOST = "host memory 64GiB"
 
 
 def configs(axes: PlanAxes) -> list[ServingConfig]:
@@ -67,3 +71,35 @@ def test_bounds_are_held_against_the_fastest_hardware() -> None:
     assert PlanAxes("llama-3.1-8b", gpus="l4,h100", tpot_s=0.02).points(MEAN, LONGEST, has_content=True)
     with pytest.raises(ConfigurationError, match=r"`tpot_s=0\.001` cannot be met: by the cost model llama-3\.1-8b"):
         PlanAxes("llama-3.1-8b", gpus="l4,h100", tpot_s=0.001).points(MEAN, LONGEST, has_content=True)
+
+
+def test_tiers_are_axes() -> None:
+    axes = PlanAxes(
+        "llama-3.1-8b",
+        memory="8,4",
+        block_sizes="16",
+        evictions="lru",
+        host_memory="0, 64GiB",
+        disk="1TB",
+        admissions="always,second-offer",
+        rates=TierRates(disk_bandwidth="2GB"),
+        loads="1",
+    )
+    points = axes.points(MEAN, LONGEST, has_content=True)
+    assert len(points) == 2 * 2 * 2
+    assert [each.choices.get("host memory") for each in points[:3]] == ["no host memory", "no host memory", HOST]
+    assert points[0].choices["admission"] == "always"
+    assert "disk" not in points[0].choices
+    assert points[0].point.config.tiers == (SimulatedTier("disk", 10**12, 2e9, 1e-4),)
+    assert [each.medium for each in points[3].point.config.tiers] == ["host", "disk"]
+    assert {each.admission for each in points[3].point.config.tiers} == {"second-offer"}
+    assert points[0].point.as_dict() != points[1].point.as_dict()  # they are stored apart
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("host_memory", "64,64"), ("disk", "much"), ("admissions", "always,never")]
+)
+def test_a_list_of_tiers_out_of_range_is_refused(option: str, text: str) -> None:
+    given: dict[str, Any] = {"disk": "1TB", option: text}
+    with pytest.raises(ConfigurationError):
+        PlanAxes("llama-3.1-8b", memory="8", loads="1", **given).points(MEAN, LONGEST, has_content=True)

@@ -70,6 +70,8 @@ def plan(
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --ttft 1 --tpot 0.05 --price h100=2.5
 
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --host-memory 0,64GiB,256GiB --eviction lru --load 1
+
     pagedkv plan team-a.jsonl team-b.jsonl --model llama-3.1-8b --gpu h100 --isolate --window 09:00-18:00
 
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -

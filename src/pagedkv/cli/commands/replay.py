@@ -16,6 +16,7 @@ from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_numbers, print_warnings
+from pagedkv.cli.tier_options import TierOptions
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.serving.model_folder import require_folder
@@ -23,6 +24,7 @@ from pagedkv.serving.model_folder import require_folder
 __all__ = ["replay"]
 
 ENGINE: Final = "Engine"
+NO_TIERS: Final = TierOptions()
 ENGINE_NUM_TOKENS: Final = 2**16
 """Tokens of an engine's pools without --num-blocks: 64 MB for the demonstration's model."""
 
@@ -62,6 +64,8 @@ def replay(
     pagedkv replay trace.jsonl.gz --model llama-3.1-8b --gpu h100 --eviction lru
 
     pagedkv replay requests.csv.gz --num-blocks 20000 --preemption swap --host-blocks 50000 --json result.json
+
+    pagedkv replay trace.jsonl.gz --model llama-3.1-8b --gpu h100 --host-memory 64GiB --disk 1TB
 
     pagedkv replay trace.jsonl --engine --limit 200 --num-blocks 2000
 
@@ -106,6 +110,10 @@ def _own_model(options: ServingOptions) -> ServingOptions:
         raise ConfigurationError(
             "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
             "--beams; name its model by --model-path"
+        )
+    if options.tier != NO_TIERS:
+        raise ConfigurationError(
+            "--engine serves without tiers here: leave out --host-memory, --disk and their options"
         )
     if options.num_blocks is not None:
         return options

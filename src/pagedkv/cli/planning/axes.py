@@ -15,6 +15,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.planning.prices import parse_prices
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
+from pagedkv.cli.tier_options import TierOptions, TierRates, parse_size
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.whose_seconds import origin_of
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -34,6 +35,7 @@ MOST_POINTS: Final = 1000
 BY_NEED: Final = "need"
 MOST_OF_MEMORY: Final = 0.98
 GOALS: Final = "Goals"
+SIZED_TIERS: Final = ("host memory", "disk")
 
 _T = TypeVar("_T")
 
@@ -95,6 +97,20 @@ class PlanAxes:
     max_batched_tokens: Annotated[
         str, typer.Option(metavar="N,...", help="Tokens that a step computes.", rich_help_panel=AXES)
     ] = "8192"
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,...", help="Host memory that keeps cached blocks: 0,64GiB.", rich_help_panel=AXES),
+    ] = None
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE,...", help="Disk that keeps cached blocks: 0,1TB.", rich_help_panel=AXES),
+    ] = None
+    admissions: Annotated[
+        str | None,
+        typer.Option(
+            "--admission", metavar="RULE,...", help="Of these two: always,second-offer.", rich_help_panel=AXES
+        ),
+    ] = None
     loads: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +152,7 @@ class PlanAxes:
     ] = 50.0
     kv_dtype: opt.KvDtype = None
     cost_model: opt.CostModelName = None
+    rates: TierRates = TierRates()  # noqa: RUF009 - a value: frozen
     trace: SeveralTimedTracesOptions = SeveralTimedTracesOptions()  # noqa: RUF009 - a value: frozen
 
     @property
@@ -221,6 +238,12 @@ class PlanAxes:
         axes["split"] = list(_listed("--split", self.splits, _split))
         axes["sequences"] = list(_listed("--max-sequences", self.max_sequences, int))
         axes["tokens a step"] = list(_listed("--max-batched-tokens", self.max_batched_tokens, int))
+        if self.host_memory is not None:
+            axes["host memory"] = list(_listed("--host-memory", self.host_memory, _size("--host-memory")))
+        if self.disk is not None:
+            axes["disk"] = list(_listed("--disk", self.disk, _size("--disk")))
+        if self.admissions is not None:
+            axes["admission"] = list(_listed("--admission", self.admissions, str))
         return axes
 
     def _gpus(self, text: str) -> Iterator[str]:
@@ -249,6 +272,12 @@ class PlanAxes:
             max_sequences=int(_number(setting["sequences"])),
             max_batched_tokens=int(_number(setting["tokens a step"])),
             load=load,
+            tier=TierOptions(
+                host_memory=_text(setting.get("host memory")),
+                disk=_text(setting.get("disk")),
+                admission=_text(setting.get("admission")),
+                rates=self.rates,
+            ),
             trace=self.trace,
         )
         config, costs = options.configuration(mean, longest)
@@ -301,6 +330,20 @@ def _load(text: str) -> float:
     return value
 
 
+def _size(option: str) -> Callable[[str], str]:
+    """Return a reader of sizes, which stay as typed."""
+
+    def read(text: str) -> str:
+        parse_size(text, option)
+        return text
+
+    return read
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 def _split(text: str) -> str:
     return text if text == BY_NEED else f"{_positive(text):g}"
 
@@ -323,8 +366,10 @@ def _fits(model: ModelMemory, gpu: Gpu, number: int) -> bool:
 
 def _named(axis: str, value: object) -> str:
     """Return the name of a choice, clear without its axis."""
+    if axis in SIZED_TIERS:
+        return f"no {axis}" if value == "0" else f"{axis} {value}"
     match axis:
-        case "gpu" | "policy":
+        case "gpu" | "policy" | "admission":
             return str(value)
         case "memory":
             return f"{value:g} GiB"
@@ -332,10 +377,8 @@ def _named(axis: str, value: object) -> str:
             return f"block {value}"
         case "split":
             return "split by need" if value == BY_NEED else f"full attention x{value}"
-        case "sequences":
-            return f"{value:,} sequences"
         case _:
-            return f"{value:,} tokens a step"
+            return f"{value:,} {axis}"
 
 
 def _split_by(config: ServingConfig, split: object) -> ServingConfig:

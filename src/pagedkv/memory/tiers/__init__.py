@@ -10,7 +10,7 @@ which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, `
 model and no engine.
 """
 
-from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
+from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.chain import RunChain
@@ -29,12 +29,15 @@ from pagedkv.memory.tiers.frame import (
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
+from pagedkv.memory.tiers.keys import KEY_NBYTES
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.specs import (
+    Admission,
     BodyTier,
     FolderTier,
     HostTier,
+    LoadRule,
     ObjectTier,
     RedisTier,
     Tier,
@@ -45,9 +48,13 @@ from pagedkv.memory.tiers.statistics import StoreStatistics
 from pagedkv.memory.tiers.store import Load, LoadedRuns, TierStore
 
 __all__ = [
+    "KEY_NBYTES",
+    "Action",
+    "Admission",
     "Body",
     "BodyTier",
     "BreakerState",
+    "Delete",
     "FolderBody",
     "FolderTier",
     "GroupLayout",
@@ -57,11 +64,14 @@ __all__ = [
     "Identity",
     "Load",
     "LoadEnd",
+    "LoadRule",
+    "Loaded",
     "LoadedRuns",
     "ModelIdentity",
     "ObjectBody",
     "ObjectTier",
     "OpenFrame",
+    "Read",
     "RedisBody",
     "RedisTier",
     "Refusal",
@@ -74,6 +84,7 @@ __all__ = [
     "StoreStatistics",
     "Tier",
     "TierStore",
+    "Write",
     "frame_nbytes",
     "frames_of",
     "open_frame",

@@ -107,6 +107,7 @@ class Offers:
         entries, _ = self._index.look_up(words)
         is_there = np.asarray(entries != NO_ENTRY)
         self._index.use(entries[is_there])
+        self._index.let_go_chain(entries[is_there])
         admitted = self._admit(words)
         outcomes = (
             self._outcome_at_once(key, 0, being_written, is_there=there, is_admitted=may)

@@ -29,6 +29,7 @@ from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 
 __all__ = [
+    "Admission",
     "BodyTier",
     "FolderTier",
     "HostTier",

@@ -7,6 +7,7 @@ from pagedkv.planner.report.documents import AgeHistogram, Misses, Pool, ReportR
 from pagedkv.planner.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes, read_out
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
 from pagedkv.planner.report.number_text import COUNT, RATIO, edge
+from pagedkv.planner.report.tier_tables import tier_tables
 
 __all__ = ["age_section"]
 
@@ -34,6 +35,7 @@ def age_section(run: ReportRun) -> Section:
     if "misses" in run.replay:
         sentences.append(_missed(run.replay["misses"]))
         tables.append(_miss_table(run.replay["misses"]))
+    tables += tier_tables(run)
     return Section("ages", SECTIONS["ages"], tuple(sentences), tuple(plots), tuple(tables))
 
 

@@ -147,6 +147,8 @@ TABLES: Final = MappingProxyType(
         "ages": "Blocks by seconds since their last release",
         "curve": "Hit ratio by block at each measured capacity, and the gaps to the ideal",
         "settings": "Settings",
+        "tier_hits": "Prompt tokens that hit at first admission, by the medium that had them",
+        "tiers": "Each tier: loads, those that computing was predicted to beat, and GiB written, read and kept",
     }
 )
 

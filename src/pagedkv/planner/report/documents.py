@@ -19,6 +19,7 @@ __all__ = [
     "Hits",
     "Latency",
     "Level",
+    "MediumHits",
     "Misses",
     "Percentiles",
     "Pool",
@@ -30,6 +31,8 @@ __all__ = [
     "Seconds",
     "Sharing",
     "Steps",
+    "TierCounts",
+    "Tiers",
     "Timeline",
     "Waste",
     "knows_content",
@@ -189,6 +192,32 @@ class Seconds(TypedDict):
     p90: float | None
 
 
+class MediumHits(TypedDict):
+    """Hit tokens of first admissions that one medium brought, and their share of the prompt tokens."""
+
+    num_tokens: int
+    share: float
+
+
+class TierCounts(TypedDict):
+    """One tier: its loads, those that computing was predicted to beat, and its bytes."""
+
+    num_loads: int
+    num_loaded_tokens: int
+    mean_load_s: float | None
+    num_computed_instead: int
+    read_nbytes: int
+    written_nbytes: int
+    nbytes: int
+
+
+class Tiers(TypedDict):
+    """Tiers below the device: hits by medium, the device's included, and the counts of each tier."""
+
+    hits: dict[str, MediumHits]
+    media: dict[str, TierCounts]
+
+
 class Replay(TypedDict):
     """The document of ``pagedkv replay --json``. Older documents lack the optional fields."""
 
@@ -212,6 +241,7 @@ class Replay(TypedDict):
     by_window: NotRequired[list[dict[str, Any]]]
     busiest_window: NotRequired[str]
     quietest_window: NotRequired[str]
+    tiers: NotRequired[Tiers]
 
 
 class Gaps(TypedDict):

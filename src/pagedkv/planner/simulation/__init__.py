@@ -14,6 +14,7 @@ In the order in which data flows::
     meters            measurements: waste, ages, latencies, sharing, time series
     result            ServingResult: all figures
     queue_file        QueueFile: requests far back in the queue, in a file
+    tiers             SimulatedTiers: tiers below the device, by the store core that serves
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock with all meters
     cluster           VirtualCluster: several clocks behind the router that serves
@@ -25,5 +26,6 @@ docs/replay.md describes a step exactly.
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.result import ServingResult
 from pagedkv.planner.simulation.server import VirtualServer, compile_loops
+from pagedkv.planner.simulation.tiers import SimulatedTier
 
-__all__ = ["ServingConfig", "ServingResult", "VirtualServer", "compile_loops"]
+__all__ = ["ServingConfig", "ServingResult", "SimulatedTier", "VirtualServer", "compile_loops"]

@@ -10,6 +10,8 @@ from pagedkv.memory.contract.space_config import DEFAULT_EVICTION, SpaceConfig, 
 from pagedkv.memory.contract.spec import FullAttention, GroupSpec, keeps_state
 from pagedkv.memory.pool import policy_named
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
+from pagedkv.planner.simulation.tiers import SimulatedTier
+from pagedkv.planner.simulation.tiers.config import TOKEN_NBYTES, require_distinct
 
 __all__ = ["ServingConfig"]
 
@@ -47,6 +49,7 @@ class ServingConfig:
             unnamed tenant. None: tenants are not distinguished.
         overlap: whether each step is scheduled while the previous one runs, with tokens that are not known yet. Beams
             skip every second step. Seconds of a step stay those of the cost model.
+        tiers: tiers below the device, the fastest first; those of no size are left out.
         max_length: tokens of a reservation of the maximum length; None: the longest of the trace.
 
     Raises:
@@ -72,6 +75,7 @@ class ServingConfig:
     max_length: int | None = None
     tenants: Mapping[str, TenantLimits] | None = None
     overlap: bool = False
+    tiers: tuple[SimulatedTier, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the values that the block space does not check."""
@@ -86,6 +90,7 @@ class ServingConfig:
         for name in ("model", "cost_model_name"):
             _require(isinstance(getattr(self, name), str | None), f"{name} must be text, got {getattr(self, name)!r}")
         self._check_branching()
+        require_distinct(self.tiers)
         has_host = any(self.space_config().host_blocks_by_pool().values())
         _require(
             has_host or self.preemption != "swap",
@@ -135,6 +140,11 @@ class ServingConfig:
             for group in self.group_specs
         }
 
+    @property
+    def entry_block_nbytes(self) -> list[int]:
+        """Bytes of a block of each group in a tier; where they are not known, those of tokens of 256 KiB."""
+        return [self.block_nbytes.get(group.pool, TOKEN_NBYTES * group.block_size) for group in self.group_specs]
+
     def scheduling_config(self) -> SchedulingConfig:
         """Configure the scheduler."""
         return SchedulingConfig(self.max_sequences, self.max_batched_tokens, self.preemption, overlap=self.overlap)
@@ -169,7 +179,7 @@ class ServingConfig:
         return replace(config, max_tokens=min(longest, LONGEST_SEQUENCE))
 
     def as_dict(self) -> dict[str, object]:
-        """Return the configuration for JSON; tenants and overlap only if they are set."""
+        """Return the configuration for JSON; tenants, overlap and tiers only if they are set."""
         tenants = {name: {"cap": limits.cap, "floor": limits.floor} for name, limits in (self.tenants or {}).items()}
         return {
             "num_blocks": _plain(self.num_blocks),
@@ -188,6 +198,7 @@ class ServingConfig:
             "cost_model_name": self.cost_model_name,
             **({"tenants": tenants} if tenants else {}),
             **({"overlap": True} if self.overlap else {}),
+            **({"tiers": {each.medium: each.as_dict() for each in self.tiers}} if self.tiers else {}),
         }
 
 

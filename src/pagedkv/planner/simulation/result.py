@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagedkv.planner.simulation.meters.meters import COUNTS, LEVELS, POOL_LEVELS, Meters
+from pagedkv.planner.simulation.tiers import SimulatedTiers, tier_figures
 
 __all__ = ["ServingResult", "sum_up"]
 
@@ -22,6 +23,7 @@ class ServingResult:
         requests, hits, misses, steps, waste, preemptions, sharing, latency: counts and means.
         pools: by pool, its blocks over time, and hits and evictions by age.
         timeline: levels and counts over time, in at most 512 intervals.
+        tiers: hits by medium, and the counts of each tier; None without tiers.
     """
 
     config: Mapping[str, Any]
@@ -35,14 +37,19 @@ class ServingResult:
     latency: Mapping[str, Any]
     pools: Mapping[str, Mapping[str, Any]]
     timeline: Mapping[str, Any]
+    tiers: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON, by section."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: section for name in self.__slots__ if (section := getattr(self, name)) is not None}
 
 
 def sum_up(
-    meters: Meters, config: Mapping[str, Any], virtual_s: float, block_nbytes: Mapping[str, int]
+    meters: Meters,
+    config: Mapping[str, Any],
+    virtual_s: float,
+    block_nbytes: Mapping[str, int],
+    tiers: SimulatedTiers | None = None,
 ) -> ServingResult:
     """Make the result from the meters.
 
@@ -51,6 +58,7 @@ def sum_up(
         config: the configuration, for JSON.
         virtual_s: seconds from the start of the trace to now.
         block_nbytes: bytes of a block of each pool, where they are known.
+        tiers: the tiers; None: there are none.
     """
     return ServingResult(
         config=config,
@@ -91,6 +99,7 @@ def sum_up(
         latency=meters.latencies.as_dict(),
         pools={pool: _pool(meters, pool, virtual_s, block_nbytes.get(pool)) for pool in meters.occupancy},
         timeline=_timeline(meters),
+        tiers=None if tiers is None else tier_figures(tiers, meters.num_hit_tokens, meters.num_prompt_tokens),
     )
 
 

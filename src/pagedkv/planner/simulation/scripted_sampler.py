@@ -56,6 +56,12 @@ class ScriptedSampler:
         if self._parents is not None:
             self._parents.forget(request)
 
+    def answers(self, request: Request) -> list[Int32Array]:
+        """Return all tokens that each sequence of a request generates; before :meth:`forget`. Empty without any."""
+        if not request.max_new_tokens:
+            return []
+        return np.split(self._next_tokens(request, 0, request.max_new_tokens), request.num_sequences)
+
     def sample(self, batch: Batch) -> Int32Array:
         """Return the tokens that follow a batch: int32 ``[batch.num_samples]``."""
         decoded = self._next_decoded(batch.decoding) if batch.decoding is not None else batch.decoded_token_ids

@@ -77,13 +77,15 @@ class VirtualServer(VirtualClock):
         return () if self._log is None else parts_of(self._log, Bounds(), division, self._config.load)
 
     def check(self) -> None:
-        """Check every invariant of the block space. Raises AssertionError. O(blocks + table entries)."""
+        """Check every invariant of the block space and of the tiers. Raises AssertionError. O(blocks + entries)."""
         self._space.check()
+        if self._tiers is not None:
+            self._tiers.check()
 
     def result(self) -> ServingResult:
         """Sum up the replay so far. Changes nothing."""
         config = {**self._config.as_dict(), "cost_model": dict(self._costs.as_dict())}
-        return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes)
+        return sum_up(self._all_meters, config, self._now_s, self._config.block_nbytes, self._tiers)
 
 
 def compile_loops(eviction: str = DEFAULT_EVICTION) -> None:

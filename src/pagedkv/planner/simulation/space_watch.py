@@ -1,5 +1,6 @@
 """SpaceWatch: records the history of a replay's blocks, and why each admitted prompt missed."""
 
+from pagedkv.memory.contract.answers import Load
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.space import InFlightStep, ObservedSpace, PrefixHit, SpaceObserver
@@ -21,6 +22,7 @@ class SpaceWatch(SpaceObserver):
         self.now_s = 0.0
         self._misses: list[tuple[Miss, ...]] = []
         self._leaving: dict[str, list[Int32Array]] = {}
+        self._loads: dict[Load, dict[str, list[Int32Array]]] = {}
 
     def begin(self, space: ObservedSpace) -> None:
         """Start to observe a space."""
@@ -61,6 +63,15 @@ class SpaceWatch(SpaceObserver):
     def swapped_out(self, batch: Int32Array) -> None:  # noqa: ARG002 - as in SpaceObserver
         """Record which of their blocks on the device are no longer referenced."""
         self.history.released(self._leaving, self.now_s)
+
+    def load_begun(self, load: Load, hit: PrefixHit) -> None:
+        """Remember the blocks of a load, and record the evictions for its new ones."""
+        self._loads[load] = self.history.blocks_of_load(hit.block_ids, load.block_ids)
+        self.history.note_events(self.now_s)
+
+    def load_ended(self, load: Load) -> None:
+        """Record which of a load's blocks are no longer referenced."""
+        self.history.released(self._loads.pop(load), self.now_s)
 
     def acknowledging(self, step: InFlightStep) -> None:
         """Remember the blocks that windows may release."""

@@ -11,10 +11,12 @@ If steps overlap, a step is scheduled when the previous one begins, and begins w
     finished                   1              2
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from pagedkv.memory import scheduling
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TraceError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.scheduling import Batch, Progress
@@ -25,6 +27,7 @@ from pagedkv.planner.simulation.queue_file import QueueFile
 from pagedkv.planner.simulation.running_rows import RunningRows, rows_of
 from pagedkv.planner.simulation.scripted_sampler import ScriptedSampler
 from pagedkv.planner.simulation.step_work import StepWork, work_of
+from pagedkv.planner.simulation.tiers import SimulatedTiers
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 
@@ -96,7 +99,8 @@ class VirtualClock:
         self._tokens_per_block = config.tokens_per_block
         self._space = space
         self._meters = meters
-        self._scheduler = scheduling.Scheduler(config.scheduling_config(), space)
+        self._tiers = self._open_tiers()
+        self._scheduler = scheduling.Scheduler(config.scheduling_config(), space, self._tiers)
         self._sampler = ScriptedSampler(config.seed, has_beams=config.beam_width is not None)
         self._rows = rows_of([])
         self._num_changes = 0
@@ -110,6 +114,18 @@ class VirtualClock:
         self._intents: dict[str | None, scheduling.CacheIntent] = {
             name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
         }
+
+    def _open_tiers(self) -> SimulatedTiers | None:
+        """Open the tiers of the configuration; None: there are none."""
+        tiers = [each for each in self._config.tiers if each.nbytes]
+        if not tiers:
+            return None
+        nbytes = self._config.entry_block_nbytes
+        return SimulatedTiers(tiers, self._space, nbytes, self._loaded)
+
+    def _loaded(self, request: scheduling.Request) -> None:
+        """Let a request whose load has ended wait for its admission."""
+        self._scheduler.loaded(request)
 
     @property
     def now_s(self) -> float:
@@ -194,7 +210,7 @@ class VirtualClock:
         """Run the next step if it begins before ``before_s``, in seconds; return whether a step was run."""
         if self.is_idle or self._now_s >= before_s:
             return False
-        self._run_step()
+        self._run_step(before_s)
         return True
 
     @property
@@ -205,25 +221,32 @@ class VirtualClock:
     def _run_until(self, end_s: float) -> None:
         """Run the steps that begin before ``end_s``."""
         while self._now_s < end_s and not self.is_idle:
-            self._run_step()
+            self._run_step(end_s)
 
-    def _run_step(self) -> None:
+    def _run_step(self, before_s: float) -> None:
+        """Run a step; where all that could be computed waits for loads, wait for one, until ``before_s`` at most."""
         if self._config.overlap:
-            self._run_overlapped()
+            self._run_overlapped(before_s)
             return
         batch, work, step_s = self._schedule()
+        if self._waits_for_load(work):
+            self._finish_step(batch, 0.0)
+            self._await_load(before_s)
+            return
         self._meters.planned(batch, self._running_rows(), work)
         self._hold(step_s)
         self._meters.stepped(step_s)
         self._now_s += step_s
-        self._finish_step(batch)
+        self._finish_step(batch, step_s)
 
-    def _run_overlapped(self) -> None:
+    def _run_overlapped(self, before_s: float) -> None:
         """Schedule the next step, then end the running one."""
         before, self._flight = self._flight, None
+        waits = False
         if not self._scheduler.is_idle:
             batch, work, step_s = self._schedule()
             self._flight = batch, 0.0
+            waits = self._waits_for_load(work)
             if work.num_new_tokens or work.num_swapped_tokens:  # else nothing could be scheduled without tokens
                 self._meters.planned(batch, self._running_rows(), work)
                 self._meters.stepped(step_s)
@@ -232,28 +255,57 @@ class VirtualClock:
             batch, step_s = before
             self._hold(step_s)
             self._now_s += step_s
-            self._finish_step(batch)
+            self._finish_step(batch, step_s)
+            waits = waits and not step_s
+        if waits:
+            self._await_load(before_s)
+
+    def _waits_for_load(self, work: StepWork) -> bool:
+        """Whether a step has nothing to do while prefixes are loaded."""
+        has_loads = self._tiers is not None and self._tiers.num_loads > 0
+        return has_loads and not (work.num_new_tokens or work.num_swapped_tokens)
+
+    def _await_load(self, before_s: float) -> None:
+        """Let time pass until something happens in a tier, or until ``before_s``."""
+        assert self._tiers is not None, "loads without tiers"
+        event_s = self._tiers.next_event_s(self._now_s)
+        assert event_s is not None, "a load that nothing ends"
+        until_s = max(self._now_s, min(event_s, before_s))
+        self._hold(until_s - self._now_s)
+        self._now_s = until_s
 
     def _schedule(self) -> tuple[Batch, StepWork, float]:
         """Schedule a step; return it, its work, and its seconds."""
         self._space.advance(self._now_s)
+        if self._tiers is not None:
+            self._tiers.before_step(self._now_s, is_alone=not self._scheduler.running)
         batch = self._scheduler.schedule()
         self._meters.scheduled(batch, self._now_s)
+        if self._tiers is not None:
+            for admission in batch.admitted:
+                self._tiers.admitted(admission.request, admission.num_hit_tokens)
         for preempted in batch.preempted:
             if preempted.kind == "recompute":
                 self._sampler.forget(preempted.request)
         work = work_of(batch.plan, self._tokens_per_block)
         return batch, work, self._step_s(work)
 
-    def _finish_step(self, batch: scheduling.Batch) -> None:
+    def _finish_step(self, batch: scheduling.Batch, step_s: float) -> None:
         self._space.advance(self._now_s)
         token_ids, parents = self._sampler.sample(batch), self._sampler.parents(batch)
         progress = self._scheduler.finish(batch, token_ids, parents=parents)
         self._meters.progressed(progress, self._now_s)
+        if self._tiers is not None:
+            self._tiers.progressed(batch, progress, self._answers, self._now_s)
+            self._tiers.after_step(batch, step_s)
         for request in (*progress.finished, *batch.rejected):
             self._sampler.forget(request)
         while len(self._queue_file) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
             self._call_up(num_more)
+
+    def _answers(self, request: scheduling.Request) -> Sequence[Int32Array]:
+        """Return what each sequence of a finished request has generated; beams are not offered to tiers."""
+        return [] if self._config.beam_width is not None else self._sampler.answers(request)
 
     def _step_s(self, work: StepWork) -> float:
         seconds = self._costs.step_s(

@@ -124,6 +124,13 @@ class BlockHistory:
             )
         return held
 
+    def blocks_of_load(self, hits: Sequence[Int32Array], new: Sequence[Int32Array]) -> dict[str, list[Int32Array]]:
+        """Collect the block ids that a load holds, by pool: those of its hit, and those behind it, group by group."""
+        held: dict[str, list[Int32Array]] = {}
+        for (_, spec), found, taken in zip(self._groups, hits, new, strict=True):
+            held.setdefault(spec.pool, []).extend((found, taken))
+        return held
+
     def _note_released(self, held: dict[str, list[Int32Array]], now_s: float) -> None:
         for pool, block_ids in held.items():
             known = np.concatenate(block_ids)

@@ -27,17 +27,22 @@ from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiering import (
+    ComputeRate,
+    EntryLayout,
+    RequestLoads,
+    TierCause,
+    TierLoads,
+    TierNote,
+    TierOffers,
+    TierStatistics,
+)
 from pagedkv.memory.tiers import Identity, Tier
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
-from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
 from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
-from pagedkv.serving.engine.tiering.rates import ComputeRate
-from pagedkv.serving.engine.tiering.tier_loads import RequestLoads, TierLoads
 from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
-from pagedkv.serving.engine.tiering.tier_offers import TierOffers
-from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierNote, TierStatistics
 
 __all__ = ["EngineTiers"]
 
@@ -171,15 +176,8 @@ class EngineTiers:
     def admitted(self, request: Request, num_hit_tokens: int) -> None:
         """Count how many tokens of a request's hit a tier has brought for it."""
         own = self._records.get(request)
-        if own is None:
-            return
-        for tier, start, end in own.brought:
-            used = min(end, num_hit_tokens) - start
-            if used > 0:
-                tier.num_hit_tokens += used
-                own.num_hit_tokens[tier.spec.medium] = own.num_hit_tokens.get(tier.spec.medium, 0) + used
-        own.brought.clear()
-        own.num_asks = 0
+        if own is not None:
+            own.admitted(num_hit_tokens)
 
     def notes(self, request: Request) -> tuple[TierNote, ...]:
         """What became of what tiers had for a request."""

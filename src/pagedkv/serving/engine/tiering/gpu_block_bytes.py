@@ -19,7 +19,8 @@ import torch
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.device import CopyTicket, KVStorage, PinnedArena, copy_batch
-from pagedkv.serving.engine.tiering.block_bytes import HostBlocks, Rows, block_nbytes
+from pagedkv.memory.tiering import CopyEnd, HostBlocks, Rows
+from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 
 __all__ = ["GpuBlockBytes"]
 
@@ -29,7 +30,7 @@ WORDS: Final = ((16, torch.complex128), (8, torch.int64), (4, torch.int32), (2, 
 
 @final
 class GpuBlockBytes:
-    """Copies on a GPU. See :class:`~pagedkv.serving.engine.tiering.block_bytes.BlockBytes`.
+    """Copies on a GPU. See :class:`~pagedkv.memory.tiering.block_bytes.BlockBytes`.
 
     Args:
         storage: its pools are block-major, as the engine's are.
@@ -42,6 +43,7 @@ class GpuBlockBytes:
 
     read_nbytes_a_step = 64 * 2**20
     read_nbytes_a_second = 16 * 2**30
+    read_nbytes_at_once = 64 * 2**20
     filled_nbytes_a_step: int | None = None
     filled_nbytes_at_once = 256 * 2**20
 
@@ -89,7 +91,7 @@ class GpuBlockBytes:
         sizes = np.full(len(block_ids), nbytes, np.int64)
         return self._copied(self.in_stream, blocks, np.concatenate(places), sizes, "of a tier", pinned)
 
-    def let_steps_wait(self, ticket: CopyTicket) -> None:
+    def let_steps_wait(self, ticket: CopyEnd) -> None:
         """Order all steps from now on behind a copy, on the device."""
         if ticket.event is not None:
             torch.cuda.current_stream(self._device).wait_event(ticket.event)

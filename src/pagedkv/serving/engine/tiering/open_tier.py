@@ -1,11 +1,10 @@
 """One tier of an engine: what its user wrote, its store, and what was counted of it."""
 
 import logging
-from collections import Counter
 from typing import Final, final
 
+from pagedkv.memory.tiering import ServedTier
 from pagedkv.memory.tiers import HostMemory, Identity, Tier, TierStore
-from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierStatistics
 
 __all__ = ["LOG", "OpenTier"]
 
@@ -13,7 +12,7 @@ LOG: Final = logging.getLogger("pagedkv.tiers")
 
 
 @final
-class OpenTier:
+class OpenTier(ServedTier):
     """A tier and its counts. The driving thread changes it.
 
     Args:
@@ -29,17 +28,13 @@ class OpenTier:
         ConfigurationError: the medium does not answer; the message states what was tried.
     """
 
+    store: TierStore
+
     def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int, memory: HostMemory | None = None) -> None:
         self.spec = spec
         self._memory = memory
         self._config = spec.store_config(entry_nbytes)
-        self.store = self._opened(identity)
-        self.num_loads = 0
-        self.num_loaded_tokens = 0
-        self.num_hit_tokens = 0
-        self.num_offered_runs = 0
-        self.num_refused_loads = 0
-        self.not_loaded: Counter[TierCause] = Counter()
+        super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
         self._was_out = False
 
     def _opened(self, identity: Identity) -> TierStore:
@@ -49,11 +44,6 @@ class OpenTier:
         except BaseException:
             body.close()
             raise
-
-    @property
-    def name(self) -> str:
-        """The medium and where it is."""
-        return self.spec.name
 
     def renew(self, identity: Identity) -> None:
         """Exchange the store for one of another identity. Raises ConfigurationError; the old one is closed anyway."""
@@ -71,16 +61,3 @@ class OpenTier:
                 )
             else:
                 LOG.warning("tier %s is in service again", self.name)
-
-    def statistics(self) -> TierStatistics:
-        """Take a snapshot."""
-        return TierStatistics(
-            self.name,
-            self.spec.medium,
-            self.num_loads,
-            self.num_loaded_tokens,
-            self.num_hit_tokens,
-            dict(self.not_loaded),
-            self.num_offered_runs,
-            self.store.statistics(),
-        )

@@ -21,11 +21,10 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.space import BlockSpace
+from pagedkv.memory.tiering import BlockBytes, EntryLayout, fill, longest_end
 from pagedkv.memory.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, block_nbytes, fill
-from pagedkv.serving.engine.tiering.ends import longest_end
-from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
+from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.tier_memory import block_bytes_with_staging
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagedkv.memory.device import KVStorage, PinnedArena
+from pagedkv.memory.tiering import BlockBytes
 from pagedkv.memory.tiers import HostMemory, Tier
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, CpuBlockBytes
+from pagedkv.serving.engine.tiering.block_bytes import CpuBlockBytes
 from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
 
 __all__ = ["block_bytes_with_staging", "open_tier_memory"]

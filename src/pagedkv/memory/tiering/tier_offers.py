@@ -21,16 +21,14 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.space import BlockSpace
+from pagedkv.memory.tiering.block_bytes import BlockBytes, HostBlocks
+from pagedkv.memory.tiering.ends import longest_end
+from pagedkv.memory.tiering.entry_layout import EntryLayout
+from pagedkv.memory.tiering.served_tier import ServedTier
 from pagedkv.memory.tiers import Run, RunChain
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, HostBlocks
-from pagedkv.serving.engine.tiering.ends import longest_end
-from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
-from pagedkv.serving.engine.tiering.open_tier import OpenTier
 
 __all__ = ["TierOffers"]
 
-COPIED_AT_ONCE_NBYTES: Final = 64 * 2**20
-"""Bytes of one copy, but for one entry; blocks are gathered in device memory for it."""
 MOST_QUEUED: Final = 512
 """Sequences that wait for a tier; older ones are dropped."""
 Part = memoryview
@@ -72,7 +70,7 @@ class _Copy:
 
 @final
 class TierOffers:
-    """Offers of one engine.
+    """Offers of one serving loop.
 
     Args:
         tiers: the tiers.
@@ -82,7 +80,7 @@ class TierOffers:
     """
 
     def __init__(
-        self, tiers: Sequence[OpenTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
+        self, tiers: Sequence[ServedTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
     ) -> None:
         self._tiers = tiers
         self._space = space
@@ -142,7 +140,7 @@ class TierOffers:
         num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
-        at_once = COPIED_AT_ONCE_NBYTES if budget is None else min(budget, COPIED_AT_ONCE_NBYTES)
+        at_once = self._bytes.read_nbytes_at_once if budget is None else min(budget, self._bytes.read_nbytes_at_once)
         room = store.room_nbytes - sum(copy.nbytes for copy in self._copies[number])
         if self._bytes.room_nbytes is not None:
             room = min(room, self._bytes.room_nbytes)

@@ -1,4 +1,4 @@
-"""Which blocks the entries of a store hold, for the groups of one engine. Integers only.
+"""Which blocks the entries of a store hold, for the groups of one space. Integers only.
 
 A *run* holds consecutive blocks of the groups that keep whole prefixes. If other groups are among them, windows or
 states, a prefix can be continued only at an *end*, which holds their blocks there (:mod:`pagedkv.memory.tiers.chain`).

@@ -20,15 +20,14 @@ from typing import Final, final
 
 from pagedkv.memory.contract.answers import Load as SpaceLoad, Shortage
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.device import CopyTicket
 from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiering.block_bytes import BlockBytes, CopyEnd, fill
+from pagedkv.memory.tiering.entry_layout import EntryLayout
+from pagedkv.memory.tiering.rates import ComputeRate
+from pagedkv.memory.tiering.served_tier import ServedTier
+from pagedkv.memory.tiering.tier_reports import TierCause, TierNote
 from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
-from pagedkv.serving.engine.tiering.block_bytes import BlockBytes, fill
-from pagedkv.serving.engine.tiering.entry_layout import EntryLayout
-from pagedkv.serving.engine.tiering.open_tier import OpenTier
-from pagedkv.serving.engine.tiering.rates import ComputeRate
-from pagedkv.serving.engine.tiering.tier_reports import TierCause, TierNote
 
 __all__ = ["RequestLoads", "TierLoads"]
 
@@ -66,8 +65,18 @@ class RequestLoads:
     chain: RunChain
     num_asks: int = 0
     notes: list[TierNote] = field(default_factory=list)
-    brought: list[tuple[OpenTier, int, int]] = field(default_factory=list)
+    brought: list[tuple[ServedTier, int, int]] = field(default_factory=list)
     num_hit_tokens: dict[str, int] = field(default_factory=dict)
+
+    def admitted(self, num_hit_tokens: int) -> None:
+        """Count how many tokens of the request's hit tiers have brought for it, and begin anew."""
+        for tier, start, end in self.brought:
+            used = min(end, num_hit_tokens) - start
+            if used > 0:
+                tier.num_hit_tokens += used
+                self.num_hit_tokens[tier.medium] = self.num_hit_tokens.get(tier.medium, 0) + used
+        self.brought.clear()
+        self.num_asks = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +89,7 @@ class _Segment:
         is_end: whether it is an end, and no runs.
     """
 
-    tier: OpenTier
+    tier: ServedTier
     runs: Sequence[Run]
     start: int
     end: int
@@ -98,7 +107,7 @@ class _Filling:
 
     entries: deque[tuple[Sequence[Int32Array], Sequence[memoryview]]]
     num_tokens: int
-    tickets: list[CopyTicket] = field(default_factory=list)
+    tickets: list[CopyEnd] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +136,7 @@ class _UnderWay:
 
 @final
 class TierLoads:
-    """Loads of one engine.
+    """Loads of one serving loop.
 
     Args:
         tiers: the tiers.
@@ -140,9 +149,9 @@ class TierLoads:
         on_loaded: called with each request whose load has ended.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a loop has
         self,
-        tiers: Sequence[OpenTier],
+        tiers: Sequence[ServedTier],
         space: BlockSpace,
         layout: EntryLayout,
         block_bytes: BlockBytes,
@@ -165,6 +174,11 @@ class TierLoads:
     def __len__(self) -> int:
         """Count the loads under way."""
         return len(self._under_way)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether a load under way has all its answers. O(loads)."""
+        return any(each.is_done for each in self._under_way.values())
 
     # Beginning
 
@@ -251,7 +265,7 @@ class TierLoads:
 
     def _pays(self, segments: Sequence[_Segment], num_hit: int) -> bool:
         """Whether loading is predicted to be faster than computing; True as long as one of them was not measured."""
-        if all(each.tier.spec.loads == "always" for each in segments):
+        if all(each.tier.loads == "always" for each in segments):
             return True
         computing_s = self._rate.predict_s(segments[-1].end - num_hit)
         loading_s = [each.tier.store.predict_s(len(each.runs), self._nbytes(each)) for each in segments]
@@ -275,8 +289,8 @@ class TierLoads:
         computing_s = self._rate.predict_s(num_tokens - num_hit)
         loads = []
         for each in segments:
-            deadline_s = each.tier.spec.deadline_s
-            if computing_s is not None and each.tier.spec.loads != "always":
+            deadline_s = each.tier.deadline_s
+            if computing_s is not None and each.tier.loads != "always":
                 deadline_s = min(deadline_s, max(computing_s, SHORTEST_DEADLINE_S))
             each.tier.num_loads += 1
             loads.append(each.tier.store.load(each.runs, deadline_s, self._on_arrival))
@@ -381,6 +395,8 @@ class TierLoads:
                 if first:
                     own.brought.append((segment.tier, start, came))
                     segment.tier.num_loaded_tokens += came - start
+                    segment.tier.num_loads_that_came += 1
+                    segment.tier.loaded_s += load.result.wait_s
                 first = False
             if load.result.cause in FOR_ONCE:
                 own.num_asks = MOST_ASKS

@@ -1,0 +1,186 @@
+"""The tiers of a simulation: what the virtual clock calls. Loads and offers are decided by the code of an engine.
+
+::
+
+    scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
+    before a step          before_step(now)           actions of the media end, and loads that have their answers
+    behind a step          after_step(...)            prompts and answers are offered
+    nothing to compute     next_event_s()             the clock goes on to the next end of an action
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+
+from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.scheduling import Batch, Progress, Request
+from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.tiering import ComputeRate, EntryLayout, RequestLoads, ServedTier, TierCause, TierLoads, TierOffers
+from pagedkv.planner.simulation.tiers.config import SimulatedTier
+from pagedkv.planner.simulation.tiers.medium import Medium
+from pagedkv.planner.simulation.tiers.no_bytes import NoBytes
+from pagedkv.planner.simulation.tiers.virtual_store import VirtualStore
+
+__all__ = ["SimulatedTiers"]
+
+
+@final
+class SimulatedTiers:
+    """Tiers on the virtual clock; a scheduler's loader.
+
+    Args:
+        tiers: the tiers, the fastest first.
+        space: the block space.
+        block_nbytes: bytes of a block of each group.
+        on_loaded: called with each request whose load has ended.
+
+    Attributes:
+        num_hit_tokens: hit tokens at first admissions that a tier brought for the request, by medium.
+
+    Raises:
+        ConfigurationError: an entry is too large for a store.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[SimulatedTier],
+        space: BlockSpace,
+        block_nbytes: Sequence[int],
+        on_loaded: Callable[[Request], None],
+    ) -> None:
+        layout = EntryLayout(space.config.groups, block_nbytes)
+        entry_nbytes = max(layout.run_nbytes, layout.end_nbytes)
+        self._layout = layout
+        self._stores = [
+            VirtualStore(each.store_config(entry_nbytes), Medium(each.bandwidth, each.latency_s), block_nbytes)
+            for each in tiers
+        ]
+        self._tiers = [
+            ServedTier(each.medium, each.medium, each.loads, each.deadline_s, store)
+            for each, store in zip(tiers, self._stores, strict=True)
+        ]
+        self._rate = ComputeRate()
+        self._records: dict[Request, RequestLoads] = {}
+        self._tokens: dict[Request, Int32Array] = {}
+        block_bytes = NoBytes()
+        self._offers = TierOffers(self._tiers, space, layout, block_bytes)
+        self._loads = TierLoads(
+            self._tiers,
+            space,
+            layout,
+            block_bytes,
+            rate=self._rate,
+            of_request=self._record,
+            on_arrival=_note_nothing,
+            on_loaded=on_loaded,
+        )
+        self.num_hit_tokens: dict[str, int] = dict.fromkeys((each.medium for each in tiers), 0)
+
+    @property
+    def tiers(self) -> Sequence[ServedTier]:
+        """The tiers with their counts, the fastest first."""
+        return self._tiers
+
+    def _record(self, request: Request) -> RequestLoads:
+        if request not in self._records:
+            self._records[request] = RequestLoads(self._layout.new_chain(request.keys))
+        return self._records[request]
+
+    # Loads: the scheduler's loader
+
+    def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
+        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        self._tokens[request] = token_ids
+        return self._loads.begins_load(request, token_ids, match)
+
+    def give_way(self) -> bool:
+        """End all loads under way, so that their blocks are free; return whether there were any."""
+        return self._loads.end_all(TierCause.GAVE_WAY)
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    # The clock
+
+    def before_step(self, now_s: float, *, is_alone: bool) -> None:
+        """Let the media work until now, and end the loads that have their answers."""
+        for store in self._stores:
+            store.advance(now_s)
+        self._loads.advance(is_alone=is_alone)
+
+    def next_event_s(self, now_s: float) -> float | None:
+        """Return when something happens next: now, if a load has its answers; None if nothing does."""
+        if self._loads.has_answered:
+            return now_s
+        times = [each for each in (store.next_event_s() for store in self._stores) if each is not None]
+        return min(times) if times else None
+
+    def admitted(self, request: Request, num_hit_tokens: int) -> None:
+        """Count how many tokens of a request's hit tiers have brought for it."""
+        own = self._records.get(request)
+        if own is None:
+            return
+        own.admitted(num_hit_tokens)
+        if not request.num_preemptions:
+            for medium, num_tokens in own.num_hit_tokens.items():
+                self.num_hit_tokens[medium] += num_tokens
+
+    def progressed(
+        self, batch: Batch, progress: Progress, answers: Callable[[Request], Sequence[Int32Array]], now_s: float
+    ) -> None:
+        """Offer the prompts and answers that a step has computed; forget requests that have ended.
+
+        Args:
+            batch: the step.
+            progress: what came of it.
+            answers: gives the generated tokens of each sequence of a request; none where they are not offered.
+            now_s: the virtual time.
+        """
+        for store in self._stores:
+            store.advance(now_s)
+        for request in progress.first_tokens:
+            if not request.is_done:
+                prompt = self._tokens[request][: request.num_prompt_tokens]
+                self._offer(request, prompt, len(prompt))
+        for request in progress.finished:
+            prompt = self._tokens[request][: request.num_prompt_tokens]
+            for answer in answers(request):
+                tokens = np.concatenate((prompt, answer))
+                self._offer(request, tokens, len(tokens) - 1)
+            self.ended(request)
+        if self._layout.has_ends:
+            self._offer_chunks(batch)
+
+    def after_step(self, batch: Batch, seconds: float) -> None:
+        """Note how long a step took, and offer what waits."""
+        num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
+        self._rate.note(num_prefilled, num_prefilled + len(batch.decoded_token_ids), seconds)
+        self._offers.advance(is_idle=False)
+
+    def ended(self, request: Request) -> None:
+        """Forget a request; a load that only it waits for ends."""
+        self._loads.leave(request)
+        self._records.pop(request, None)
+        self._tokens.pop(request, None)
+
+    def check(self) -> None:
+        """Check every invariant of the stores. Raises AssertionError. O(entries)."""
+        for store in self._stores:
+            store.check()
+
+    def _offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
+        self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
+
+    def _offer_chunks(self, batch: Batch) -> None:
+        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
+        for chunk in batch.prefilling:
+            if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
+                prompt = self._tokens[chunk.request][: chunk.request.num_prompt_tokens]
+                self._offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
+
+
+def _note_nothing() -> None:
+    """Do nothing: the clock asks for what has come."""
