@@ -45,14 +45,14 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.
 # All of them compiled: make test POLICIES="lru adaptive fifo hazard".
-POLICIES ?= lru hazard
+POLICIES ?= lru
 
-test: $(STAMP) ## all tests but the long ones, with compiled loops
+test: $(STAMP) ## all tests but the long ones and those of plain loops, with compiled loops
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
 	PAGEDKV_TEST_POLICIES="$(POLICIES)" $(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
 
-test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain Python
-	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "interpreted and not long"
+test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see the loops as plain Python
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "(interpreted or plain_only) and not long"
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m long
