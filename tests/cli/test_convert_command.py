@@ -178,7 +178,7 @@ def test_tokens_become_block_ids_that_can_be_curved(tmp_path: Path) -> None:
         '{"arrival_s":1.0,"input_length":4,"output_length":2,"block_runs":[[0,1],[2,1]]}',
         '{"arrival_s":2.0,"input_length":6,"output_length":0,"block_runs":[[0,2],[3,1]]}',
     ]
-    result = run("curve", output, "--capacities", 100, "--json", "-")
+    result = run("curve", output, "--capacities", 100, "--eviction", "lru", "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["num_block_refs"] == 7
 

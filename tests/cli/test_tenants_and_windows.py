@@ -12,6 +12,8 @@ import pytest
 from tests.cli.command import run
 from tests.report.page_reader import read_page
 
+pytestmark = pytest.mark.plain_only
+
 NOON_S = int(datetime(2025, 11, 24, 12, tzinfo=UTC).timestamp())
 SYSTEM = "You are a helpful assistant of the company. " * 12
 CHARACTERS_A_TOKEN = 4

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import pytest
+
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.comparison import figures_section, overlaid_section
 from pagedkv.planner.report.elements import Cell
 from tests.report.page_reader import Page
 from tests.report.rendering import rendered
 from tests.report.sample_runs import empty_run, sample_run
+
+pytestmark = pytest.mark.plain_only
 
 WARNING = "The runs differ in block size, so equal numbers of blocks are not equal numbers of tokens."
 LONG_NAME = "beginning-" + "x" * 100 + "-end"

@@ -20,6 +20,8 @@ from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered
 from tests.report.sample_runs import empty_run, sample_run
 
+pytestmark = pytest.mark.plain_only
+
 HOSTILE: Final = "<script>alert('1')</script> \"quoted\" & $\\frac$ \u65e5\u672c\u8a9e {{ 7 * 7 }} " + "long" * 200
 MAX_NBYTES: Final = 1_000_000
 
