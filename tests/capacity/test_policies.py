@@ -113,6 +113,7 @@ def test_the_target_grows_until_it_holds_the_hot_set() -> None:
     assert pool_hits(references, 100, ADAPTIVE) == (num_rounds - 3) * 50
 
 
+@pytest.mark.long  # with compiled loops, which these traces need
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")
 @pytest.mark.parametrize(
     ("name", "fewest_points"),

@@ -10,7 +10,7 @@ import pytest
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.capacity import capacity_section
 from tests.report.page_reader import Page, read_page
-from tests.report.rendering import rendered
+from tests.report.rendering import words_of
 from tests.report.sample_runs import sample_run
 
 pytestmark = pytest.mark.plain_only
@@ -79,7 +79,7 @@ def run_and_page() -> tuple[ReportRun, Page]:
     pool = run.replay["pools"]["full"]
     pool["hits_by_age"]["num_blocks"] = list(range(15))
     pool["evictions_by_age"]["num_blocks"] = list(range(100, 115))
-    return run, rendered(run)
+    return run, words_of(run)
 
 
 def test_numbers_of_tables_and_tiles_were_measured() -> None:

@@ -29,7 +29,7 @@ NAMES = [
     "azure_llm_2023_code.csv.gz",
     "servegen_reason_5rps_30min.csv.gz",
 ]
-MAX_NUM_REQUESTS = 10_000
+MAX_NUM_REQUESTS = 2_000
 """Of each trace, so that the test takes seconds."""
 
 
