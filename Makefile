@@ -39,8 +39,10 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 20).
-OPERATIONS ?= 10000
+OPERATIONS ?= 6000
 PROFILE ?= quick
+# Workers take all cores, so each has one thread.
+test test-plain test-long test-transformers: export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.

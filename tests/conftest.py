@@ -45,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operations",
         type=int,
-        default=10_000,
+        default=6_000,
         metavar="N",
-        help="checked operations of tests/space/test_state_machine.py in all, at least (default 10000)",
+        help="checked operations of tests/space/test_state_machine.py in all, at least (default 6000)",
     )
     parser.addoption(
         "--one-case-in",

@@ -33,6 +33,8 @@ from tests.traces.trace_files import (
     as_text,
 )
 
+pytestmark = pytest.mark.plain_only
+
 PATIENCE_S: Final = 300  # the first run in a fresh checkout compiles
 UNSORTED: Final = "arrived_s,input_length,output_length\n2.5,1,0\n0.5,2,0\n2.5,3,0\n0.0,4,0\n0.5,5,0\n"
 

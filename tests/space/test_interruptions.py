@@ -1,6 +1,6 @@
 """An exception in the middle of an operation: either nothing has changed, or the space says that it is broken.
 
-`make test` interrupts at every 11th line, and `make test-long` at each.
+`make test` interrupts at every seventh line, and `make test-long` at each.
 """
 
 import copy
@@ -322,7 +322,7 @@ def test_an_interruption_while_a_beginning_is_hit_leaves_all_as_it_was_or_is_tol
     assert outcomes["done"] <= MOST_LINES_AFTER_THE_LAST_CHANGE
 
 
-@pytest.fixture(params=[11, pytest.param(1, marks=pytest.mark.long)], ids=["some lines", "all lines"])
+@pytest.fixture(params=[7, pytest.param(1, marks=pytest.mark.long)], ids=["some lines", "all lines"])
 def stride(request: pytest.FixtureRequest) -> int:
     """Give the distance of the lines at which an operation is interrupted."""
     return int(request.param)

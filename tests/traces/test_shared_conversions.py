@@ -17,7 +17,7 @@ from pagedkv.planner.traces.writer import TraceWriter
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")
+pytestmark = [pytest.mark.plain_only, pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")]
 
 NAMES = [
     "mooncake_conversation.jsonl.gz",
