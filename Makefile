@@ -39,20 +39,22 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 20).
-OPERATIONS ?= 10000
+OPERATIONS ?= 6000
 PROFILE ?= quick
+# Workers take all cores, so each has one thread.
+test test-plain test-long test-transformers: export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.
 # All of them compiled: make test POLICIES="lru adaptive fifo hazard".
-POLICIES ?= lru hazard
+POLICIES ?= lru
 
-test: $(STAMP) ## all tests but the long ones, with compiled loops
+test: $(STAMP) ## all tests but the long ones and those of plain loops, with compiled loops
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
 	PAGEDKV_TEST_POLICIES="$(POLICIES)" $(PYTEST) --operations $(OPERATIONS) --hypothesis-profile $(PROFILE)
 
-test-plain: $(STAMP) ## those marked `interpreted`, which see the loops as plain Python
-	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "interpreted and not long"
+test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see the loops as plain Python
+	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "(interpreted or plain_only) and not long"
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m long

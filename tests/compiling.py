@@ -14,7 +14,7 @@ from pagedkv.memory.pool.eviction.registry import POLICIES
 __all__ = ["TESTED_POLICIES", "needs_compiled_loops"]
 
 IS_PLAIN: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-COMPILED_FOR: Final = tuple(os.environ.get("PAGEDKV_TEST_POLICIES", "lru hazard").split())
+COMPILED_FOR: Final = tuple(os.environ.get("PAGEDKV_TEST_POLICIES", "lru").split())
 """`make test POLICIES="lru adaptive fifo hazard"` sets the variable."""
 TESTED_POLICIES: Final = tuple(name for name in POLICIES if IS_PLAIN or name in COMPILED_FOR)
 """Policies with which spaces and simulations are tested here."""

@@ -9,6 +9,7 @@ constants of our own modules are drawn: which of them Hypothesis finds depends o
 --hypothesis-profile unshrunk`.
 """
 
+import os
 import signal
 from itertools import groupby
 from zlib import crc32
@@ -44,9 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operations",
         type=int,
-        default=10_000,
+        default=6_000,
         metavar="N",
-        help="checked operations of tests/space/test_state_machine.py in all, at least (default 10000)",
+        help="checked operations of tests/space/test_state_machine.py in all, at least (default 6000)",
     )
     parser.addoption(
         "--one-case-in",
@@ -58,7 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the cases that ``--one-case-in`` leaves out."""
+    """Deselect what needs plain loops where they are compiled, and the cases that ``--one-case-in`` leaves out."""
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        _keep(config, items, [item for item in items if not is_plain_only(item)])
     one_in = config.getoption("--one-case-in")
     if one_in == 1:
         return
@@ -66,6 +69,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for _, of_one in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = sorted(of_one, key=lambda item: crc32(item.nodeid.encode()))
         chosen += cases[: -(-len(cases) // one_in)]
+    of_cases = set(chosen)
+    _keep(config, items, [item for item in items if item in of_cases])
+
+
+def is_plain_only(item: pytest.Item) -> bool:
+    """Whether a test runs with plain loops alone; a long one runs with compiled ones too, as all long tests do."""
+    return item.get_closest_marker("plain_only") is not None and item.get_closest_marker("long") is None
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    items[:] = chosen

@@ -18,6 +18,8 @@ from pagedkv import GroupSpec
 from pagedkv.planner.models.layer_rules import KINDS
 from pagedkv.serving.engine.layer_specs import RuleKind
 
+pytestmark = pytest.mark.plain_only
+
 REPOSITORY = Path(__file__).parents[1]
 RULES = {rule.__name__ for rule in get_args(GroupSpec)}
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))

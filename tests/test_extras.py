@@ -13,6 +13,8 @@ from pagedkv.cli.app import SUMMARIES
 from pagedkv.memory.contract.errors import MissingExtraError
 from pagedkv.memory.contract.extras import needing
 
+pytestmark = pytest.mark.plain_only
+
 ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = str(Path(pagedkv.__file__).parents[1])
 

@@ -13,8 +13,9 @@ from pagedkv.planner.capacity.side_by_side import Pause
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of
 
+pytestmark = pytest.mark.plain_only
 
-@pytest.mark.interpreted
+
 @settings(deadline=None)
 @given(prompts(), st.lists(st.integers(1, 20), min_size=1, max_size=5))
 def test_gaps_and_hits_add_up_to_all_references(trace: list[Prompt], capacities: list[int]) -> None:

@@ -17,8 +17,9 @@ from pagedkv.planner.capacity.references import ReferenceCollector
 from tests.capacity import naive_cache
 from tests.capacity.prompts import Prompt, prompts, references_of, request_of
 
+pytestmark = pytest.mark.plain_only
 
-@pytest.mark.interpreted
+
 @settings(deadline=None)
 @given(prompts(), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_parts_have_the_hits_of_their_own_requests(trace: list[Prompt], capacity: int, random: st.DataObject) -> None:

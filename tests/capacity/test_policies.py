@@ -20,6 +20,8 @@ from tests.capacity.naive_cache import ideal_hits
 from tests.capacity.prompts import Prompt, prompts, references_of
 from tests.pool.eviction_model import Model
 
+pytestmark = pytest.mark.plain_only
+
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 SLOTS = {1: 16, 2: 16, 3: 16, 4: 16} | dict.fromkeys(range(5, 9), 32) | dict.fromkeys(range(9, 17), 64)
 
@@ -51,7 +53,6 @@ def adaptive_hits(trace: Sequence[Prompt], capacity: int) -> int:
     return num_hits
 
 
-@pytest.mark.interpreted
 @settings(deadline=None)
 @given(prompts(max_prompts=40, max_blocks=7))
 def test_every_policy_is_between_nothing_and_the_optimum_at_every_capacity(trace: list[Prompt]) -> None:
@@ -71,7 +72,6 @@ def test_where_everything_fits_all_policies_hit_what_can_be_hit(trace: list[Prom
         assert {pool_hits(references, capacity, policy) for policy in POLICIES.values()} == {ideal}
 
 
-@pytest.mark.interpreted
 @settings(deadline=None, max_examples=200)
 @given(prompts(max_prompts=60, max_blocks=6))
 def test_the_adaptive_policy_hits_as_it_does_with_lists(trace: list[Prompt]) -> None:
@@ -113,6 +113,7 @@ def test_the_target_grows_until_it_holds_the_hot_set() -> None:
     assert pool_hits(references, 100, ADAPTIVE) == (num_rounds - 3) * 50
 
 
+@pytest.mark.long  # with compiled loops, which these traces need
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")
 @pytest.mark.parametrize(
     ("name", "fewest_points"),

@@ -89,6 +89,7 @@ def test_states_are_kept_at_the_ends_of_prompts_and_hit_there() -> None:
     assert space_hits(references, config).num_hit_tokens == 4  # the prompt's last token has no state before it
 
 
+@pytest.mark.plain_only
 def test_a_curve_has_every_policy_at_every_size_in_order() -> None:
     references = references_of([[1, 2, 3], [4, 5, 6], [1, 2, 3], [1, 2, 3, 7]])
     shown: list[int] = []

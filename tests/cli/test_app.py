@@ -99,6 +99,7 @@ def test_a_shell_completes_options_and_the_names_of_presets() -> None:
     assert "llama-3.1-8b/h100" in completed("replay", "--cost-model", "llama-3.1-8b/")[0]
 
 
+@pytest.mark.plain_only
 @pytest.mark.parametrize(
     ("typed", "told"),
     [

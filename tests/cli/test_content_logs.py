@@ -10,6 +10,8 @@ from pagedkv.planner.traces.reader import TraceReader
 from tests.cli.command import run
 from tests.traces.test_samples import SAMPLES
 
+pytestmark = pytest.mark.plain_only
+
 
 def conversations(path: Path, *, cut: bool = False) -> Path:
     """Write a log in which three conversations of one system text go on for four turns each."""

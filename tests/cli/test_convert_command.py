@@ -33,6 +33,8 @@ from tests.traces.trace_files import (
     as_text,
 )
 
+pytestmark = pytest.mark.plain_only
+
 PATIENCE_S: Final = 300  # the first run in a fresh checkout compiles
 UNSORTED: Final = "arrived_s,input_length,output_length\n2.5,1,0\n0.5,2,0\n2.5,3,0\n0.0,4,0\n0.5,5,0\n"
 
@@ -178,7 +180,7 @@ def test_tokens_become_block_ids_that_can_be_curved(tmp_path: Path) -> None:
         '{"arrival_s":1.0,"input_length":4,"output_length":2,"block_runs":[[0,1],[2,1]]}',
         '{"arrival_s":2.0,"input_length":6,"output_length":0,"block_runs":[[0,2],[3,1]]}',
     ]
-    result = run("curve", output, "--capacities", 100, "--json", "-")
+    result = run("curve", output, "--capacities", 100, "--eviction", "lru", "--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["num_block_refs"] == 7
 

@@ -16,6 +16,8 @@ from pagedkv.planner.capacity.curve import with_multiples
 from tests.cli.command import run, start
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace, as_text
 
+pytestmark = pytest.mark.plain_only
+
 TRACE = as_text(
     {"timestamp": 0, "input_length": 1100, "output_length": 20, "hash_ids": [0, 1, 2]},
     {"timestamp": 0, "input_length": 1536, "output_length": 20, "hash_ids": [0, 1, 3]},

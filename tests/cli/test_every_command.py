@@ -8,6 +8,8 @@ import pytest
 from tests.cli.command import run
 from tests.traces.trace_files import HASH_IDS
 
+pytestmark = pytest.mark.plain_only
+
 
 @pytest.mark.parametrize("command", ["replay", "demo"])
 def test_the_help_of_each_command_has_examples(command: str) -> None:

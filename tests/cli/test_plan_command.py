@@ -12,6 +12,8 @@ from tests.cli.command import run, start
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import HASH_IDS, as_text
 
+pytestmark = pytest.mark.plain_only
+
 COST = {
     "fixed_s": 0.01,
     "token_compute_s": 1e-5,

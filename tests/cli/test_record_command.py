@@ -86,7 +86,7 @@ def test_the_trace_can_be_curved_and_replayed(tmp_path: Path) -> None:
     log, output = log_of(tmp_path, BEGIN_S), tmp_path / "trace.jsonl.gz"
     with Publisher() as publisher, doing(session(publisher, BEGIN_S)):
         assert run("record", publisher.endpoint, "--log", log, "-o", output, "--limit", 2).exit_code == 0
-    curve = run("curve", output, "--capacities", 100, "--json", "-")
+    curve = run("curve", output, "--capacities", 100, "--eviction", "lru", "--json", "-")
     assert json.loads(curve.stdout)["num_block_refs"] == 4
     replay = run("replay", output, "--num-blocks", 100, "--block-size", 2, "--json", "-")
     assert json.loads(replay.stdout)["requests"]["num_requests"] == 3

@@ -19,6 +19,8 @@ from tests.cli.command import run
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace
 
+pytestmark = pytest.mark.plain_only
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:

@@ -19,6 +19,8 @@ from tests.report.page_reader import Page, read_page
 from tests.report.sample_runs import empty_run
 from tests.traces.trace_files import HASH_IDS, LENGTHS
 
+pytestmark = pytest.mark.plain_only
+
 TRACES = {
     "pretty first line": b'{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}\n',
     "session": b'{"session": "a", "block_size": 16, "requests": []}',

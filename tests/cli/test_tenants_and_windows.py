@@ -122,14 +122,16 @@ def test_a_replay_by_user_and_by_time_of_day_equals_a_count_one_by_one(
     assert f"busiest {replay['busiest_window']}" in shown
 
 
-def test_a_report_and_a_plan_show_tenants_and_windows(
-    tmp_path: Path, logs: dict[str, list[tuple[float, str, str]]]
-) -> None:
+@pytest.mark.plain_only
+def test_a_report_shows_tenants_and_windows(tmp_path: Path, logs: dict[str, list[tuple[float, str, str]]]) -> None:
     page = tmp_path / "page.html"
     assert run("report", tmp_path / "a.jsonl", "--tenant-by", "user", "--window", "30m", "-o", page).exit_code == 0
     shown = read_page(page.read_text())
     assert shown.row("u1")[0] == str(sum(user == "u1" for _, user, _ in logs["a.jsonl"]))
     assert "The busiest window is 2025-11-24" in page.read_text()
+
+
+def test_a_plan_shows_tenants_and_windows(tmp_path: Path, logs: dict[str, list[tuple[float, str, str]]]) -> None:
     plan_page = tmp_path / "plan.html"
     machine = (
         "--model",

@@ -16,6 +16,8 @@ from tests.choosing import long_but
 from tests.cli.command import run
 from tests.traces.test_samples import COLUMNS, FIELDS, SAMPLES
 
+pytestmark = pytest.mark.plain_only
+
 BLOCK_SIZE: Final = 4
 
 

@@ -19,6 +19,8 @@ from pagedkv.planner.simulation import ServingConfig
 from pagedkv.planner.traces.texts import text_tokens
 from tests.cli.command import run
 
+pytestmark = pytest.mark.plain_only
+
 PACKAGE: Final = Path(pagedkv.__file__).parent
 TRACE: Final = Path(__file__).parents[2] / "examples" / "conversations.jsonl.gz"
 OPTION: Final = re.compile(r"(?<![\w(-])--[a-z][\w-]*|\(--[a-z][\w-]*(?= |\)$|\))")

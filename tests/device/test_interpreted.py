@@ -11,15 +11,26 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.plain_only
+
 pytest.importorskip("triton")
 KERNELS = Path(__file__).parent / "kernels"
 BACK_ENDS = Path(__file__).parents[1] / "attention" / "test_schedules.py"
+FILES = [*sorted(KERNELS.glob("test_*.py")), BACK_ENDS]
+EACH_TIME = [file for file in FILES if file.stem != "test_large_pool"]
+"""The large pool is one of a GPU; here it is small, and the same kernels answer in the other files."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels' own tests run on the GPU")
-@pytest.mark.parametrize("one_in", [16, pytest.param(1, marks=pytest.mark.long)])  # all cases take minutes
-@pytest.mark.parametrize("tests", [*sorted(KERNELS.glob("test_*.py")), BACK_ENDS], ids=lambda path: path.stem)
-def test_kernels_do_in_the_interpreter_what_plain_torch_does(tests: Path, one_in: int) -> None:
+@pytest.mark.parametrize(
+    ("files", "one_in"),
+    [
+        pytest.param(EACH_TIME[:4], 16, id="some cases of the first files"),  # two processes, for two cores
+        pytest.param(EACH_TIME[4:], 16, id="some cases of the others"),
+        *(pytest.param([file], 1, id=file.stem, marks=pytest.mark.long) for file in FILES),  # minutes
+    ],
+)
+def test_kernels_do_in_the_interpreter_what_plain_torch_does(files: list[Path], one_in: int) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1"}
     ran = subprocess.run(
         [
@@ -32,7 +43,7 @@ def test_kernels_do_in_the_interpreter_what_plain_torch_does(tests: Path, one_in
             "-p",
             "no:xdist",
             f"--one-case-in={one_in}",
-            str(tests),
+            *map(str, files),
         ],
         env=environment,
         capture_output=True,

@@ -12,7 +12,7 @@ from tests.device.machines import overlap_machine_with_body, space_machine_with_
 from tests.space.mixes import MIXES, Mix
 
 RULES_A_RUN = 40
-RUNS = 16
+RUNS = 12
 LONG = 150
 SWAPS = frozenset({"swap out", "swap in"})
 MOVES = SWAPS | {"abort", "copy on write", "several steps in flight"}  # hits inside a block are rare

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import EngineError, RequestError
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from tests.compiling import TESTED_POLICIES
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, Reference, reference
 
@@ -23,7 +24,7 @@ __all__ = ["Load", "same_answers"]
 SETTINGS: Final[tuple[EngineConfig, ...]] = (
     replace(CONFIG, num_blocks=24, max_sequences=8),
     replace(CONFIG, num_blocks=24, max_sequences=8, num_host_blocks=16, preemption="swap"),
-    replace(CONFIG, num_blocks=40, min_partial_hit=2, eviction="hazard"),
+    replace(CONFIG, num_blocks=40, min_partial_hit=2, eviction=TESTED_POLICIES[-1]),
     replace(CONFIG, num_blocks=28, prefix_caching=False),
     replace(CONFIG, num_blocks=24, max_sequences=8, speculation=PromptLookup()),
     replace(

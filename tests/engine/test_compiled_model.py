@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from pagedkv.memory.contract.errors import UnsupportedModelError
 from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.serving.engine.compiled_model import CompiledModel
+from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
@@ -43,9 +44,10 @@ def compiled_llm(name: str, config: EngineConfig = COMPILED, *, is_captured: boo
     return llm
 
 
-@pytest.mark.parametrize(
-    ("name", "is_captured"), [("llama", True), ("llama", False), ("mistral", True), ("gemma2", True)]
-)
+CASES = [("llama", True), ("llama", False), ("mistral", True), ("gemma2", True)]
+
+
+@pytest.mark.parametrize(("name", "is_captured"), long_but([("llama", False), ("gemma2", True)], CASES))
 def test_a_family_answers_as_it_does_dense(name: str, is_captured: bool) -> None:  # noqa: FBT001 - a parameter
     llm = compiled_llm(name, replace(COMPILED, num_blocks=NUM_BLOCKS.get(name, 28)), is_captured=is_captured)
     poison(llm)
@@ -57,7 +59,7 @@ def test_a_family_answers_as_it_does_dense(name: str, is_captured: bool) -> None
         assert llm.core.capture_state.refusal is None
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", long_but(["gemma2"], ["llama", "gemma2"]))
 def test_layers_and_numbers_of_tokens_share_one_version_of_the_code(name: str) -> None:
     """A second version would answer otherwise by rounding than the graphs that were captured of the first."""
     counter = CompileCounterWithBackend("aot_eager")

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import ConfigurationError, EngineError, RequestError
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
+from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, compare, reference, serve
@@ -88,8 +89,12 @@ def test_the_models_own_end_is_heeded_unless_ignored(model: PreTrainedModel) -> 
     assert list(llm.generate(PROMPTS[:1], replace(PARAMS, ignore_eos=True))[0].token_ids) == expected
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "deepseek_v3", "falcon_h1"])
-@pytest.mark.parametrize("num_blocks", [100, 26])
+SHARED = [(name, num_blocks) for name in ("llama", "mistral", "deepseek_v3", "falcon_h1") for num_blocks in (100, 26)]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), long_but([("llama", 100), ("llama", 26), ("mistral", 26), ("falcon_h1", 26)], SHARED)
+)
 def test_several_answers_share_a_prompt(name: str, num_blocks: int) -> None:
     model = make_model(name)
     llm = LLM(model, replace(CONFIG, num_blocks=num_blocks))

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import SamplingError
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from pagedkv.serving.engine.sampling import NOT_READY
+from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
@@ -164,7 +165,10 @@ def test_log_probabilities_are_of_the_logits_as_they_are(model: PreTrainedModel)
                 assert [value for _, value in told.top] == pytest.approx(row.topk(len(told.top)).values, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere2", "llama4_text", "deepseek_v3", "bamba"])
+FAMILIES = ("llama", "gemma2", "granite", "cohere2", "llama4_text", "deepseek_v3", "bamba")
+
+
+@pytest.mark.parametrize("name", long_but(["gemma2", "granite", "cohere2", "bamba"], FAMILIES))
 def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(name: str) -> None:
     model = make_model(name)
     llm = LLM(model, CONFIG)

@@ -10,6 +10,8 @@ from mutants.mutation import Mutation
 from mutants.runner import Stage, TestsFailError, Verdict, judge, require_passing
 from mutants.sandbox import ROOT, Sandbox, sandbox
 
+pytestmark = pytest.mark.plain_only
+
 CODE = """\
 def count(n):
     total = 0

@@ -8,6 +8,8 @@ from pagedkv.memory.pool.eviction.lru import LRU
 from pagedkv.memory.pool.eviction.registry import DEFAULT
 from tests.pool.eviction_model import Flows, NamedPool, digest_words
 
+pytestmark = pytest.mark.plain_only
+
 NUM_BLOCKS = 16  # of the pools below: the target begins at 2 blocks, 32 sixteenths
 FIRST = 2  # the first content
 FILLING = range(FIRST, FIRST + NUM_BLOCKS)
@@ -34,14 +36,12 @@ def evict_content_2(pool: NamedPool) -> None:
     assert pool.flows == Flows(cold=2, reused=1, countdown=15)
 
 
-@pytest.mark.interpreted
 def test_a_pool_begins_with_a_target_of_an_eighth_and_even_flows() -> None:
     pool = NamedPool(NUM_BLOCKS)
     assert (pool.target, pool.num_protected) == (32, 0)
     assert pool.flows == Flows(cold=1, reused=1, countdown=NUM_BLOCKS)
 
 
-@pytest.mark.interpreted
 def test_what_comes_back_soon_without_a_hit_ever_lowers_the_target() -> None:
     pool = NamedPool(NUM_BLOCKS)
     evict_content_2(pool)
@@ -52,7 +52,6 @@ def test_what_comes_back_soon_without_a_hit_ever_lowers_the_target() -> None:
     assert pool.num_protected == 1
 
 
-@pytest.mark.interpreted
 def test_what_comes_back_soon_and_was_hit_raises_the_target() -> None:
     """Three hits, of which the target lets two be protected: the first is demoted, behind 13 that were never hit."""
     pool = full_pool()
@@ -84,7 +83,6 @@ def test_the_target_never_rises_above_fifteen_sixteenths_of_the_blocks(target: i
     assert pool.target == expected
 
 
-@pytest.mark.interpreted
 def test_flows_are_halved_after_as_many_evictions_as_blocks() -> None:
     pool = full_pool()
     pool.compute_and_release(range(100, 115))
@@ -93,7 +91,6 @@ def test_flows_are_halved_after_as_many_evictions_as_blocks() -> None:
     assert pool.flows == Flows(cold=17 // 2 + 1, reused=1 // 2 + 1, countdown=NUM_BLOCKS)
 
 
-@pytest.mark.interpreted
 def test_the_protected_beyond_the_target_go_to_the_back_of_the_cold_list() -> None:
     pool = full_pool()
     hit(pool, 1, 2)
@@ -123,7 +120,6 @@ def test_a_hit_on_a_demoted_block_protects_it_again() -> None:
     assert (pool.protected, pool.num_protected) == ([3, 1], 2)
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("parent_is", ["protected", "not protected", "free", "deferred", "in another life"])
 def test_content_is_protected_at_birth_only_under_a_protected_parent_in_use(parent_is: str) -> None:
     pool = NamedPool(NUM_BLOCKS)
@@ -158,7 +154,6 @@ def test_only_what_comes_back_soon_votes_and_after_as_many_acquisitions_as_block
     assert (pool.target != 32) == votes
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("before_the_wrap", [1, 15, 17, 18])
 def test_the_clock_of_ghosts_wraps(before_the_wrap: int) -> None:
     """Content 2 is evicted 16 acquisitions after the start, and named again with the 18th."""
@@ -211,7 +206,6 @@ def test_ghosts_that_look_alike_are_one() -> None:
     assert pool.rank(pool.compute(11)) == PROTECTED | REUSED
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("content", [0, 1])
 def test_an_empty_slot_is_no_ghost(content: int) -> None:
     pool = NamedPool(NUM_BLOCKS)
@@ -219,7 +213,6 @@ def test_an_empty_slot_is_no_ghost(content: int) -> None:
     assert (pool.rank(block), pool.target) == (0, 32)
 
 
-@pytest.mark.interpreted
 def test_dropping_the_name_of_a_protected_block_takes_it_off_the_count() -> None:
     pool = full_pool()
     hit(pool, 1, 2)

@@ -11,6 +11,8 @@ from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.eviction.fifo import FIFO, OLDER
 from tests.pool.eviction_model import Model, NamedPool
 
+pytestmark = pytest.mark.plain_only
+
 NUM_CONTENTS = 12
 
 
@@ -135,19 +137,16 @@ class RecentMachine(FifoMachine):
     model_class = RecentModel
 
 
-@pytest.mark.interpreted
 def test_any_order_of_operations_agrees_with_a_list_of_places() -> None:
     run_state_machine_as_test(FifoMachine, settings=settings(deadline=None, stateful_step_count=40))
 
 
-@pytest.mark.interpreted
 def test_a_model_in_which_a_hit_renews_is_noticed() -> None:
     only_looking = settings(max_examples=500, deadline=None, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(RecentMachine, settings=only_looking)
 
 
-@pytest.mark.interpreted
 def test_a_hit_renews_nothing() -> None:
     pool = NamedPool(5, FIFO)
     pool.compute_and_release([10, 20, 30, 40, 50])

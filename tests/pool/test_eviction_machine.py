@@ -22,6 +22,8 @@ from pagedkv.memory.pool.eviction.adaptive import ADAPTIVE
 from pagedkv.memory.pool.eviction.lru import LRU
 from tests.pool.eviction_model import Block, Ghost, Model, NamedPool
 
+pytestmark = pytest.mark.plain_only
+
 FIRST = 2  # the first content
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6)  # in a tree with two branches everywhere
 
@@ -300,7 +302,6 @@ def test_any_order_of_operations_evicts_as_the_model_does_and_never_a_parent_bef
     assert len(seen) == 11
 
 
-@pytest.mark.interpreted
 def test_any_order_of_operations_with_loops_as_plain_python() -> None:
     """Compiled here too; ``NUMBA_DISABLE_JIT=1`` makes the difference."""
     drive(Model, 30)

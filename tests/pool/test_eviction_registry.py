@@ -22,6 +22,7 @@ from pagedkv.memory.space.state import SpaceState
 from pagedkv.planner.capacity import curve
 from pagedkv.planner.simulation import ServingConfig
 from tests.cli.command import run
+from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import prefill
 
 NOT_POLICIES = {"__init__", "moments", "policy", "registry"}
@@ -37,7 +38,8 @@ def space_config(name: str) -> SpaceConfig:
     return SpaceConfig((FullAttention(block_size=4),), num_blocks=9, eviction=name)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", TESTED_POLICIES)
 def test_every_policy_serves_by_its_name(name: str) -> None:
     space = BlockSpace(space_config(name))
     for start in (0, 100, 0, 200, 300, 0):

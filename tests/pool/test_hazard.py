@@ -1,8 +1,10 @@
 """The policy that learns, beside its reference: what it counts, what follows from it, and what it evicts."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,8 @@ from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from tests.pool.hazard_reference import HazardCache, index_of
+
+pytestmark = pytest.mark.plain_only
 
 STEP_S = 100 * 2**14 / 1e6  # a hundred ticks, so that ages are the same in ticks and in seconds
 FIRST = 2  # the first content
@@ -149,7 +153,6 @@ def _packed(scale: int, key: tuple[int, ...]) -> int:
             return pack(last, uses, 0, length, 0, 0)
 
 
-@pytest.mark.interpreted
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SERVED, min_size=1, max_size=14), st.integers(1, 12))
 def test_until_it_learns_it_hits_and_counts_as_the_reference_does(trace: list[Served], num_blocks: int) -> None:
@@ -231,8 +234,14 @@ def learnt(num_requests: int = 200) -> Serving:
     return serving
 
 
+@cache
+def learnt_once() -> Serving:
+    """Make one for all examples, which copy it."""
+    return learnt()
+
+
 def test_values_are_the_index_by_its_definition() -> None:
-    rates = learnt().arrays.eviction_rates.astype(np.float64)
+    rates = learnt_once().arrays.eviction_rates.astype(np.float64)
     num_checked = 0
     for node in range(NUM_NODES):
         if not rates[node, RATE]:
@@ -249,7 +258,7 @@ def test_values_are_the_index_by_its_definition() -> None:
 
 
 def test_the_same_requests_evict_the_same_blocks() -> None:
-    references = references_of(600, seed=5)
+    references = references_of(250, seed=5)
     assert len({pool_hits(references, 80, HAZARD) for _ in range(3)}) == 1
     first, second = learnt(100).arrays, learnt(100).arrays
     assert (first.eviction == second.eviction).all()
@@ -261,7 +270,7 @@ def test_the_same_requests_evict_the_same_blocks() -> None:
 @given(st.lists(SERVED, min_size=30, max_size=60), st.sampled_from([1, 1000, 10**6]))
 def test_no_request_pays_for_what_others_left(trace: list[Served], pause: int) -> None:
     """However long nothing happened: counted is work on runs and classes, of which each piece takes nanoseconds."""
-    serving = learnt(200)
+    serving = copy.deepcopy(learnt_once(), {id(HAZARD): HAZARD})
     now_s = 10_000.0
     before = int(serving.arrays.eviction[WORK])
     for request in trace:

@@ -19,14 +19,14 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
 from pagedkv.memory.pool.eviction.hazard.learning import make_curves
 from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
 
+pytestmark = pytest.mark.plain_only
 
-@pytest.mark.interpreted
+
 @pytest.mark.parametrize("exponent", [0.0, 1e-9, 1e-5, *np.linspace(0.01, learning.LARGEST_EXPONENT, 200).tolist()])
 def test_the_power_series_is_the_exponential(exponent: float) -> None:
     assert learning._exponential(exponent) == pytest.approx(math.exp(-exponent), rel=1e-9)
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "number", [1.0, 2.0, np.nextafter(np.float32(2), np.float32(1)), *np.geomspace(1e-26, 1e5, 200)]
 )

@@ -62,6 +62,8 @@ from pagedkv.memory.pool.prefix_index import find
 from pagedkv.memory.pool.spare_blocks import make_spare
 from tests.pool.eviction_model import GROUP_NAME, NamedPool, digest_words
 
+pytestmark = pytest.mark.plain_only
+
 FIRST = 2  # the first content
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=6)  # in a tree with two branches everywhere
 PLACES = st.integers(0, 99)
@@ -251,7 +253,6 @@ class HazardMachine(RuleBasedStateMachine):
         assert 0 <= state[NEXT_RUN] - state[OLDEST_RUN] <= len(self.pool.arrays.eviction_runs)
 
 
-@pytest.mark.interpreted
 def test_any_order_of_operations_keeps_what_it_promises_and_evicts_what_is_worth_least() -> None:
     run_state_machine_as_test(HazardMachine, settings=settings(deadline=None, stateful_step_count=40))
 

@@ -338,6 +338,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     assert second.split()[2:] == ["found", "found"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(SHA is not Known.PRESENT, reason="no SHA instructions to do without")
 def test_code_for_another_processor_counts_on_no_sha_instructions_and_shares_no_cache(tmp_path: Path) -> None:
     run_digest_of_abc(tmp_path)

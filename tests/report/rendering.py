@@ -1,10 +1,12 @@
 """Renders runs for tests, and reads the page."""
 
-from pagedkv.planner.report import ReportRun
+from unittest.mock import patch
+
+from pagedkv.planner.report import ReportRun, drawing
 from pagedkv.planner.report.page import render_report
 from tests.report.page_reader import Page, read_page
 
-__all__ = ["COMMAND", "render", "rendered"]
+__all__ = ["COMMAND", "render", "rendered", "words_of"]
 
 COMMAND = "pagedkv report trace.jsonl.gz -o report.html"
 
@@ -17,3 +19,10 @@ def render(*runs: ReportRun) -> str:
 def rendered(*runs: ReportRun) -> Page:
     """Render runs, and read the page."""
     return read_page(render(*runs))
+
+
+def words_of(*runs: ReportRun) -> Page:
+    """Render runs without their drawings, which take seconds, and read the page."""
+    empty = '<svg viewBox="0 0 1 1" aria-hidden="true"></svg>'
+    with patch.object(drawing, "draw", lambda *_: empty):
+        return rendered(*runs)

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import pytest
+
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.comparison import figures_section, overlaid_section
 from pagedkv.planner.report.elements import Cell
 from tests.report.page_reader import Page
-from tests.report.rendering import rendered
+from tests.report.rendering import words_of
 from tests.report.sample_runs import empty_run, sample_run
+
+pytestmark = pytest.mark.plain_only
 
 WARNING = "The runs differ in block size, so equal numbers of blocks are not equal numbers of tokens."
 LONG_NAME = "beginning-" + "x" * 100 + "-end"
@@ -26,7 +30,7 @@ def page() -> Page:
     first.replay["preemptions"]["num_recompute"], second.replay["preemptions"]["num_recompute"] = 0, 7
     first.replay["pools"]["full"]["num_live"]["peak"] = 1000
     second.replay["pools"]["full"]["num_live"]["peak"] = 900
-    return rendered(first, second)
+    return words_of(first, second)
 
 
 def figure(title: str, runs: Sequence[ReportRun]) -> list[str]:

@@ -8,6 +8,8 @@ import pytest
 from pagedkv.planner.report.drawing import HALF, LINES, Figure, draw, line, logarithmic, only_axes
 from tests.report.page_reader import read_page
 
+pytestmark = pytest.mark.plain_only
+
 
 def paint(figure: Figure) -> None:
     """Draw a line with markers, which matplotlib defines once and refers to by id."""

@@ -17,7 +17,10 @@ from tests.report.rendering import render
 from tests.report.sample_plans import sample_plan, small_plan, unknown_plan
 from tests.report.sample_runs import empty_run, sample_run
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.plain_only,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium"),
+]
 
 WIDTHS: Final = (400, 800, 1400)
 FAULTS: Final = Path(__file__).parents[1].joinpath("browser", "layout.js").read_text()

@@ -17,8 +17,10 @@ from pagedkv.planner.report.page import render_report
 from pagedkv.planner.report.timelines import time_section
 from tests.choosing import long_but
 from tests.report.page_reader import Page, read_page
-from tests.report.rendering import COMMAND, rendered
+from tests.report.rendering import COMMAND, rendered, words_of
 from tests.report.sample_runs import empty_run, sample_run
+
+pytestmark = pytest.mark.plain_only
 
 HOSTILE: Final = "<script>alert('1')</script> \"quoted\" & $\\frac$ \u65e5\u672c\u8a9e {{ 7 * 7 }} " + "long" * 200
 MAX_NBYTES: Final = 1_000_000
@@ -255,21 +257,21 @@ def test_no_run_and_too_many_are_refused(num_runs: int) -> None:
 def test_warnings_stand_above_everything_else() -> None:
     run = sample_run(num_intervals=1)
     run.replay["warnings"] = ["the seconds are those of <another>"]
-    assert rendered(run).texts("li")[0] == "The seconds are those of <another>."
-    assert rendered(run, run).texts("li")[2].endswith(": the seconds are those of <another>.")
+    assert words_of(run).texts("li")[0] == "The seconds are those of <another>."
+    assert words_of(run, run).texts("li")[2].endswith(": the seconds are those of <another>.")
 
 
 def test_the_cost_model_is_named_beside_its_seconds() -> None:
     run = sample_run(num_intervals=1)
     run.replay["config"]["cost_model_name"] = "llama-3.1-8b/h100"
-    assert "The seconds are those of the cost model llama-3.1-8b/h100." in rendered(run).texts("p")
+    assert "The seconds are those of the cost model llama-3.1-8b/h100." in words_of(run).texts("p")
 
 
 def test_of_lengths_alone_no_hit_is_claimed_and_none_denied() -> None:
     run = sample_run(num_intervals=3, with_curve=False)
     run.replay["requests"]["num_with_content"] = 0
     run.replay["hits"] |= {"token_hit_ratio": None, "block_hit_ratio": None}
-    page = rendered(run)
+    page = words_of(run)
     values = dict(zip(page.texts("dt"), page.texts("dd", class_="value"), strict=False))
     assert values["Hit ratio by token"] == values["Hit ratio by block"] == "unknown"
     assert not {"Hit ratio over time", "Hits by age", "Evictions by age"} & set(page.texts("h3"))
@@ -299,22 +301,22 @@ def test_sizes_of_blocks_and_reservations_have_scales_of_their_own() -> None:
 def test_a_comparison_of_results_speaks_of_no_lines_that_are_not_there() -> None:
     without, with_curve = sample_run(num_intervals=1, with_curve=False), sample_run(num_intervals=1)
     told = "What each replay had, at the tokens that its pool holds; no capacity curve was measured."
-    assert told in rendered(without, without).texts("p")
-    assert told not in rendered(without, with_curve).texts("p")
+    assert told in words_of(without, without).texts("p")
+    assert told not in words_of(without, with_curve).texts("p")
 
 
 def test_the_headline_is_an_answer_and_not_a_file_name() -> None:
     run = sample_run("trace.jsonl", num_intervals=3)
     run.replay["config"]["cost_model_name"] = "llama-3.1-8b/h100"
     told = "18.4% of the prompt tokens were in the cache; 99% of the answers began within"
-    (headline,) = rendered(run).texts("h1")
+    (headline,) = words_of(run).texts("h1")
     assert headline.startswith(told)
     assert headline.endswith("(seconds: llama-3.1-8b/h100)")
     run.replay["hits"] |= {"token_hit_ratio": None, "block_hit_ratio": None}
-    assert rendered(run).texts("h1")[0].startswith("What would hit is unknown; 99% of the answers")
-    (headline,) = rendered(empty_run()).texts("h1")
+    assert words_of(run).texts("h1")[0].startswith("What would hit is unknown; 99% of the answers")
+    (headline,) = words_of(empty_run()).texts("h1")
     assert headline.endswith("; no request was answered")
-    two = rendered(sample_run("a", num_intervals=3), sample_run("b", num_intervals=3, seed=1))
+    two = words_of(sample_run("a", num_intervals=3), sample_run("b", num_intervals=3, seed=1))
     assert two.texts("h1") == ["2 runs compared; 2. b hits the most, 19.1% of the prompt tokens"]
 
 

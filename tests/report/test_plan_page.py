@@ -6,6 +6,8 @@ from pagedkv.planner.report.plan_page import render_plan
 from tests.report.page_reader import Page, read_page
 from tests.report.sample_plans import small_plan, unknown_plan
 
+pytestmark = pytest.mark.plain_only
+
 
 @pytest.fixture(scope="module")
 def page() -> Page:

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
+import pytest
+
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.capacity import capacity_section
 from tests.report.page_reader import Page, read_page
-from tests.report.rendering import rendered
+from tests.report.rendering import words_of
 from tests.report.sample_runs import sample_run
+
+pytestmark = pytest.mark.plain_only
 
 NUMBER: Final = re.compile(r"(-?[\d,]+(?:\.(\d+))?)(%| GiB| ms| us| s|)")
 SCALES: Final = {"%": 0.01, " GiB": 2.0**30, " ms": 1e-3, " us": 1e-6, " s": 1.0, "": 1.0}
@@ -75,7 +79,7 @@ def run_and_page() -> tuple[ReportRun, Page]:
     pool = run.replay["pools"]["full"]
     pool["hits_by_age"]["num_blocks"] = list(range(15))
     pool["evictions_by_age"]["num_blocks"] = list(range(100, 115))
-    return run, rendered(run)
+    return run, words_of(run)
 
 
 def test_numbers_of_tables_and_tiles_were_measured() -> None:

@@ -84,7 +84,7 @@ def test_the_planner_reads_the_log(tmp_path: Path) -> None:
         usages = [
             ask(url, f"{number} {PREFIX if number % 2 else PREFIX[::-1]}").json()["usage"] for number in (0, 1) * 3
         ]
-    result = CliRunner().invoke(app, ["curve", str(path), "--json", str(curve)])
+    result = CliRunner().invoke(app, ["curve", str(path), "--eviction", "lru", "--json", str(curve)])
     assert result.exit_code == 0, result.output
     document = json.loads(curve.read_text())
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -328,14 +329,13 @@ def stride(request: pytest.FixtureRequest) -> int:
 
 
 def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace, stride: int) -> Counter[str]:
-    """Interrupt an operation at every line in turn, or at every third; count how that left the space."""
-    constants: list[object] = [each for each in gc.get_objects() if issubclass(type(each), Dispatcher)]
-    done = copy_of(start, constants)
+    """Interrupt an operation at lines so far apart, from the first on; count how that left the space."""
+    done = copy_of(start)
     operation(done)
     done.check()
     outcomes = Counter[str]()
     for line in count(1, stride):
-        space = copy_of(start, constants)
+        space = copy_of(start)
         try:
             with interrupted_at(line):
                 operation(space)
@@ -346,9 +346,15 @@ def outcomes_of(operation: Callable[[BlockSpace], object], start: BlockSpace, st
     raise AssertionError
 
 
-def copy_of(space: BlockSpace, constants: list[object]) -> BlockSpace:
+@cache
+def compiled_loops() -> dict[int, object]:
+    """Find the compiled loops of this process: once, since the search looks at all objects."""
+    return {id(each): each for each in gc.get_objects() if issubclass(type(each), Dispatcher)}
+
+
+def copy_of(space: BlockSpace) -> BlockSpace:
     """Copy a space, but not the compiled loops that it refers to."""
-    return copy.deepcopy(space, {id(each): each for each in [*constants, space.config]})
+    return copy.deepcopy(space, compiled_loops() | {id(space.config): space.config})
 
 
 def outcome(space: BlockSpace, start: BlockSpace, done: BlockSpace) -> str:

@@ -15,6 +15,8 @@ from pagedkv.memory.pool.eviction.hazard.layout import CLASSES, NEXT_RUN, TICKS,
 from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import new_space, prefill, tokens
 
+pytestmark = pytest.mark.plain_only
+
 GROUPS = FullAttention(4), SlidingWindow(6, 4)
 
 

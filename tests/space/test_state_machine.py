@@ -1,6 +1,6 @@
 """The central proof: every operation in any order, on every group mix, against a model with memory.
 
-At least as many checked operations in all as ``pytest --operations N`` says, by default 10,000: the same
+At least as many checked operations in all as ``pytest --operations N`` says, by default 6,000: the same
 for each of 13 mixes, 7 in 10 of them in any order, and the others of rows that share what is still to be computed and
 leave in any order, which have a machine of their own. ``make test-long`` makes two million, and the interpreted loops
 see some three thousand.

@@ -10,7 +10,10 @@ from typing import Final
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc")
+pytestmark = [
+    pytest.mark.plain_only,
+    pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="reads the peak from /proc"),
+]
 
 MIB: Final = 2**20
 BOUND_MIB: Final = 24

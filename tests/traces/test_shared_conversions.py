@@ -17,7 +17,7 @@ from pagedkv.planner.traces.writer import TraceWriter
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")
+pytestmark = [pytest.mark.plain_only, pytest.mark.skipif(not TRACES.is_dir(), reason=f"no traces in {TRACES}")]
 
 NAMES = [
     "mooncake_conversation.jsonl.gz",
@@ -29,7 +29,7 @@ NAMES = [
     "azure_llm_2023_code.csv.gz",
     "servegen_reason_5rps_30min.csv.gz",
 ]
-MAX_NUM_REQUESTS = 10_000
+MAX_NUM_REQUESTS = 2_000
 """Of each trace, so that the test takes seconds."""
 
 

@@ -52,6 +52,7 @@ def test_a_rehearsal_without_features_leaves_its_spaces_in_order() -> None:
     rehearse("lru", NO_FEATURES)
 
 
+@pytest.mark.plain_only
 def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
     plain, all_of_them = recorded_once(of_spaces("lru", has_features=False)), recorded_once(of_spaces("lru"))
     assert any("PoolArrays" in str(each.kinds) for each in plain)
@@ -62,6 +63,7 @@ def test_what_is_recorded_without_features_is_of_pools_that_have_none() -> None:
     assert of_spaces("fifo", has_features=False) == of_spaces("fifo")
 
 
+@pytest.mark.plain_only
 def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> None:
     lru, hazard = recorded_once(of_spaces("lru")), recorded_once(of_spaces("hazard"))
     assert len(lru) == len(set(lru)) > 100
@@ -97,6 +99,7 @@ def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
     assert 2 <= len(told) < told[0][1] / 2
 
 
+@pytest.mark.plain_only
 def test_curves_and_attention_have_loops_of_their_own() -> None:
     of_blocks, in_a_model, attention = (
         {each.name for each in recorded_once(rehearsal)}
@@ -156,8 +159,9 @@ with TemporaryDirectory() as folder:
     lines = [{"timestamp": 10 * at, "input_length": 4 * len(each), "output_length": 2, "hash_ids": each}
              for at, each in enumerate(prompts)]
     trace.write_text("".join(json.dumps(line) + "\\n" for line in lines))
+    chosen = ["curve", str(trace), "--trace-block-size", "4", "--json", "-", *sys.argv[1:]]
     for more in ([], ["--model", "gemma-3-27b", "--memory", "4"]):
-        result = CliRunner().invoke(app, ["curve", str(trace), "--trace-block-size", "4", "--json", "-", *more])
+        result = CliRunner().invoke(app, [*chosen, *more])
         assert result.exit_code == 0, result.output
 """
 STORE = """
@@ -182,10 +186,10 @@ assert [len(answer.completions[0].token_ids) for answer in answers] == [6, 6]
 """
 
 
-def compiled_by(program: str, **environment: str) -> list[str]:
+def compiled_by(program: str, *arguments: str, **environment: str) -> list[str]:
     """Run a program in a process of its own; give what that compiles."""
     done = subprocess.run(
-        [sys.executable, "-c", f"{COUNTING}{program}\nprint(json.dumps(compiled))"],
+        [sys.executable, "-c", f"{COUNTING}{program}\nprint(json.dumps(compiled))", *arguments],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"NUMBA_DISABLE_JIT": "0"} | environment,
         capture_output=True,
@@ -219,7 +223,8 @@ def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
 
 @pytest.mark.usefixtures("_warm")
 def test_curves_compile_nothing_after_a_warm_up() -> None:
-    assert compiled_by(MEASURE) == []
+    options = [option for name in TESTED_POLICIES for option in ("--eviction", name)]
+    assert compiled_by(MEASURE, *options) == []
 
 
 @pytest.mark.usefixtures("_warm")
@@ -248,6 +253,7 @@ ATTENTION.run()
 TARGET = next((target for target in TARGETS["x86_64"] if target.runs_on(own_processor())), None)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(TARGET is None, reason="no target of this processor")
 def test_what_is_warmed_up_for_a_target_serves_every_processor_of_that_kind_and_no_other(tmp_path: Path) -> None:
     assert TARGET is not None

@@ -9,6 +9,8 @@ from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 
+pytestmark = pytest.mark.plain_only
+
 LRU, ADAPTIVE, *_ = INTENTS
 UNTIL_NEXT = Intent("leases until next", lease_s=-1.0)
 

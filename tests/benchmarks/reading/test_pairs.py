@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.reading.imports import Sources, Taken
 from benchmarks.reading.pairs import Plan, circles, pairs, room_sizes
 from benchmarks.repository import ROOT
+
+pytestmark = pytest.mark.plain_only
 
 PLAN = Plan(
     core=("pool/", "space/"),

@@ -13,6 +13,8 @@ from benchmarks.side_by_side.comparing import Comparison
 from benchmarks.side_by_side.processes import play_both
 from benchmarks.trial import Package
 
+pytestmark = pytest.mark.plain_only
+
 ANOTHER_VICTIM = """
 _free = BlockSpace.free
 

@@ -51,6 +51,7 @@ def test_what_is_named_is_taken_last_and_the_least_recently_used_first() -> None
     assert not pool.blocks_of
 
 
+@pytest.mark.plain_only
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
