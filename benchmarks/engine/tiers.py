@@ -5,9 +5,9 @@
     python -m benchmarks.engine.tiers --small-gpu        # the small model, on a GPU
 
 Conversations have three times as many tokens as the device pool. Each is asked once, so that others evict it; then,
-when all is stored, each comes back with its answer and a further question. Rounds take turns; each begins with empty tiers. On a CPU all answers
-must be those of the engine without tiers. On a GPU they are not compared: of random weights in bfloat16 many logits are
-equal, and what wins depends on the shapes of products, so also on hits without tiers.
+when all is stored, each comes back with its answer and a further question. Rounds take turns; each begins with empty
+tiers. On a CPU all answers must be those of the engine without tiers. On a GPU they are not compared: of random weights
+in bfloat16 many logits are equal, and what wins depends on the shapes of products, so also on hits without tiers.
 """
 
 import argparse
