@@ -3,7 +3,7 @@
     python -m benchmarks.routing TRACE [--replicas 4 8] [--load X] [--blocks N] [--cost NAME] [--requests N]
 
 Without ``--load`` requests arrive so fast that replicas compute 70 % of the time when they are routed by cost. The
-oracle is the same router that learns everything at once; ours learns it 100 ms late, and of 1 % of the batches of
+messages of the oracle, the same router, come at once; those of the others come 100 ms late, and 1 % of the batches of
 events never. "one pool" is a single replica with the memory, the limits and the speed of all.
 """
 

@@ -24,7 +24,7 @@ class Candidate:
     """A replica as the router saw it.
 
     Args:
-        name: the replica; state: how much the index knows of it.
+        name: the replica; state: how complete its index is.
         num_hit_tokens: tokens of the prompt that it has cached, or is promised to have.
         num_promised_tokens: those of them that no event has confirmed.
         num_prefill_tokens: tokens of prompts that it has to compute already; num_decoding: requests that decode there.

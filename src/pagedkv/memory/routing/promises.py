@@ -1,6 +1,6 @@
 """What routed prompts will store: until the event comes, the replica that got a prompt is promised to have its blocks.
 
-So a burst of one prefix goes to one replica from its second request on, though no event has told of the first. A
+So a burst of one prefix goes to one replica from its second request on, before the events of the first have come. A
 promise ends with the event of its block, or after its time: then what was promised is not there, since the request
 was rejected, or its blocks were evicted before their events came.
 

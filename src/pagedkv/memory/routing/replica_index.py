@@ -1,11 +1,11 @@
 """The index of a cluster: which blocks each replica has cached, from the events of their block spaces.
 
-A replica has a *lifetime*, a name of one run of its process, and numbers its batches of events from 0 in it. What the
-index knows of a replica is
+A replica has a *lifetime*, a name of one run of its process, and numbers its batches of events from 0 in it. The index
+of a replica is
 
-    EMPTY       nothing yet, or another lifetime began: no block counts
-    EXACT       all events of its lifetime, or a snapshot and all events since
-    DEGRADED    a batch was lost: what is there counts, but may be evicted, and more may be there
+    EMPTY       no event has come, or another lifetime began: there are no blocks
+    EXACT       all events of its lifetime were applied, or a snapshot and all events since
+    DEGRADED    a batch was lost: blocks of the index may have been evicted, and blocks of the replica may be missing
 
     EMPTY --- batch 0 | snapshot ---> EXACT --- a gap ---> DEGRADED --- snapshot ---> EXACT
       ^---------------------------- another lifetime | forget ----------------------------|
@@ -35,7 +35,7 @@ LARGEST_BATCH: Final = 2**62
 
 
 class IndexState(StrEnum):
-    """How much the index knows of a replica."""
+    """How complete the index of a replica is."""
 
     EMPTY = "empty"
     EXACT = "exact"
@@ -44,14 +44,14 @@ class IndexState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What the index knows of a replica.
+    """A replica in the index.
 
     Args:
         name: its name; lifetime: of its process, "" before the first batch.
-        state: how much is known.
+        state: how complete its index is.
         since_s: since when the state is what it is.
         next_batch: number of the batch that is awaited.
-        num_blocks: blocks that are known of.
+        num_blocks: its blocks in the index.
         num_lost_batches: batches that were lost in this lifetime.
     """
 
@@ -113,7 +113,7 @@ class ReplicaIndex:
     # Replicas and their events
 
     def add_replica(self, name: str, now_s: float = 0.0) -> None:
-        """Add a replica, of which nothing is known yet.
+        """Add a replica, whose index is empty.
 
         Raises:
             ConfigurationError: it is there already, or there are 64.
@@ -180,7 +180,7 @@ class ReplicaIndex:
     def restore(
         self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float = 0.0
     ) -> None:
-        """Replace what is known of a replica by a snapshot, so that it is exact.
+        """Replace the index of a replica by a snapshot, so that it is exact.
 
         Args:
             name: the replica; lifetime: of its process.
@@ -204,7 +204,7 @@ class ReplicaIndex:
         self._set_state(replica, IndexState.EXACT, now_s)
 
     def forget(self, name: str, now_s: float = 0.0) -> None:
-        """Forget what is known of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
+        """Empty the index of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
         replica = self._replica(name)
         self._clear(replica)
         self._set_state(replica, IndexState.EMPTY, now_s)
@@ -224,7 +224,7 @@ class ReplicaIndex:
         )
 
     def state(self, name: str) -> IndexState:
-        """Return how much is known of a replica. O(1). Raises ConfigurationError for an unknown one."""
+        """Return how complete the index of a replica is. O(1). Raises ConfigurationError for an unknown one."""
         return self._replica(name).state
 
     # Prompts
@@ -245,7 +245,7 @@ class ReplicaIndex:
 
         Args:
             prompt: the prompt.
-            bits: which replicas have which block, as from :meth:`look_up`; None: as the index knows.
+            bits: which replicas have which block, as from :meth:`look_up`; None: those of the index.
         """
         bits = self.look_up(prompt) if bits is None else bits
         having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))

@@ -1,4 +1,4 @@
-"""What is outstanding on each replica, as a router knows it: prompts to compute, requests that decode, recent work."""
+"""What is outstanding on each replica: prompts to compute, requests that decode, recent work."""
 
 import math
 from dataclasses import dataclass, field

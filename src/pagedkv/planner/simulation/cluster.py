@@ -1,11 +1,11 @@
-"""VirtualCluster: several replicas on one virtual clock, and the router that serves, which sees them as it would.
+"""VirtualCluster: several replicas on one virtual clock, behind the router that serves.
 
 Each replica is a :class:`~pagedkv.planner.simulation.virtual_clock.VirtualClock` with a space of its own. All replicas
-advance in the order of time. What the router learns, it learns late, or not at all::
+advance in the order of time. Messages reach the router late, or not at all::
 
     a step of a replica ends --> events of its blocks --- delay, loss ---> index; a gap --> snapshot --- delay
                             +--> first tokens, ends ---- delay ----------> loads
-    a request arrives       --> the router chooses, by what it knows by then --> the replica's queue
+    a request arrives       --> the router chooses, by what has reached it --> the replica's queue
 """
 
 import heapq
@@ -47,7 +47,7 @@ class Network:
     """What lies between replicas and router.
 
     Args:
-        delay_s: seconds until the router learns what happened; a snapshot takes as long again.
+        delay_s: seconds until a message reaches the router; a snapshot takes as long again.
         loss: fraction of the batches of events that never arrive.
         heartbeat_s: seconds between heartbeats, by which a loss is noticed.
         seed: determines which batches are lost.
@@ -146,7 +146,7 @@ class VirtualCluster:
         config: of each replica; costs: duration of its steps.
         num_replicas: how many there are, at most 64.
         routing: how requests are routed; rules: the numbers of the router.
-        network: what the router learns, and when.
+        network: which messages reach the router, and when.
 
     Raises:
         ConfigurationError: the configuration contradicts itself, or there are too many replicas.
