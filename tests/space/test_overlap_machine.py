@@ -21,7 +21,7 @@ NUMBA_IS_OFF = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 RULES_A_RUN = 50
 RUNS = 60
 OPERATIONS_OF_ALL_RUNS = 50_000  # of the other machines: who asks for fewer gets as much less of these
-LEAST_RUNS = 6
+LEAST_RUNS = 12
 RUNS_TO_NOTICE = 1000  # at most: a fault that is noticed ends them
 MET = frozenset({"unknown", "filled"})
 MET_WITH_DRAFTS = MET | {

@@ -7,7 +7,7 @@ instead took an index of hybrid models from 76 to 25 % of reuse (llm-d-router, p
 
 from collections.abc import Sequence
 from math import lcm
-from typing import Final, TypeAlias, final
+from typing import Final, TypeAlias, assert_never, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ from pagedkv.memory.contract.arrays import Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import (
     ChunkedLocal,
+    FullAttention,
     GroupSpec,
+    RecurrentState,
     SlidingWindow,
     keeps_state,
     keeps_whole_prefix,
@@ -93,7 +95,14 @@ class HitLengths:
 
 def _first_needed(group: GroupSpec, query: Int64Array) -> Int64Array:
     """Return the first position that a query, and all later ones, still read, sinks aside."""
-    if isinstance(group, SlidingWindow):
-        return np.maximum(0, query - group.window + 1)
-    assert isinstance(group, ChunkedLocal)
-    return query // group.chunk_size * group.chunk_size
+    match group:
+        case FullAttention():
+            return np.zeros_like(query)
+        case SlidingWindow(window=window):
+            return np.maximum(0, query - window + 1)
+        case ChunkedLocal(chunk_size=size):
+            return query // size * size
+        case RecurrentState():
+            return np.maximum(0, query - 1)
+        case _:
+            assert_never(group)
