@@ -57,6 +57,8 @@ DOORS: Final = (
     "pagedkv.simulation.planning",
     "pagedkv.report",
     "pagedkv.report.page",
+    "pagedkv.tiers",
+    "pagedkv.routing",
     "pagedkv.warming",
     "pagedkv.plan_buffer",
     "pagedkv.fingerprint",

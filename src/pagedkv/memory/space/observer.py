@@ -17,10 +17,10 @@ the middle of an operation, after all checks that can refuse it: an observer tha
 
 from typing import TYPE_CHECKING
 
+from pagedkv.memory.contract.answers import Load
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 
 if TYPE_CHECKING:
-    from pagedkv.memory.contract.answers import Load
     from pagedkv.memory.space.hits import PrefixHit
     from pagedkv.memory.space.observed_space import ObservedSpace
     from pagedkv.memory.space.steps import InFlightStep
@@ -79,10 +79,10 @@ class SpaceObserver:
     def returned(self, batch: Int32Array) -> None:
         """Rows were moved back from the host pools, in the open step."""
 
-    def load_begun(self, load: "Load", hit: "PrefixHit") -> None:
+    def load_begun(self, load: Load, hit: "PrefixHit") -> None:
         """Blocks behind a hit were reserved for a load, which holds those of the hit as well."""
 
-    def load_ended(self, load: "Load") -> None:
+    def load_ended(self, load: Load) -> None:
         """What a load has brought can be hit, and it holds no block any more."""
 
     def advanced(self, now_s: float) -> None:
