@@ -457,6 +457,17 @@ def test_the_second_offer_is_stored(model: PreTrainedModel) -> None:
         assert llm.core.tier_statistics()[0].store.num_entries == expected
 
 
+def test_each_of_several_answers_is_stored(model: PreTrainedModel) -> None:
+    """They share the prompt's run, and each has one of its own behind it."""
+    llm = LLM(model, with_tiers(HostTier("64MiB")))
+    params = replace(PARAMS, max_tokens=45, ignore_eos=True, n=2, temperature=2.0, seed=3)
+    (answer,) = llm.generate([LONG[:50]], params)
+    first, second = (completion.token_ids for completion in answer.completions)
+    assert first[:14] != second[:14]
+    assert llm.core.flush_tiers(SECONDS)
+    assert llm.core.tier_statistics()[0].store.num_entries == 3
+
+
 def test_an_outage_is_one_line_in_the_log(
     model: PreTrainedModel, answers: list[Reference], body: TestBody, caplog: pytest.LogCaptureFixture
 ) -> None:

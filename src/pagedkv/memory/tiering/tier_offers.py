@@ -89,7 +89,7 @@ class TierOffers:
         self._bytes = block_bytes
         self._queues: list[deque[_Sequence]] = [deque(maxlen=MOST_QUEUED) for _ in tiers]
         self._copies: list[deque[_Copy]] = [deque() for _ in tiers]
-        self._num_offered: list[WeakKeyDictionary[RunChain, int]] = [WeakKeyDictionary() for _ in tiers]
+        self._offered: list[WeakKeyDictionary[RunChain, list[Run]]] = [WeakKeyDictionary() for _ in tiers]
         self._budget_nbytes = block_bytes.read_nbytes_a_step
 
     def note_step(self, seconds: float) -> None:
@@ -113,7 +113,7 @@ class TierOffers:
         """Drop all that waits; tiers may have been left out since."""
         self._queues = [deque(maxlen=MOST_QUEUED) for _ in self._tiers]
         self._copies = [deque() for _ in self._tiers]
-        self._num_offered = [WeakKeyDictionary() for _ in self._tiers]
+        self._offered = [WeakKeyDictionary() for _ in self._tiers]
 
     def advance(self, *, is_idle: bool) -> None:
         """Copy and offer, within a step's budget unless no request is served.
@@ -148,13 +148,13 @@ class TierOffers:
         if self._bytes.room_nbytes is not None:
             room = min(room, self._bytes.room_nbytes)
         most = min(max(0, room) // max(1, layout.run_nbytes), -(-at_once // max(1, layout.run_nbytes)))
-        # A request offers its prompt when that is computed and when it ends, which is one offer.
-        first = max(sequence.next_run, min(self._num_offered[number].get(chain, 0), len(chain.runs)))
+        first = max(sequence.next_run, self._num_offered(number, chain))
         last = num_tokens // layout.run_tokens if layout.has_runs else 0
         if most == 0 and first < last:
             return None
         runs = chain.runs[first : min(last, first + most)]
-        sequence.next_run = self._num_offered[number][chain] = first + len(runs)
+        sequence.next_run = first + len(runs)
+        self._offered[number][chain] = chain.runs[: sequence.next_run]
         wanted = [first + place for place in np.flatnonzero(store.wants(runs)).tolist()]
         self._copy(number, [(chain.runs[run], layout.blocks_of_run(run, hit.block_ids)) for run in wanted])
         if sequence.next_run >= last:
@@ -162,6 +162,12 @@ class TierOffers:
             if layout.has_ends:
                 self._copy_end(number, sequence, num_tokens)
         return len(wanted) * layout.run_nbytes
+
+    def _num_offered(self, number: int, chain: RunChain) -> int:
+        """Count the leading runs that a request has offered already: its prompt's, when that was computed."""
+        offered = self._offered[number].get(chain, [])
+        same = (mine is theirs for mine, theirs in zip(offered, chain.runs, strict=False))
+        return next((place for place, is_same in enumerate(same) if not is_same), min(len(offered), len(chain.runs)))
 
     def _copy_end(self, number: int, sequence: _Sequence, num_tokens: int) -> None:
         """Begin to copy the end of a sequence, if the tier wants it."""
