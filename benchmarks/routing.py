@@ -4,7 +4,7 @@
 
 Without ``--load`` requests arrive so fast that replicas compute 70 % of the time when they are routed by cost. The
 messages of the oracle, the same router, come at once; those of the others come 100 ms late, and 1 % of the batches of
-events never. "one pool" is a single replica with the memory, the limits and the speed of all.
+events never. "one pool" is a single replica with the memory of all, whose hits alone compare.
 """
 
 import argparse
@@ -17,9 +17,11 @@ from time import perf_counter
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.machine import describe
 from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing
+from pagedkv.memory.space import StoredBlocks
 from pagedkv.planner.simulation.cluster import ClusterFigures, Network, VirtualCluster
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
@@ -42,12 +44,17 @@ class Setup:
     """What is simulated.
 
     Args:
-        config: of a replica; costs: of its steps; requests: the trace.
+        num_blocks: of a replica, of 64 tokens; costs: of its steps; requests: the trace.
     """
 
-    config: ServingConfig
+    num_blocks: int
     costs: CostModel
     requests: Sequence[Request]
+
+    @property
+    def config(self) -> ServingConfig:
+        """The configuration of a replica."""
+        return ServingConfig(num_blocks=self.num_blocks, block_size=64)
 
     def serve(self, num_replicas: int, load: float, routing: Routing, network: Network) -> ClusterFigures:
         """Serve the trace."""
@@ -57,15 +64,15 @@ class Setup:
         cluster.check()
         return figures
 
-    def serve_whole(self, num_replicas: int, load: float) -> ClusterFigures:
-        """Serve the trace by one replica with everything of all."""
+    def hit_ratio_of_one_pool(self, num_replicas: int, load: float) -> float:
+        """Serve the trace by one replica with the memory of all, at a pace that leaves it as much time."""
         config = replace(
             self.config,
-            load=load / num_replicas,  # steps as fast as those of all: time runs so much slower
-            num_blocks=self.config.num_blocks * num_replicas,  # type: ignore[operator]  # a number
+            load=load / num_replicas,
+            num_blocks=self.num_blocks * num_replicas,
             max_sequences=self.config.max_sequences * num_replicas,
         )
-        return VirtualCluster(config, self.costs, 1).run(self.requests)
+        return VirtualCluster(config, self.costs, 1).run(self.requests).hit_ratio
 
     def load_of(self, num_replicas: int) -> float:
         """Find the load at which replicas compute 70 % of the time."""
@@ -85,7 +92,7 @@ def compare(setup: Setup, num_replicas: int, load: float) -> dict[str, ClusterFi
         "prefix": setup.serve(num_replicas, load, "prefix", LATE),
     }
     figures |= {routing: setup.serve(num_replicas, load, routing, LATE) for routing in ROUTINGS if routing != "prefix"}
-    return figures | {"one pool": setup.serve_whole(num_replicas, load)}
+    return figures
 
 
 def show(name: str, figures: ClusterFigures, oracle: ClusterFigures) -> None:
@@ -99,6 +106,12 @@ def show(name: str, figures: ClusterFigures, oracle: ClusterFigures) -> None:
     )
 
 
+def stored(digests: npt.NDArray[np.uint8]) -> StoredBlocks:
+    """Blocks of these digests, uint8 ``[n, 32]``, as a snapshot has them."""
+    ids = np.arange(1, len(digests) + 1, dtype=np.int32)
+    return StoredBlocks("device", np.zeros_like(ids), ids, digests, np.zeros_like(digests), np.zeros(len(ids), bool))
+
+
 def decision_times() -> dict[int, float]:
     """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds."""
     config = ServingConfig(num_blocks=64)
@@ -107,8 +120,8 @@ def decision_times() -> dict[int, float]:
     rng = np.random.default_rng(1)
     for number in range(8):
         router.add_replica(f"r{number}")
-        digests = rng.integers(0, 2**32, (NUM_INDEXED // 8, 8), dtype=np.uint32)
-        index._pools["device"].add(digests, np.zeros(len(digests), np.int32), number)  # noqa: SLF001 - as events do
+        digests = rng.integers(0, 256, (NUM_INDEXED // 8, 32), dtype=np.uint8)
+        router.index.restore(f"r{number}", "1", 0, [stored(digests)])
     times = {}
     for length in PROMPTS:
         seconds = []
@@ -139,8 +152,7 @@ def main() -> None:
     rows = []
     for trace in given.trace:
         requests = list(islice(TraceReader(trace), given.requests))
-        config = ServingConfig(num_blocks=given.blocks, block_size=64)
-        setup = Setup(config, read_cost_model(given.cost), requests)
+        setup = Setup(given.blocks, read_cost_model(given.cost), requests)
         for num_replicas in given.replicas:
             load = given.load or setup.load_of(num_replicas)
             print(f"\n{Path(trace).name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}")
@@ -152,9 +164,11 @@ def main() -> None:
             figures = compare(setup, num_replicas, load)
             for name, each in figures.items():
                 show(name, each, figures["oracle"])
+            pooled = setup.hit_ratio_of_one_pool(num_replicas, load)
+            print(f"{'one pool':14} {100 * pooled:7.2f} {pooled / max(figures['oracle'].hit_ratio, 1e-9):10.3f}")
             print(f"{perf_counter() - begun:.0f} s")
             rows.append({
-                "trace": Path(trace).name, "replicas": num_replicas, "load": load,
+                "trace": Path(trace).name, "replicas": num_replicas, "load": load, "one_pool_hit_ratio": pooled,
                 "ways": {name: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
                                 "p50_s": each.first_token_percentile_s(50), "p99_s": each.first_token_percentile_s(99)}
                          for name, each in figures.items()},

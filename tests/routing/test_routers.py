@@ -53,7 +53,7 @@ def test_what_no_replica_has_goes_to_the_least_loaded() -> None:
     router = new_router("a", "b")
     assert router.choose(1, PROMPT, 0.0).replica == "a"
     choice = router.choose(2, tokens(40, first=1000), 0.0)
-    assert (choice.replica, choice.reason) == ("b", RoutingReason.LEAST_LOADED)
+    assert (choice.replica, choice.reason) == ("b", RoutingReason.NOT_CACHED)
 
 
 def test_a_long_queue_is_worth_more_than_a_short_prefix() -> None:
@@ -139,7 +139,8 @@ def test_in_turn_and_by_load_alone() -> None:
     loads = new_router("a", "b", routing="least-loaded")
     store(loads, "b", PROMPT)
     loads.choose(0, tokens(20, first=900), 0.0, among=["b"])
-    assert loads.choose(1, PROMPT, 0.0).replica == "a"
+    choice = loads.choose(1, PROMPT, 0.0)
+    assert (choice.replica, choice.reason) == ("a", RoutingReason.LEAST_LOADED)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["choose", "prefilled", "ended"]), st.integers(0, 9)), max_size=60))

@@ -12,7 +12,8 @@ class RoutingReason(StrEnum):
     """Why a replica was chosen."""
 
     MOST_CACHED = "it has most of the prompt"
-    LEAST_LOADED = "no replica has any of the prompt, and it has the least to do"
+    NOT_CACHED = "no replica has any of the prompt, and it has the least to do"
+    LEAST_LOADED = "it has the least to do"
     SHORTER_QUEUE = "another has more of the prompt, and so much more to do that computing here is sooner"
     BALANCE = "a cheaper one has computed more than its share of late"
     ONLY = "it is the only one"

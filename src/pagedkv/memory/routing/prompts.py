@@ -1,12 +1,13 @@
 """A prompt as an index looks it up: the digests of its blocks, for each size of blocks."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
 
 from pagedkv.memory.contract.arguments import as_token_array
-from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.pool.block_keys import keys_of_blocks
@@ -19,7 +20,7 @@ __all__ = ["HashedPrompt", "PromptHasher"]
 NO_EXTRA_IDS: Final = np.zeros(0, np.int32)
 
 
-@final
+@dataclass(frozen=True, slots=True, eq=False)
 class HashedPrompt:
     """A prompt's digests.
 
@@ -28,9 +29,8 @@ class HashedPrompt:
         digests: uint32 ``[blocks, 8]`` by block size.
     """
 
-    def __init__(self, num_tokens: int, digests: dict[int, Uint32Array]) -> None:
-        self.num_tokens = num_tokens
-        self.digests = digests
+    num_tokens: int
+    digests: dict[int, Uint32Array]
 
 
 @final
@@ -52,7 +52,7 @@ class PromptHasher:
         tokens = as_token_array(token_ids)
         return HashedPrompt(len(tokens), {size: self._digests(tokens, size, keys) for size in self._block_sizes})
 
-    def _digests(self, tokens: "np.typing.NDArray[np.int32]", size: int, keys: RequestKeys) -> Uint32Array:
+    def _digests(self, tokens: Int32Array, size: int, keys: RequestKeys) -> Uint32Array:
         num_blocks = len(tokens) // size
         digests = np.empty((num_blocks, DIGEST_WORDS), np.uint32)
         encodings = keys_of_blocks(keys, self._weights_epoch, size, 0, num_blocks)

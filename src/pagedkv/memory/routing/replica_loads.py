@@ -77,10 +77,6 @@ class ReplicaLoads:
             load.as_of_s = now_s
         return load
 
-    def load_as_it_is(self, name: str) -> ReplicaLoad:
-        """Return a replica's load as of its ``as_of_s``; the caller must not change it."""
-        return self._loads[name]
-
     def begin(self, request: int, name: str, num_new_tokens: int, now_s: float) -> None:
         """Count a request that was sent to a replica. Raises ConfigurationError: it is outstanding already."""
         if request in self._requests:

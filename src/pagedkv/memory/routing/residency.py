@@ -163,7 +163,7 @@ class Residency:
 
     @staticmethod
     def _require(digests: Uint32Array, groups: npt.NDArray[np.int32]) -> None:
-        if digests.dtype != np.uint32 or digests.ndim != 2 or digests.shape[1] != DIGEST_WORDS:  # noqa: PLR2004
+        if digests.dtype != np.uint32 or digests.shape[1:] != (DIGEST_WORDS,):
             raise ConfigurationError(f"digests must be uint32 [n, 8], got {digests.dtype} {list(digests.shape)}")
         if groups.dtype != np.int32 or groups.shape != (len(digests),):
             raise ConfigurationError(

@@ -28,7 +28,7 @@ from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
 from pagedkv.memory.routing.promises import Promises
 from pagedkv.memory.routing.replica_index import ReplicaIndex
-from pagedkv.memory.routing.replica_loads import ReplicaLoads
+from pagedkv.memory.routing.replica_loads import ReplicaLoad, ReplicaLoads
 
 __all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
 
@@ -157,9 +157,10 @@ class Router:
         confirmed = hits = self.index.hits(prompt, bits)
         if any(map(np.any, promised)):
             hits = self.index.hits(prompt, [mine | theirs for mine, theirs in zip(bits, promised, strict=True)])
-        mean = sum(self._loads.load(name, now_s).recent_tokens for name in names) / len(names)
+        loads = {name: self._loads.load(name, now_s) for name in names}
+        mean = sum(load.recent_tokens for load in loads.values()) / len(names)
         sight = _Sight(prompt.num_tokens, mean, len(names))
-        seen = [self._candidate(name, hits[name], confirmed[name], sight) for name in names]
+        seen = [self._candidate(name, loads[name], hits[name], confirmed[name], sight) for name in names]
         chosen, reason = self._decide(seen)
         self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
         self._promises.promise(prompt, self.index.number_of(chosen.name))
@@ -175,8 +176,7 @@ class Router:
         """Note that a request ended, whatever became of it."""
         self._loads.end(request)
 
-    def _candidate(self, name: str, num_hit: int, num_confirmed: int, sight: _Sight) -> Candidate:
-        load = self._loads.load_as_it_is(name)
+    def _candidate(self, name: str, load: ReplicaLoad, num_hit: int, num_confirmed: int, sight: _Sight) -> Candidate:
         new = sight.num_tokens - num_hit
         mean = sight.mean_recent_tokens + new / sight.num_candidates
         most = max(mean * (1 + self.rules.most_over_share), mean + self.rules.share_slack_tokens)
@@ -209,7 +209,7 @@ class Router:
         if chosen is not by_cost[0]:
             reason = RoutingReason.BALANCE
         elif not most:
-            reason = RoutingReason.LEAST_LOADED
+            reason = RoutingReason.NOT_CACHED
         else:
             reason = RoutingReason.MOST_CACHED if chosen.num_hit_tokens == most else RoutingReason.SHORTER_QUEUE
         return chosen, reason

@@ -25,7 +25,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.events import CacheEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.routing import Choice, IndexState, ReplicaIndex, Router, Routing, RoutingRules
-from pagedkv.memory.scheduling import Progress
+from pagedkv.memory.scheduling import Batch, Progress
 from pagedkv.memory.space import BlockSpace, StoredBlocks
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
@@ -116,8 +116,8 @@ class _Meters(RequestLog):
         self.num_computed_tokens = 0
         self.progress: list[tuple[float, Progress]] = []
 
-    def planned(self, batch: object, running: RunningRows, work: StepWork) -> None:
-        super().planned(batch, running, work)  # type: ignore[arg-type]
+    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
+        super().planned(batch, running, work)
         self.num_computed_tokens += work.num_new_tokens
 
     def progressed(self, progress: Progress, end_s: float) -> None:
