@@ -56,8 +56,8 @@ class Request:
         num_prompt_tokens: tokens of its prompt, at least 1.
         max_new_tokens: most tokens that each sequence generates; 0 to compute the prompt and nothing else.
         load: returns int32 ``[num_prompt_tokens + n]``, the prompt and the first n tokens generated. Called with n = 0
-            when the request is admitted, so that a long queue takes no memory; with n > 0 only after a preemption of a
-            request of one sequence.
+            when the request is admitted, so that a long queue takes no memory; with n > 0 for a request of one
+            sequence, after a preemption or if it continues an answer.
         num_sequences: samples or beams that have not ended.
         priority: higher goes first.
         keys: extra keys of its blocks.
@@ -72,6 +72,7 @@ class Request:
         runs_ahead: whether it may decode a token before its value is known, if the scheduler overlaps steps. False if
             a token's value decides how the next one is sampled on the host, if its tokens may be held, and for beams.
             Requests with ``propose`` never run ahead.
+        num_continued: tokens of its single sequence that were generated before it came; ``load`` is called with them.
         rows: rows of its sequences while it has blocks; one until the prompt is computed.
         known_token_ids: int32, the tokens to be computed before it can decode.
         num_scheduled: tokens of these that are in the space.
@@ -108,6 +109,7 @@ class Request:
     replaces: "Request | None" = None
     sequences: Callable[[], Sequence[Int32Array]] | None = None
     runs_ahead: bool = True
+    num_continued: int = 0
     rows: list[int] = field(default_factory=list)
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
@@ -127,11 +129,12 @@ class Request:
     is_done: bool = False
     key: RequestKey = field(init=False)
     most_tokens: int = field(init=False)
-    _num_generated: int = 0
+    _num_generated: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Compute its key, and its largest length: the last generated token is never appended."""
         self.key = -self.priority, self.number
+        self._num_generated = self.num_continued
         self.leased_at = [None] * len(self.intent.breakpoints)
         self.most_tokens = self.num_prompt_tokens + max(self.max_new_tokens, 1) - 1
 

@@ -615,7 +615,7 @@ class EngineCore:
             request = self._requests[admission.request]
             self._tiers.admitted(request, admission.num_hit_tokens)
             if request.num_cached_tokens is None:
-                request.num_cached_tokens = admission.num_hit_tokens
+                request.num_cached_tokens = min(admission.num_hit_tokens, len(request.prompt_token_ids))
                 request.explanation = self.space.explanation(admission.request.rows[0])
                 request.admitted = self._clock()
         for rejected in batch.rejected:

@@ -68,13 +68,18 @@ class Wish:
     intent: Intent = PLAIN
 
     def make_samples(self, num_samples: int) -> list[Sample]:
-        """Make answers, or beams, nothing generated yet.
+        """Make answers, or beams, with nothing but what another engine has generated.
 
         Raises:
             RequestError: stop texts without a tokenizer, or tokens that the vocabulary does not have.
         """
         first = SampledSequence(
-            self.params, self.prompt_token_ids, vocab_size=self.vocab_size, end_token_ids=self.end_ids, seed=self.seed
+            self.params,
+            self.prompt_token_ids,
+            vocab_size=self.vocab_size,
+            end_token_ids=self.end_ids,
+            seed=self.seed,
+            generated_ids=self.intent.answered,
         )
         sequences = [first, *(first.fork(index) for index in range(1, num_samples))]
         return [
@@ -153,6 +158,7 @@ class EngineRequest:
             replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
             sequences=lambda: [self.tokens_of(sample) for sample in self.samples],
             runs_ahead=self.beams is None and not self.params.logits_processors,
+            num_continued=len(self.intent.answered),
         )
         if self.intent.replaces is not None:  # else each turn of a conversation would keep all turns before it
             self.wish = replace(wish, intent=replace(self.intent, replaces=None))

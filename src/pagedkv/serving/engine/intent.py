@@ -41,6 +41,10 @@ class Intent(CacheIntent):
             has is evicted first, from when both this one is admitted and that one has ended. It is not aborted.
         prediction: tokens that the answer may have, in order: guesses where ``EngineConfig.predicted_tokens`` allows
             them, in place of those by ``speculation``. Forks inherit none.
+        answered: the first tokens of the answer, which another engine has generated, such as a replica that has failed.
+            They are computed with the prompt, and the answer continues behind them; updates and log-probabilities
+            begin there. Needs one answer without a beam search. With the same model, parameters and seed the answer is
+            the one that the other engine would have given. Forks inherit none.
 
     Raises:
         RequestError: a value is out of range, or contradicts another.
@@ -50,6 +54,7 @@ class Intent(CacheIntent):
     priority: int = 0
     replaces: "EngineRequest | None" = None
     prediction: tuple[int, ...] = field(default=(), repr=False)
+    answered: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -60,11 +65,12 @@ class Intent(CacheIntent):
             self.priority, "priority", least=-LARGEST_PRIORITY, most=LARGEST_PRIORITY, error=RequestError
         )
         object.__setattr__(self, "priority", priority)
-        try:
-            prediction = as_token_array(self.prediction)
-        except TokenError as problem:
-            raise RequestError(f"a prediction must be token ids: {problem}") from problem
-        object.__setattr__(self, "prediction", tuple(prediction.tolist()))
+        for name in ("prediction", "answered"):
+            try:
+                tokens = as_token_array(getattr(self, name))
+            except TokenError as problem:
+                raise RequestError(f"{name} must be token ids: {problem}") from problem
+            object.__setattr__(self, name, tuple(tokens.tolist()))
 
     @property
     def keys(self) -> RequestKeys:
@@ -74,9 +80,9 @@ class Intent(CacheIntent):
     def for_fork(self, num_tokens: int) -> "Intent":
         """Return the intent of a fork whose prompt has so many tokens: it replaces no request and predicts nothing."""
         places = tuple(place for place in self.breakpoints if place.num_tokens <= num_tokens)
-        if places == self.breakpoints and self.replaces is None and not self.prediction:
+        if places == self.breakpoints and self.replaces is None and not self.prediction and not self.answered:
             return self
-        return replace(self, breakpoints=places, replaces=None, prediction=())
+        return replace(self, breakpoints=places, replaces=None, prediction=(), answered=())
 
 
 PLAIN: Final = Intent()

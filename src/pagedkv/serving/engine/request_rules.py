@@ -4,6 +4,7 @@ It reads limits and changes nothing. The engine calls it before a request enters
 because its tenant's limits leave no room for it.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -54,8 +55,9 @@ class RequestRules:
         """
         self._require_tokens(prompt_token_ids)
         require_possible(intent, self._space, len(prompt_token_ids))
-        if intent.prediction:
-            self._require_tokens(np.array(intent.prediction, np.int32))
+        for told in (intent.prediction, intent.answered):
+            if told:
+                self._require_tokens(np.array(told, np.int32))
         room = self._space.config.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self._config.beyond_context == "clip":
@@ -68,6 +70,8 @@ class RequestRules:
                 f"{self._space.config.max_tokens} of the longest sequence: shorten one, set max_tokens of the engine "
                 "if the model knows more, or let answers end there (EngineConfig(beyond_context='clip'))"
             )
+        if intent.answered:
+            _require_continuable(intent.answered, params, max_tokens)
         own_ends = frozenset() if params.ignore_eos else self._end_ids
         return Wish(
             prompt_token_ids,
@@ -108,3 +112,14 @@ class RequestRules:
                 f"token ids must be from 0 to {self._num_vocabulary - 1}, got {low if low < 0 else high}: is this the "
                 "model's own tokenizer?"
             )
+
+
+def _require_continuable(answered: Sequence[int], params: SamplingParams, max_tokens: int) -> None:
+    """Refuse tokens of an answer that cannot be continued. Raises RequestError."""
+    if max(params.n, params.num_beams) > 1:
+        raise RequestError(
+            f"tokens of an answer are given, and {max(params.n, params.num_beams)} answers or beams are requested: "
+            "only a single answer can be continued"
+        )
+    if len(answered) >= max_tokens:
+        raise RequestError(f"{len(answered)} tokens of an answer of at most {max_tokens} are given: none is left")

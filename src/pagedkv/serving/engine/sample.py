@@ -30,6 +30,7 @@ class Sample:
         place: what a row of logits is given for it.
         finish_reason: why it ended; stop: the token id or text that did it; None while it goes on.
         score: by which a beam search ranks it.
+        num_continued: tokens that another engine generated, before which nothing is sampled here.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Sample:
         self._stop_ids = frozenset(stop_ids)
         self._max_tokens = max_tokens
         self._decode = decode if sequence.params.stop else None
+        self.num_continued = sequence.num_generated
         self._stops = self._new_stops()
         self._logprobs: list[TokenLogprobs] = []
 
@@ -59,6 +61,7 @@ class Sample:
 
     def logprobs_from(self, first: int) -> tuple[TokenLogprobs, ...] | None:
         """Return the log-probabilities of its tokens from one on; None where none were asked for."""
+        first = max(0, first - self.num_continued)
         return tuple(self._logprobs[first:]) if self.sequence.params.logprobs is not None else None
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
@@ -78,7 +81,7 @@ class Sample:
 
     def begin_again(self) -> None:
         """Forget all that was generated."""
-        self.sequence.truncate(0)
+        self.sequence.truncate(self.num_continued)
         self._logprobs.clear()
         self._stops = self._new_stops()
 
@@ -95,4 +98,6 @@ class Sample:
         )
 
     def _new_stops(self) -> StopDetector:
-        return StopDetector(self.sequence.params, self._stop_ids, self._decode, self._max_tokens)
+        stops = StopDetector(self.sequence.params, self._stop_ids, self._decode, self._max_tokens)
+        stops.append(self.sequence.generated_ids)
+        return stops

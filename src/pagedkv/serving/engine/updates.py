@@ -46,7 +46,7 @@ class NewTokens:
     def __init__(self, request: EngineRequest, prompt: int = 0) -> None:
         self._request = request
         self._prompt = prompt
-        self._num_given = [0] * len(request.samples)
+        self._num_given = [sample.num_continued for sample in request.samples]
         self._is_over = [False] * len(request.samples)
 
     def take(self) -> Iterator[TokenUpdate]:
