@@ -1,4 +1,4 @@
-"""An answer that another engine began is continued as that engine would have: the tokens, the stop, the log-probabilities."""
+"""An answer that another engine began is continued as that engine would have: tokens, stop, log-probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine import LLM, EngineConfig, Intent, RequestOutput, SamplingParams
-from pagedkv.serving.engine.updates import NewTokens
+from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison
 
@@ -42,7 +41,8 @@ def begun(request: pytest.FixtureRequest) -> Begun:
 def continued(llm: LLM, prompt: Sequence[int], wish: SamplingParams, answered: Sequence[int]) -> tuple[Any, ...]:
     """Continue an answer; return its output, and its updates."""
     (request,) = llm.submit([prompt], wish, Intent(answered=tuple(answered)))
-    news, updates = NewTokens(request), []
+    news = NewTokens(request)
+    updates: list[TokenUpdate] = []
     while llm.core.has_work:
         llm.step()
         updates += news.take()

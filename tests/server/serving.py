@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pagedkv.memory.tiers import Tier
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
-from pagedkv.serving.server import Access, OpenAccess, ServerConfig, Service, create_app
+from pagedkv.serving.server import Access, LocalEngine, OpenAccess, ServerConfig, Service, create_app
 from pagedkv.serving.server.running import uvicorn_config
 
 PATIENCE_S: Final = 120.0
@@ -151,7 +151,13 @@ def make_service(
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)
     settled = ServerConfig(name, **cast("dict[str, Any]", settings))
-    return Service(llm, settled, access or OpenAccess(), tokenizer=TOKENIZER)
+    return Service(LocalEngine(llm), settled, access or OpenAccess(), tokenizer=TOKENIZER)
+
+
+def local_engine(service: Service) -> LocalEngine:
+    """Return the engine of a service in this process."""
+    assert isinstance(service.engine, LocalEngine)
+    return service.engine
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.server import ServerConfig, Service
 from tests.server.conftest import Running
-from tests.server.serving import PATIENCE_S, Script, make_service, running
+from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
 from tests.server.test_disconnects import wait_until_idle
 from tests.server.test_metrics import numbers
 
@@ -83,7 +83,7 @@ def test_half_a_header_behind_an_answer_ends_the_connection_only_then(served: Ru
 
 
 def test_a_client_that_never_reads_holds_no_blocks(served: Running) -> None:
-    core = served.service.llm.core
+    core = local_engine(served.service).llm.core
     before = ended(served, "write")
     wish = {
         "model": "small",
@@ -109,7 +109,7 @@ def test_a_client_that_never_reads_holds_no_blocks(served: Running) -> None:
 def test_a_last_answer_that_is_not_read_ends_its_connection(served: Running) -> None:
     """Of a connection that closes behind it: closing alone would wait for the reader."""
     causes: list[str] = []
-    service = Service(served.service.llm, ServerConfig("small", write_deadline_s=0.2), served.service.access)
+    service = Service(served.service.engine, ServerConfig("small", write_deadline_s=0.2), served.service.access)
     service.on_slow.append(causes.append)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

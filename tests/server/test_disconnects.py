@@ -14,7 +14,7 @@ from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM
 from pagedkv.serving.server import Service
 from tests.server.conftest import Running
-from tests.server.serving import PATIENCE_S, Script, make_service, running
+from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
 
 LONG: Final = {"model": "small", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 
@@ -40,15 +40,15 @@ def num_live_blocks(service: Service) -> int:
         return llm.core.space.num_live_blocks()
 
     try:
-        return asyncio.run(service.engine.between_steps(count))
+        return asyncio.run(local_engine(service).between_steps(count))
     except EngineError:  # the engine's thread has ended
-        return count(service.llm)
+        return count(local_engine(service).llm)
 
 
 def wait_until_idle(service: Service) -> None:
     """Wait until no sequence has blocks. Raises AssertionError where that never comes."""
     until = time.monotonic() + PATIENCE_S
-    while service.llm.core.has_work or num_live_blocks(service):
+    while local_engine(service).llm.core.has_work or num_live_blocks(service):
         assert time.monotonic() < until, "blocks of a request that nobody waits for are not free"
         threading.Event().wait(0.01)
 
@@ -96,7 +96,7 @@ def test_a_large_body_is_refused(served: Running) -> None:
 
 def test_a_full_queue_is_told_with_a_time_to_come_again(served: Running) -> None:
     """Each answer takes nearly all sequences, so that others wait."""
-    num_sequences = served.service.llm.core.config.max_sequences
+    num_sequences = local_engine(served.service).llm.core.config.max_sequences
     statuses: list[int] = []
     retries: list[str | None] = []
 
@@ -132,9 +132,9 @@ def test_the_end_of_a_server_drains() -> None:
         thread = threading.Thread(target=ask)
         thread.start()
         until = time.monotonic() + PATIENCE_S
-        while not service.llm.core.has_work:
+        while not local_engine(service).llm.core.has_work:
             assert time.monotonic() < until, "the request did not begin"
             threading.Event().wait(0.005)
     thread.join(PATIENCE_S)
     assert answers == [200]
-    assert service.engine.has_ended
+    assert not service.engine.is_alive

@@ -15,8 +15,8 @@ from pagedkv.serving.engine.chat import chat_token_ids
 from pagedkv.serving.engine.demo.questions import draw_questions
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.engine.demo.words import decode
-from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
-from tests.server.serving import running
+from pagedkv.serving.server import LocalEngine, OpenAccess, Served, ServerConfig, Service
+from tests.server.serving import local_engine, running
 from tests.server.test_disconnects import wait_until_idle
 
 NUM_REQUESTS: Final = 300
@@ -49,7 +49,9 @@ def test_load_leaves_nothing_behind() -> None:
         length = next((place for place, token in enumerate(token_ids) if token in ends), len(token_ids))
         right[prompt] = cast("Any", tokenizer).decode(token_ids[:length], skip_special_tokens=True)
     config = EngineConfig(num_blocks=1000, self_test=False, leases=True, beyond_context="clip")
-    service = Service(LLM(model, config, tokenizer=tokenizer), ServerConfig("demo"), OpenAccess(), tokenizer=tokenizer)
+    service = Service(
+        LocalEngine(LLM(model, config, tokenizer=tokenizer)), ServerConfig("demo"), OpenAccess(), tokenizer=tokenizer
+    )
     served: list[Served] = []
     service.on_served.append(served.append)
     with running(service) as url:
@@ -65,7 +67,7 @@ def test_load_leaves_nothing_behind() -> None:
     assert set(heard.statuses) == {200, 400}
     assert heard.num_left > NUM_REQUESTS // 10
     assert {prompt: {right[prompt]} for prompt in heard.answers} == heard.answers
-    core = service.llm.core
+    core = local_engine(service).llm.core
     core.space.check()
     assert core.space.num_live_blocks() == 0
     outputs = [output for each in served for output in each.outputs]

@@ -24,7 +24,7 @@ from pagedkv.serving.server.token_gaps import TokenGaps
 from pagedkv.serving.server.usage import usage_of
 from pagedkv.tiers import HostTier
 from tests.server.conftest import Running
-from tests.server.serving import Script, make_service, running
+from tests.server.serving import Script, local_engine, make_service, running
 
 PREFIX = "the same beginning of all questions, again and again, so that blocks are hit: " * 3
 
@@ -214,8 +214,8 @@ def test_hits_from_tiers_are_counted_by_medium() -> None:
     with running(service) as url:
         for _ in range(2):
             assert ask(url, PREFIX).status_code == 200
-            assert asyncio.run(service.engine.between_steps(lambda llm: llm.flush_tiers(30.0)))
-            asyncio.run(service.engine.between_steps(lambda llm: llm.core.space.reset_prefix_cache()))
+            assert asyncio.run(local_engine(service).between_steps(lambda llm: llm.flush_tiers(30.0)))
+            asyncio.run(local_engine(service).between_steps(lambda llm: llm.core.space.reset_prefix_cache()))
         told = numbers(httpx.get(f"{url}/metrics").text)
     assert told["pagedkv:tier_hits_total/host"] == told["pagedkv:tier_tokens_total/loaded/host"] > 0
     assert told["pagedkv:tier_entries/host"] > 0

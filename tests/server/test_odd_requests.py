@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import Running
-from tests.server.serving import call_text, tool
+from tests.server.serving import call_text, local_engine, tool
 
 USER: Final = {"role": "user", "content": "hello"}
 LOOP: Final = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -52,7 +52,7 @@ CASES: Final[list[tuple[str, dict[str, Any], int]]] = [
 def test_no_body_is_a_fault_of_the_server(path: str, body: dict[str, Any], status: int, server: Running) -> None:
     answer = httpx.post(f"{server.url}{path}", json={"model": "small", "max_tokens": 4, **body}, timeout=60)
     assert answer.status_code == status, answer.text[:500]
-    assert server.service.llm.core.space.num_live_blocks() == 0
+    assert local_engine(server.service).llm.core.space.num_live_blocks() == 0
 
 
 def test_a_developer_is_a_system_to_templates(server: Running) -> None:
@@ -80,7 +80,7 @@ def test_gauges_fall_when_clients_leave(server: Running) -> None:
         lines = answer.iter_lines()
         assert [next(lines) for _ in range(6)]
         assert "vllm:num_requests_running" in httpx.get(f"{server.url}/metrics").text
-    while server.service.llm.core.has_work:
+    while local_engine(server.service).llm.core.has_work:
         httpx.get(f"{server.url}/health")
     text = httpx.get(f"{server.url}/metrics").text
     running = [

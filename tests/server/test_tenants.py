@@ -10,7 +10,7 @@ import pytest
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.server.access import ApiKeys, Caller
 from tests.server.conftest import Running
-from tests.server.serving import Script, make_service, running
+from tests.server.serving import Script, local_engine, make_service, running
 
 KEYS: Final = {"key of a": "a", "other key of a": "a", "key of b": "b"}
 TEXT: Final = "the same long question of everyone " * 8
@@ -86,7 +86,7 @@ def test_only_administrators_give_priorities(served: Running) -> None:
 def test_a_tenant_stays_within_its_cap(served: Running) -> None:
     for number in range(4):
         assert ask(served, "key of b", f"{number} fills the cache " * 12).status_code == 200
-    shares = served.service.llm.core.space.statistics().tenants
+    shares = local_engine(served.service).llm.core.space.statistics().tenants
     share = next(each for each in shares if each.tenant == "b")
     assert 0 < share.num_cached <= 40
     assert ask(served, "key of b", "too long for its blocks " * 40).status_code in {400, 503}

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.engine.loading import load
-from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, ServerConfig, Service
+from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, Service
 
-__all__ = ["access", "build", "log_requests"]
+__all__ = ["access", "build_engine", "log_requests"]
 
 PREDICTED_TOKENS: Final = 8
 """Most tokens that a step drafts from a request's prediction."""
@@ -23,15 +23,14 @@ def access(api_keys: Path | None) -> Access:
     return OpenAccess() if api_keys is None else ApiKeys.read(api_keys)
 
 
-def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerConfig, callers: Access) -> Service:
-    """Build a service.
+def build_engine(model: str | None, dtype: str, engine: EngineConfig, callers: Access) -> tuple[LLM, Any]:
+    """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
 
     Args:
         model: a folder or a name; None: the model of the demonstration.
         dtype: type of its weights.
         engine: memory and limits; answers end at the longest sequence, as clients expect.
-        config: configuration of the server.
-        callers: identifies callers.
+        callers: identifies callers; the engine has their tenants.
 
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
@@ -41,8 +40,7 @@ def build(model: str | None, dtype: str, engine: EngineConfig, config: ServerCon
         raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
     tenants = callers.limits if isinstance(callers, ApiKeys) else None
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
-    llm = LLM(loaded, engine, tokenizer=tokenizer)
-    return Service(llm, config, callers, tokenizer=tokenizer)
+    return LLM(loaded, engine, tokenizer=tokenizer), tokenizer
 
 
 @contextmanager

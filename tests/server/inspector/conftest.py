@@ -6,10 +6,11 @@ from functools import partial
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from pagedkv.serving.server import ApiKeys, Caller, add_inspector
+from pagedkv.serving.server import ApiKeys, Caller, Service, add_inspector
 from tests.server.conftest import Running
-from tests.server.serving import Script, make_service, running
+from tests.server.serving import Script, local_engine, make_service, running
 
 PRIVATE = "the harbour keeps 41 boats in winter and every one of them has a name"
 """What a tenant asks, which no other tenant is to see."""
@@ -22,12 +23,16 @@ def ask(url: str, text: str, key: str = "", num_tokens: int = 3) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def _add_inspector(app: FastAPI, service: Service, *, has_texts: bool = False) -> None:
+    add_inspector(app, service, local_engine(service), has_texts=has_texts)
+
+
 @pytest.fixture(scope="session")
 def watched() -> Iterator[Running]:
     """Run a server without keys that has served some requests."""
     script = Script()
     service = make_service(script)
-    with running(service, adds=add_inspector) as url:
+    with running(service, adds=_add_inspector) as url:
         for text in (PRIVATE, PRIVATE, PRIVATE[:40] + "something else altogether", "short"):
             ask(url, text)
         yield Running(url, service, script)
@@ -42,7 +47,7 @@ def keyed() -> Iterator[Running]:
     }
     script = Script()
     service = make_service(script, ApiKeys(callers))
-    with running(service, adds=partial(add_inspector, has_texts=True)) as url:
+    with running(service, adds=partial(_add_inspector, has_texts=True)) as url:
         ask(url, PRIVATE, "a")
         ask(url, "what operations ask, which fills two blocks", "root")
         yield Running(url, service, script)

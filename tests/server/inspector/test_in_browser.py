@@ -12,6 +12,7 @@ import pytest
 from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
 from tests.server.conftest import Running
 from tests.server.inspector.conftest import ask
+from tests.server.serving import local_engine
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
@@ -50,7 +51,7 @@ def tab() -> Iterator[Tab]:
 
 def shows_engine(server: Running, legend: dict[str, int]) -> bool:
     """Whether the numbers of the map are those of the engine."""
-    (pool,) = server.service.llm.core.space.statistics().pools
+    (pool,) = local_engine(server.service).llm.core.space.statistics().pools
     leased = legend["leased"] + legend["cached"]
     return (legend["live"], leased, legend["free"], legend["deferred"]) == (
         *(pool.num_in_use, pool.num_cached, pool.num_free - pool.num_cached, pool.num_deferred),
@@ -63,7 +64,7 @@ def test_the_map_has_the_engines_numbers_at_every_width(tab: Tab, watched: Runni
     tab.open(f"{watched.url}/inspect", width, scheme=schemes[width])
     ask(watched.url, f"a question of a page that is {width} pixels wide, and of some blocks")
     until(tab, f"document.querySelector('#requests tbody')?.textContent.includes('length') && {LEGEND}.live === 0")
-    cached = watched.service.llm.core.space.num_cached_blocks()
+    cached = local_engine(watched.service).llm.core.space.num_cached_blocks()
     legend = until(tab, f"{LEGEND}.cached === {cached} && {LEGEND}")
     assert shows_engine(watched, legend)
     drawn = tab.evaluate(
@@ -107,7 +108,7 @@ def test_pause_and_the_slider_step_back(tab: Tab, watched: Running) -> None:
     tab.evaluate("document.getElementById('pause').click()")
     until(tab, "document.getElementById('pause').textContent === 'Resume'")
     ask(watched.url, "what comes while the page is paused, and is not shown before it goes on")
-    now = watched.service.llm.core.space.num_cached_blocks()
+    now = local_engine(watched.service).llm.core.space.num_cached_blocks()
     assert now > cached
     until(tab, "document.getElementById('time').textContent === '1 s ago'")
     assert tab.evaluate(f"{LEGEND}.cached") == cached

@@ -14,6 +14,7 @@ import pytest
 from pagedkv.memory.space import BlockState
 from tests.server.conftest import Running
 from tests.server.inspector.conftest import PRIVATE, ask
+from tests.server.serving import local_engine
 
 DATA: Final = ("events", "block/full/1", "prefixes", "history")
 ROOT: Final = {"x-api-key": "root"}
@@ -47,7 +48,7 @@ def test_there_is_no_inspector_unless_it_was_added(server: Running) -> None:
     for path in ("", "/page.js", *(f"/{each}" for each in DATA)):
         assert CLIENT.get(f"{server.url}/inspect{path}").status_code == 404
     assert len(server.service.on_step) == 1, "metrics alone"
-    space = server.service.llm.core.space
+    space = local_engine(server.service).llm.core.space
     assert [type(each).__name__ for each in space._state.observers] == ["ReceiptBook", "ExplanationBook"]
 
 
@@ -82,7 +83,7 @@ def test_the_first_event_is_whole_and_the_next_are_what_changed(watched: Running
     assert (first, [name for name, _ in more]) == ("snapshot", ["delta", "delta"])
     (pool,) = whole["pools"]
     states = np.frombuffer(base64.b64decode(pool["map"]), np.uint8) & 7
-    space = watched.service.llm.core.space
+    space = local_engine(watched.service).llm.core.space
     assert len(states) == pool["num_blocks"] == 600
     assert (states == BlockState.CACHED).sum() == pool["counts"]["cached"] == space.num_cached_blocks()
     assert (states == BlockState.LIVE).sum() == pool["counts"]["live"] == 0
@@ -107,7 +108,7 @@ def test_changes_make_the_map_that_is(watched: Running) -> None:
             )
             if pool["counts"]["cached"] > 0 and not pool["counts"]["live"] and pool["ids"]:
                 break
-    assert ((known & 7) == BlockState.CACHED).sum() == watched.service.llm.core.space.num_cached_blocks()
+    assert ((known & 7) == BlockState.CACHED).sum() == local_engine(watched.service).llm.core.space.num_cached_blocks()
 
 
 def test_a_request_says_where_its_hit_ended_and_why(watched: Running) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +28,8 @@ def test_a_snapshot_is_shared_until_the_next_may_be_taken(cost_s: float, monkeyp
 
     monkeypatch.setattr(watch, "take_snapshot", take)
     nothing: Any = None
-    service: Any = SimpleNamespace(engine=Engine())
-    watched = Watch(service, nothing, nothing, lambda: clock.now_s)
+    engine: Any = Engine()
+    watched = Watch(engine, nothing, nothing, lambda: clock.now_s)
     rest_s = max(PERIOD_S, REST_PER_WORK * cost_s)
 
     async def main() -> None:

@@ -99,7 +99,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
-        from pagedkv.serving.server import ServerConfig, add_inspector, create_app, run  # noqa: PLC0415 - as above
+        from pagedkv.serving.server import LocalEngine, ServerConfig, Service, add_inspector, create_app, run  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,
@@ -113,12 +113,14 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     access = server_building.access(api_keys)
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
-        service = server_building.build(None if model == DEMO else model, dtype, engine.config(), config, access)
+        llm, tokenizer = server_building.build_engine(None if model == DEMO else model, dtype, engine.config(), access)
+    local = LocalEngine(llm)
+    service = Service(local, config, access, tokenizer=tokenizer)
     log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
     typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
     application = create_app(service)
     if inspect or inspect_texts:
-        add_inspector(application, service, has_texts=inspect_texts)
+        add_inspector(application, service, local, has_texts=inspect_texts)
         typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
     with log:
         run(application, service, host=host, port=port)

@@ -5,7 +5,8 @@
     app                      paths, errors, access checks
     openai | anthropic       protocols: what clients send and get
     exchange                 one request from its arrival to its answer's end
-    service                  the engine and what all protocols share
+    service                  what all protocols share, before an engine
+    engines                  what a service needs of an engine, and an engine of this process
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
     chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
     parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
@@ -26,6 +27,7 @@ with needing("server", "pagedkv.server"):
 from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
 from pagedkv.serving.server.app import create_app
 from pagedkv.serving.server.config import ServerConfig
+from pagedkv.serving.server.engines import EngineFacts, LocalEngine, ServedEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.inspector import add_inspector
 from pagedkv.serving.server.request_log import RequestLog
@@ -37,9 +39,12 @@ __all__ = [
     "ApiError",
     "ApiKeys",
     "Caller",
+    "EngineFacts",
+    "LocalEngine",
     "OpenAccess",
     "RequestLog",
     "Served",
+    "ServedEngine",
     "ServerConfig",
     "Service",
     "add_inspector",

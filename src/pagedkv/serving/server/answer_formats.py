@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from pagedkv.serving.engine.sampling import TokenMatcher
 from pagedkv.serving.server.errors import ApiError
@@ -11,7 +11,23 @@ from pagedkv.serving.server.parsing import parser_name
 if TYPE_CHECKING:
     from pagedkv.serving.server.grammars import Grammars
 
-__all__ = ["AnswerFormats"]
+__all__ = ["AnswerFormats", "Formats"]
+
+
+class Formats(Protocol):
+    """Makes token matchers: see :meth:`AnswerFormats.matcher`."""
+
+    def matcher(
+        self,
+        response_format: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: object = None,
+        *,
+        several: bool = True,
+        after: str | None = None,
+    ) -> TokenMatcher | None:
+        """Return the matcher that constrains an answer; None: the answer is free."""
+        ...
 
 
 @final

@@ -6,17 +6,14 @@ steps: during a step another thread may see the block space half changed. No lab
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
-from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.tiers import BreakerState
 from pagedkv.serving.engine import RequestOutput, StepRecord
 from pagedkv.serving.server.config import SlowCause
-from pagedkv.serving.server.engine_numbers import EngineNumbers
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.service import Served, Service
 from pagedkv.serving.server.token_gaps import TokenGaps
@@ -72,7 +69,7 @@ class Metrics:
         self._clock = clock
         self._registry = CollectorRegistry()
         self._labels = (service.config.model_name, "0")
-        self._now = EngineNumbers.of(service.llm)
+        self._now = service.engine.last_numbers
         self._num_evictions = 0
         self._gaps = TokenGaps(
             "vllm:inter_token_latency_seconds", TOKEN_S, dict(zip(LABELS, self._labels, strict=True))
@@ -195,9 +192,8 @@ class Metrics:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
     async def read_engine(self) -> None:
-        """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""
-        with suppress(EngineError):
-            self._now = await self._service.engine.between_steps(EngineNumbers.of)
+        """Read the engine's numbers. After the engine has ended, the last numbers stay."""
+        self._now = await self._service.engine.numbers()
         self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)
         self._num_evictions = self._now.num_evictions
         for tier in self._now.tiers:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar, final
 
-from pagedkv.serving.engine import LLM, AsyncLLM, Intent, RequestOutput, StepRecord
+from pagedkv.serving.engine import Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
-from pagedkv.serving.server.answer_formats import AnswerFormats
+from pagedkv.serving.server.answer_formats import Formats
 from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, require_short
 from pagedkv.serving.server.config import ServerConfig, SlowCause
+from pagedkv.serving.server.engines import ServedEngine
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
@@ -32,8 +33,6 @@ LOG: Final = logging.getLogger("pagedkv.server")
 LONGEST_RETRY_S: Final = 60
 SERVERS_FAULT: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
-TIERS_S: Final = 10.0
-"""How long tiers may still store when the server stops."""
 LONG_NBYTES: Final = 16 * 2**10
 """Size of a body from which it is tokenised outside the event loop: some 10 ms."""
 TOKENS_OF_BEGINNING: Final = 32
@@ -66,14 +65,13 @@ class Service:
     """Serves requests of all protocols with one engine.
 
     Args:
-        llm: the engine, with its tokenizer.
+        engine: serves token ids.
         config: name, limits and parsers.
         access: identifies callers.
         tokenizer: for prompts and answers; None: token ids alone.
         wall_clock: returns seconds of the Unix epoch.
 
     Attributes:
-        engine: the asynchronous engine, once :meth:`start` was called.
         is_draining: whether new requests are refused because the server is stopping.
         on_arrived: callbacks, called with each request that arrives.
         on_served: callbacks, called with each request that has ended.
@@ -85,14 +83,14 @@ class Service:
 
     def __init__(
         self,
-        llm: LLM,
+        engine: ServedEngine,
         config: ServerConfig,
         access: Access,
         *,
         tokenizer: Any = None,  # noqa: ANN401 - of transformers, or like it
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.llm = llm
+        self.engine = engine
         self.config = config
         self.access = access
         self.tokenizer = tokenizer
@@ -107,41 +105,27 @@ class Service:
         self.under_way: dict[Ask, Generation] = {}
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
         self._notes: set[asyncio.Task[None]] = set()
-        self._engine: AsyncLLM | None = None
         self._queue_s = 1.0
-        space = llm.core.space.config
-        self.longest = space.max_tokens
+        self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
         self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens), self.longest_text)
-        self._tenants = frozenset(space.tenants or ())
-        self.block_size = math.lcm(*(group.block_size for group in space.groups))
-        self._is_caching = space.prefix_caching
+        self.block_size = engine.facts.block_size
 
     # Life
 
     def start(self) -> None:
-        """Start the engine's thread. Raises EngineError where another thread already runs the engine."""
-        self._engine = AsyncLLM(
-            self.llm, max_waiting=self.config.max_waiting, when_full="refuse", on_step=self._note_step
-        )
+        """Start the engine. Raises EngineError where it cannot serve."""
+        self.engine.start(self.config.max_waiting, self._note_step)
 
     def _note_step(self, record: StepRecord) -> None:
         for tell in self.on_step:
             tell(record)
 
     async def stop(self) -> None:
-        """End the engine's thread, and all requests under way."""
-        if self._engine is not None:
-            await self._engine.aclose()
-            await asyncio.to_thread(self.llm.flush_tiers, TIERS_S)
+        """End the engine, and all requests under way."""
+        await self.engine.stop()
         await asyncio.gather(*self._notes)
         self._preparing.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def engine(self) -> AsyncLLM:
-        """The asynchronous engine."""
-        assert self._engine is not None, "a service that was not started"
-        return self._engine
 
     # Requests
 
@@ -203,24 +187,24 @@ class Service:
         return self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True)
 
     @cached_property
-    def formats(self) -> AnswerFormats:
+    def formats(self) -> Formats:
         """Constrains answers to formats and calls."""
-        return AnswerFormats(self.tokenizer, self.vocabulary_size, self.llm.core.model_end_ids, self.config.tool_parser)
+        return self.engine.formats(self.tokenizer, self.config.tool_parser)
 
     @property
     def uses_predictions(self) -> bool:
         """Whether the engine drafts tokens from a request's prediction."""
-        return self.llm.core.config.predicted_tokens > 0
+        return self.engine.facts.uses_predictions
 
     @property
     def vocabulary_size(self) -> int:
         """Columns of the model's logits."""
-        return self.llm.core.vocabulary_size
+        return self.engine.facts.vocabulary_size
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine can serve."""
-        return self._engine is not None and not self._engine.has_ended
+        return self.engine.is_alive
 
     def require_tokenizer(self) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises ApiError."""
@@ -331,7 +315,7 @@ class Service:
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
-        return usage_of(outputs, self.block_size, is_caching=self._is_caching)
+        return usage_of(outputs, self.block_size, is_caching=self.engine.facts.is_caching)
 
     def as_api_error(self, problem: Exception) -> ApiError:
         """Translate an error. After a full queue, the client should retry after about the time a request queues."""
@@ -342,7 +326,7 @@ class Service:
 
     def _intent(self, ask: Ask) -> Intent:
         """Return the intent of a request; its tenant and salt come from the caller alone."""
-        tenant = ask.caller.tenant if ask.caller.tenant in self._tenants else None
+        tenant = ask.caller.tenant if ask.caller.tenant in self.engine.facts.tenants else None
         return Intent(
             tenant=tenant,
             salt=ask.caller.salt,

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.memory.space import SpaceInspection
 from pagedkv.serving.server.access import Caller, OpenAccess
+from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream, event
 from pagedkv.serving.server.inspector.buckets import as_buckets, width_for
@@ -56,23 +57,30 @@ HEADERS: Final = {
 
 
 def add_inspector(
-    app: FastAPI, service: Service, *, has_texts: bool = False, clock: Callable[[], float] = time.perf_counter
+    app: FastAPI,
+    service: Service,
+    engine: LocalEngine,
+    *,
+    has_texts: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Add the inspector to an application, before its service is started.
 
     Args:
         app: the application.
         service: the application's service.
+        engine: the service's engine.
         has_texts: whether a block's tokens and text are shown. A server with tenants shows a caller only its own
             tenant's.
         clock: returns monotonic seconds.
     """
     inspection = SpaceInspection()
-    service.llm.core.space.observe(inspection)
-    history = History(service.llm.core, inspection, clock)
-    service.llm.core.on_entered.append(history.note_arrived)
+    core = engine.llm.core
+    core.space.observe(inspection)
+    history = History(core, inspection, clock)
+    core.on_entered.append(history.note_arrived)
     service.on_step.append(history.note_step)
-    inspector = _Inspector(service, Watch(service, history, inspection, clock), inspection, has_texts=has_texts)
+    inspector = _Inspector(service, Watch(engine, history, inspection, clock), inspection, has_texts=has_texts)
     _add_page(app, is_open=isinstance(service.access, OpenAccess))
     _add_data(app, inspector)
 

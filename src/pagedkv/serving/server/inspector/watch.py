@@ -14,10 +14,10 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Float64Array, Uint8Array
 from pagedkv.memory.space import BlockDetails, CachedPrefixes, SpaceInspection
 from pagedkv.serving.engine import LLM
+from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.inspector.history import History
 from pagedkv.serving.server.inspector.messages import as_byte_map
 from pagedkv.serving.server.inspector.snapshot import Snapshot, take_snapshot
-from pagedkv.serving.server.service import Service
 
 __all__ = ["Holder", "SeenBlock", "Watch"]
 
@@ -58,16 +58,16 @@ class Watch:
     """Takes snapshots of an engine for watchers of one event loop.
 
     Args:
-        service: has the engine, once it was started.
+        engine: the engine, started before the first snapshot.
         history: records the engine's steps.
         inspection: the inspection of the engine's block space.
         clock: returns monotonic seconds.
     """
 
     def __init__(
-        self, service: Service, history: History, inspection: SpaceInspection, clock: Callable[[], float]
+        self, engine: LocalEngine, history: History, inspection: SpaceInspection, clock: Callable[[], float]
     ) -> None:
-        self._service = service
+        self._engine = engine
         self._history = history
         self._inspection = inspection
         self._clock = clock
@@ -101,7 +101,7 @@ class Watch:
             cost_s = self._clock() - began
             return snapshot
 
-        snapshot = await self._service.engine.between_steps(work)
+        snapshot = await self._engine.between_steps(work)
         self._next_at = self._clock() + max(PERIOD_S, REST_PER_WORK * cost_s)
         return snapshot
 
@@ -130,7 +130,7 @@ class Watch:
             ]
             return details, holders, llm.core.space.now_s, self._history.now_s
 
-        details, holders, space_now_s, now_s = await self._service.engine.between_steps(work)
+        details, holders, space_now_s, now_s = await self._engine.between_steps(work)
         lease_s = None if details.lease_end_s is None else max(0.0, details.lease_end_s - space_now_s)
         changed_s = self._changed_at(pool, block_id, now_s)
         return SeenBlock(
@@ -149,7 +149,7 @@ class Watch:
 
     async def prefixes(self, pool: str) -> CachedPrefixes:
         """Copy the chains of cached blocks. Raises ConfigurationError, EngineError."""
-        return await self._service.engine.between_steps(lambda _: self._inspection.prefixes(pool))
+        return await self._engine.between_steps(lambda _: self._inspection.prefixes(pool))
 
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
         """Copy the records of a span of time: ``now_s``, ``steps``, ``admissions``, ``samples`` and ``requests``.
@@ -169,4 +169,4 @@ class Watch:
                 "tenants": history.tenant_names,
             }
 
-        return await self._service.engine.between_steps(work)
+        return await self._engine.between_steps(work)

@@ -1,0 +1,162 @@
+"""ServedEngine: what a service needs of an engine; LocalEngine: an engine of this process.
+
+A service neither sees steps nor blocks, so that replicas in other processes can stand behind it as well
+(:mod:`pagedkv.serving.cluster`).
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeVar, final
+
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, Intent, SamplingParams, StepRecord
+from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
+from pagedkv.serving.server.engine_numbers import EngineNumbers
+
+__all__ = ["EngineFacts", "LocalEngine", "ServedEngine"]
+
+T = TypeVar("T")
+
+TIERS_S: Final = 10.0
+"""How long tiers may still store when the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What does not change while an engine serves.
+
+    Args:
+        max_tokens: tokens of the longest sequence, answer included.
+        block_size: tokens of a block that all groups end at.
+        tenants: names of the tenants that it was configured with.
+        is_caching: whether prefixes are cached.
+        uses_predictions: whether it drafts tokens from a request's prediction.
+        vocabulary_size: columns of the model's logits.
+        end_ids: the model's own end tokens.
+    """
+
+    max_tokens: int
+    block_size: int
+    tenants: frozenset[str]
+    is_caching: bool
+    uses_predictions: bool
+    vocabulary_size: int
+    end_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, llm: LLM) -> Self:
+        """Read them from an engine."""
+        core, space = llm.core, llm.core.space.config
+        return cls(
+            space.max_tokens,
+            math.lcm(*(group.block_size for group in space.groups)),
+            frozenset(space.tenants or ()),
+            space.prefix_caching,
+            core.config.predicted_tokens > 0,
+            core.vocabulary_size,
+            frozenset(core.model_end_ids),
+        )
+
+
+class ServedEngine(Protocol):
+    """Serves requests of token ids."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What does not change."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can serve."""
+        ...
+
+    @property
+    def last_numbers(self) -> EngineNumbers:
+        """The numbers of the last :meth:`numbers`."""
+        ...
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
+        """Begin to serve. Raises EngineError.
+
+        Args:
+            max_waiting: requests that may wait; further ones are refused.
+            on_step: called with the record of each step, in the engine's thread, where there are steps in this process.
+        """
+        ...
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from an event loop; returns at once. Raises as :meth:`AsyncLLM.generate`."""
+        ...
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return what constrains answers to formats and calls."""
+        ...
+
+    async def numbers(self) -> EngineNumbers:
+        """Read the numbers of this moment; after the engine has ended, the last ones."""
+        ...
+
+    async def stop(self) -> None:
+        """End all requests, and the engine."""
+        ...
+
+
+@final
+class LocalEngine:
+    """An engine of this process, which a thread of its own drives.
+
+    Args:
+        llm: the engine.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.facts = EngineFacts.of(llm)
+        self.last_numbers = EngineNumbers.of(llm)
+        self._running: AsyncLLM | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can serve."""
+        return self._running is not None and not self._running.has_ended
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
+        """Start the engine's thread. Raises EngineError where another thread already runs the engine."""
+        self._running = AsyncLLM(self.llm, max_waiting=max_waiting, when_full="refuse", on_step=on_step)
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from an event loop. Raises as :meth:`AsyncLLM.generate`."""
+        return self._engine.generate(prompt, params, intent=intent, deadline_s=deadline_s)
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return what constrains answers to formats and calls."""
+        return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
+
+    async def between_steps(self, work: Callable[[LLM], T]) -> T:
+        """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
+        return await self._engine.between_steps(work)
+
+    async def numbers(self) -> EngineNumbers:
+        """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""
+        with suppress(EngineError):
+            self.last_numbers = await self.between_steps(EngineNumbers.of)
+        return self.last_numbers
+
+    async def stop(self) -> None:
+        """End the engine's thread, and all requests under way."""
+        if self._running is not None:
+            await self._running.aclose()
+            await asyncio.to_thread(self.llm.flush_tiers, TIERS_S)
+
+    @property
+    def _engine(self) -> AsyncLLM:
+        assert self._running is not None, "an engine that was not started"
+        return self._running
