@@ -1,21 +1,70 @@
-"""Builds the parts of ``pagedkv serve``: a model, its engine, and the service."""
+"""Builds the parts of ``pagedkv serve``: who may call, the service and its engine, the request log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.engine import LLM, EngineConfig
-from pagedkv.serving.engine.demo.trained import load_demo
-from pagedkv.serving.engine.loading import load
-from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, Service
+from fastapi import FastAPI
 
-__all__ = ["access", "build_engine", "log_requests"]
+from pagedkv.memory.contract.space_config import TenantLimits
+from pagedkv.memory.routing import Routing
+from pagedkv.serving.engine import EngineConfig
+from pagedkv.serving.server import (
+    Access,
+    ApiKeys,
+    LocalEngine,
+    OpenAccess,
+    RequestLog,
+    ServerConfig,
+    Service,
+    add_inspector,
+    create_app,
+)
+from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
 
-PREDICTED_TOKENS: Final = 8
-"""Most tokens that a step drafts from a request's prediction."""
+__all__ = ["Replicas", "Serving", "access", "applied", "log_requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many engines serve, and how requests are routed to them.
+
+    Args:
+        number: engines; 1: one in this process.
+        routing: how requests are routed.
+        ray: address of a running Ray cluster; None: Ray is started on this machine.
+        num_gpus: GPUs that each replica takes.
+    """
+
+    number: int = 1
+    routing: Routing = "prefix"
+    ray: str | None = None
+    num_gpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What is served, and to whom.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: type of its weights.
+        engine: memory and limits of each engine.
+        config: of the server.
+        callers: identifies callers.
+    """
+
+    model: str | None
+    dtype: str
+    engine: EngineConfig
+    config: ServerConfig
+    callers: Access
+
+    @property
+    def tenants(self) -> Mapping[str, TenantLimits] | None:
+        """Limits of tenants, by name; None where callers are not distinguished."""
+        return self.callers.limits if isinstance(self.callers, ApiKeys) else None
 
 
 def access(api_keys: Path | None) -> Access:
@@ -23,24 +72,59 @@ def access(api_keys: Path | None) -> Access:
     return OpenAccess() if api_keys is None else ApiKeys.read(api_keys)
 
 
-def build_engine(model: str | None, dtype: str, engine: EngineConfig, callers: Access) -> tuple[LLM, Any]:
-    """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
+@contextmanager
+def applied(
+    serving: Serving, replicas: Replicas, *, inspects: bool, has_texts: bool
+) -> Iterator[tuple[FastAPI, Service]]:
+    """Build an application and its service; replicas run while this is open.
 
     Args:
-        model: a folder or a name; None: the model of the demonstration.
-        dtype: type of its weights.
-        engine: memory and limits; answers end at the longest sequence, as clients expect.
-        callers: identifies callers; the engine has their tenants.
+        serving: what is served.
+        replicas: how many engines serve it.
+        inspects: whether there is an inspector; with replicas there always is one, of replicas.
+        has_texts: whether an inspector shows texts.
 
     Raises:
-        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served, or replicas do not start.
+        MissingExtraError: there are to be replicas, and Ray is not installed.
     """
-    loaded, tokenizer = load_demo() if model is None else load(model, dtype)
-    if tokenizer is None:
-        raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
-    tenants = callers.limits if isinstance(callers, ApiKeys) else None
-    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
-    return LLM(loaded, engine, tokenizer=tokenizer), tokenizer
+    if replicas.number > 1:
+        with _replicated(serving, replicas) as both:
+            yield both
+        return
+    llm, tokenizer = build_engine(serving.model, serving.dtype, serving.engine, serving.tenants)
+    local = LocalEngine(llm)
+    service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
+    app = create_app(service)
+    if inspects:
+        add_inspector(app, service, local, has_texts=has_texts)
+    yield app, service
+
+
+@contextmanager
+def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI, Service]]:
+    from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
+        ClusterSpec,
+        ReplicaSpec,
+        add_routes,
+        deploy,
+        shut_down,
+    )
+
+    config = serving.config
+    tokenizer = tokenizer_of(serving.model)
+    is_folder = serving.model is not None and Path(serving.model).is_dir()
+    model = str(Path(str(serving.model)).resolve()) if is_folder else serving.model
+    replica = ReplicaSpec(model, serving.dtype, serving.engine, serving.tenants, config.max_waiting, config.tool_parser)
+    spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)
+    try:
+        cluster = deploy(spec, address=replicas.ray)
+        service = Service(cluster, config, serving.callers, tokenizer=tokenizer)
+        app = create_app(service)
+        add_routes(app, service, cluster)
+        yield app, service
+    finally:
+        shut_down()
 
 
 @contextmanager

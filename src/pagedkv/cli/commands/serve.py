@@ -1,7 +1,8 @@
 """``pagedkv serve``: a model of Hugging Face behind OpenAI's and Anthropic's protocols."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -10,14 +11,18 @@ from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
+from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.routing import ROUTINGS, Routing
 from pagedkv.serving.model_folder import require_folder
 
 __all__ = ["serve"]
 
 DEMO: Final = "demo"
 LARGEST_PORT: Final = 65_535
+MOST_REPLICAS: Final = 64
 SERVER: Final = "Server"
+CLUSTER: Final = "Replicas"
 
 
 @command
@@ -74,6 +79,21 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     reasoning_parser: Annotated[
         str, typer.Option(metavar="NAME", help="auto, think, none.", rich_help_panel=SERVER)
     ] = "auto",
+    replicas: Annotated[
+        int,
+        typer.Option(metavar="N", help="Engines, each in a process of its own; on Ray.", rich_help_panel=CLUSTER),
+    ] = 1,
+    routing: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="prefix, least-loaded, round-robin.", rich_help_panel=CLUSTER),
+    ] = "prefix",
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="A running Ray cluster. Default: one here.", rich_help_panel=CLUSTER),
+    ] = None,
+    gpus_each: Annotated[
+        float, typer.Option("--gpus-each", metavar="N", help="GPUs that a replica takes.", rich_help_panel=CLUSTER)
+    ] = 0.0,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
     engine: EngineOptions,
 ) -> None:
@@ -89,17 +109,21 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv serve ./my-llama --port 8080 --memory 8
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
+
+    pagedkv serve ./my-llama --replicas 2
     """
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
     if not 0 < max_body <= opt.MOST_GIB:
         raise ConfigurationError(f"--max-body must be above 0, got {max_body}")
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise ConfigurationError(f"--replicas must be 1 to {MOST_REPLICAS}, got {replicas}")
     if model != DEMO:
         require_folder(model)
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
-        from pagedkv.serving.server import LocalEngine, ServerConfig, Service, add_inspector, create_app, run  # noqa: PLC0415 - as above
+        from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,
@@ -112,15 +136,17 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     )
     access = server_building.access(api_keys)
     compat.be_silent()
-    with working(f"Loading {model}"), leaving_at_once():
-        llm, tokenizer = server_building.build_engine(None if model == DEMO else model, dtype, engine.config(), access)
-    local = LocalEngine(llm)
-    service = Service(local, config, access, tokenizer=tokenizer)
-    log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
-    typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
-    application = create_app(service)
-    if inspect or inspect_texts:
-        add_inspector(application, service, local, has_texts=inspect_texts)
-        typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
-    with log:
+    parts = server_building.applied(
+        server_building.Serving(None if model == DEMO else model, dtype, engine.config(), config, access),
+        server_building.Replicas(replicas, cast("Routing", as_choice(routing, ROUTINGS, "--routing")), ray, gpus_each),
+        inspects=inspect or inspect_texts,
+        has_texts=inspect_texts,
+    )
+    with ExitStack() as serving:
+        with working(f"Loading {model}"), leaving_at_once():
+            application, service = serving.enter_context(parts)
+        serving.enter_context(server_building.log_requests(service, request_log, tells_tokens=log_tokens))
+        typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
+        if inspect or inspect_texts or replicas > 1:
+            typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
         run(application, service, host=host, port=port)

@@ -13,7 +13,7 @@ from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.llm import Tokenizer
 from pagedkv.serving.model_folder import require_folder
 
-__all__ = ["DTYPES", "load"]
+__all__ = ["DTYPES", "load", "load_tokenizer"]
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "auto")
 
@@ -38,10 +38,11 @@ def load(name: str, dtype: str = "float32") -> tuple[compat.Model, Tokenizer | N
         raise ConfigurationError(f"model {name!r} cannot be loaded: {_first_line(problem)}") from problem
     except (ValueError, KeyError, ImportError) as problem:
         raise UnsupportedModelError(f"model {name!r} cannot be run: {_first_line(problem)}") from problem
-    return model, _tokenizer(name)
+    return model, load_tokenizer(name)
 
 
-def _tokenizer(name: str) -> Tokenizer | None:
+def load_tokenizer(name: str) -> Tokenizer | None:
+    """Load a model's tokenizer; None where there is none that can be loaded."""
     try:
         tokenizer: Tokenizer = compat.load_tokenizer(name)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):

@@ -27,7 +27,7 @@ with needing("server", "pagedkv.server"):
 from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
 from pagedkv.serving.server.app import create_app
 from pagedkv.serving.server.config import ServerConfig
-from pagedkv.serving.server.engines import EngineFacts, LocalEngine, ServedEngine
+from pagedkv.serving.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.inspector import add_inspector
 from pagedkv.serving.server.request_log import RequestLog
@@ -43,6 +43,7 @@ __all__ = [
     "LocalEngine",
     "OpenAccess",
     "RequestLog",
+    "Route",
     "Served",
     "ServedEngine",
     "ServerConfig",

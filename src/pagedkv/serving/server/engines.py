@@ -16,7 +16,7 @@ from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, Intent, Sampling
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
 
-__all__ = ["EngineFacts", "LocalEngine", "ServedEngine"]
+__all__ = ["EngineFacts", "LocalEngine", "Route", "ServedEngine"]
 
 T = TypeVar("T")
 
@@ -61,6 +61,21 @@ class EngineFacts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which replica serves a request.
+
+    Args:
+        replica: its name.
+        reason: why, in a few words.
+        explanation: why, with all replicas that were looked at, a line each.
+    """
+
+    replica: str
+    reason: str
+    explanation: str
+
+
 class ServedEngine(Protocol):
     """Serves requests of token ids."""
 
@@ -92,6 +107,10 @@ class ServedEngine(Protocol):
         self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
     ) -> AnswerStream:
         """Submit a request from an event loop; returns at once. Raises as :meth:`AsyncLLM.generate`."""
+        ...
+
+    def route_of(self, stream: AnswerStream) -> Route | None:
+        """Return which replica serves a request that was accepted; None where there are no replicas."""
         ...
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
@@ -135,6 +154,10 @@ class LocalEngine:
     ) -> AnswerStream:
         """Submit a request from an event loop. Raises as :meth:`AsyncLLM.generate`."""
         return self._engine.generate(prompt, params, intent=intent, deadline_s=deadline_s)
+
+    def route_of(self, stream: AnswerStream) -> Route | None:  # noqa: ARG002 - as of ServedEngine
+        """Return None: there are no replicas."""
+        return None
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
         """Return what constrains answers to formats and calls."""

@@ -6,7 +6,7 @@ Metrics and logs count each request once. A request whose client has disconnecte
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 from starlette.responses import Response
 from starlette.types import Receive
@@ -21,6 +21,9 @@ from pagedkv.serving.server.service import Service
 __all__ = ["Exchange"]
 
 T = TypeVar("T")
+
+REPLICA: Final = "x-pagedkv-replica"
+REASON: Final = "x-pagedkv-routing"
 
 
 @final
@@ -39,6 +42,8 @@ class Exchange:
         self._receive = receive
         self._arrived_s = service.wall_clock()
         self._is_noted = False
+        self.headers: dict[str, str] = {}
+        """Headers of the response, once the engine has accepted the request."""
 
     async def whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
         """Wait for all answers, and make the response from them.
@@ -98,7 +103,7 @@ class Exchange:
             await generation.aclose()
             self._note(generation, None)
 
-        return EventStream(self._guarded(generation, chunks, failed), end)
+        return EventStream(self._guarded(generation, chunks, failed), end, self.headers)
 
     async def _guarded(
         self,
@@ -121,6 +126,10 @@ class Exchange:
     async def _begin(self) -> Generation:
         generation = await self._service.begin(self._ask)
         self._service.under_way[self._ask] = generation
+        routes = self._service.routes(generation)
+        if routes:
+            self.headers[REPLICA] = ", ".join(dict.fromkeys(route.replica for route in routes))
+            self.headers[REASON] = "; ".join(dict.fromkeys(route.reason for route in routes))
         return generation
 
     def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
@@ -129,7 +138,10 @@ class Exchange:
             return
         self._is_noted = True
         has_left = problem is None and (generation is None or not generation.outputs)
-        end = partial(self._service.note_served, self._ask, self._arrived_s, problem=problem, has_left=has_left)
+        routes = [] if generation is None else self._service.routes(generation)
+        end = partial(
+            self._service.note_served, self._ask, self._arrived_s, problem=problem, has_left=has_left, routes=routes
+        )
         if generation is None:
             end(())
         elif generation.is_over:

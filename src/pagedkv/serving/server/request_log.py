@@ -125,6 +125,9 @@ class RequestLog:
             row = self._row(request.ask, place, arrival_s, max(map(len, answers), default=0), status)
             if output is not None:
                 row["x_num_cached_tokens"] = output.num_cached_tokens
+            if place < len(request.routes):
+                row["x_replica"] = request.routes[place].replica
+                row["x_routing"] = request.routes[place].reason
             if self._tells_tokens and len(answers) == 1:
                 row["output_token_ids"] = list(answers[0])
             rows.append(row)

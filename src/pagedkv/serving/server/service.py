@@ -17,7 +17,7 @@ from pagedkv.serving.server.access import Access
 from pagedkv.serving.server.answer_formats import Formats
 from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, require_short
 from pagedkv.serving.server.config import ServerConfig, SlowCause
-from pagedkv.serving.server.engines import ServedEngine
+from pagedkv.serving.server.engines import Route, ServedEngine
 from pagedkv.serving.server.errors import ApiError, as_api_error
 from pagedkv.serving.server.generation import Ask, Generation, Prepared
 from pagedkv.serving.server.kept_answers import KeptAnswers
@@ -50,6 +50,7 @@ class Served:
         outputs: outputs of its prompts; empty where the engine did not accept the request.
         problem: why it failed; None where it was answered, or its client disconnected.
         has_left: whether its client disconnected before the end.
+        routes: the replicas that served its prompts; empty where there are no replicas.
     """
 
     ask: Ask
@@ -58,6 +59,7 @@ class Served:
     outputs: Sequence[RequestOutput]
     problem: ApiError | None
     has_left: bool = False
+    routes: Sequence[Route] = ()
 
 
 @final
@@ -272,7 +274,12 @@ class Service:
         for tell in self.on_arrived:
             tell(ask)
 
-    def note_served(
+    def routes(self, generation: Generation) -> list[Route]:
+        """Return the replicas that serve a request's prompts; empty where there are no replicas."""
+        found = [self.engine.route_of(stream) for stream in generation.streams]
+        return [route for route in found if route is not None]
+
+    def note_served(  # noqa: PLR0913 - what is to be said of a request, by keywords
         self,
         ask: Ask,
         arrived_s: float,
@@ -280,13 +287,14 @@ class Service:
         *,
         problem: ApiError | None,
         has_left: bool = False,
+        routes: Sequence[Route] = (),
     ) -> None:
         """Report a request that has ended to metrics and logs."""
         self.under_way.pop(ask, None)
         for output in outputs:
             if output.queue_seconds is not None:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)
-        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left)
+        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left, routes)
         for tell in self.on_served:
             try:
                 tell(served)

@@ -62,7 +62,7 @@ class Messages:
         answer = MessageAnswer(service, body, ask, self._memory, fingerprint_of(body, conversation))
         if body.stream:
             return await exchange.streamed(answer.chunks, lambda problem: _written(problem.as_anthropic()))
-        return json_response(await exchange.whole(answer.whole))
+        return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
     def count(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
         """Count the tokens of a conversation's prompt. Raises ApiError."""

@@ -54,7 +54,7 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     answer = ChatCompletion(service, body, ask)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
-    return json_response(await exchange.whole(answer.whole))
+    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
 
 def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:

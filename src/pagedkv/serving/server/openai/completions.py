@@ -57,7 +57,7 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
     answer = TextCompletion(service, body, ask)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
-    return json_response(await exchange.whole(answer.whole))
+    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
 
 @final

@@ -59,7 +59,7 @@ class Responses:
         answer = ResponseAnswer(service, body, ask, messages, self._stored)
         if body.stream:
             return await exchange.streamed(answer.chunks, answer.failed)
-        return json_response(await exchange.whole(answer.whole))
+        return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
 
 @final

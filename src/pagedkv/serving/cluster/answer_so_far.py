@@ -1,0 +1,102 @@
+"""AnswerSoFar: what a client has of an answer whose replica may fail, and how another replica goes on.
+
+A single answer is continued: prompt and sent tokens are computed, and generation goes on behind them, with the same
+noise, since noise belongs to positions (``Intent.answered``). Several answers, and beams, begin again; what was sent is
+compared and left out. Where an answer begins otherwise than what was sent, it cannot be continued, and the request ends
+with an error: no client gets tokens of two different answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.serving.engine import Completion, Intent, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
+from pagedkv.serving.engine.outputs import FinishReason
+
+__all__ = ["AnswerSoFar"]
+
+
+@final
+class AnswerSoFar:
+    """The answers to one prompt, across the lives of its request.
+
+    Args:
+        prompt_token_ids: the prompt; params: its parameters.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self._prompt_token_ids = tuple(prompt_token_ids)
+        self._params = params
+        self._is_single = params.n == 1 and params.num_beams == 1
+        self._sent: list[list[int]] = [[] for _ in range(params.n)]
+        self._logprobs: list[list[TokenLogprobs]] = [[] for _ in range(params.n)]
+        self._reasons: list[FinishReason | None] = [None] * params.n
+        self._num_skipped = [0] * params.n
+        self._num_continued = 0
+        self._num_cached: int | None = None
+        self.num_lives = 1
+
+    @property
+    def num_sent(self) -> int:
+        """Tokens that were sent, of the longest answer."""
+        return max(map(len, self._sent))
+
+    def begin_again(self, intent: Intent) -> Intent:
+        """Return the intent of the next life of the request, after its replica was lost."""
+        self.num_lives += 1
+        if self._is_single:
+            self._num_continued = len(self._sent[0])
+            return replace(intent, answered=tuple(self._sent[0]))
+        self._num_skipped = [0] * self._params.n
+        return intent
+
+    def note_cached(self, num_cached_tokens: int | None) -> None:
+        """Note how much of the prompt was hit in its first life, which is what a client is told."""
+        if self._num_cached is None:
+            self._num_cached = num_cached_tokens
+
+    def take(self, updates: Sequence[TokenUpdate]) -> tuple[TokenUpdate, ...]:
+        """Return what is new for the client. Raises EngineError: an answer is another one than before."""
+        return tuple(new for each in updates if (new := self._new(each)) is not None)
+
+    def _new(self, update: TokenUpdate) -> TokenUpdate | None:
+        place, tokens, scores = update.index, update.token_ids, update.logprobs
+        sent = self._sent[place]
+        if not self._is_single and self._num_skipped[place] < len(sent):
+            at = self._num_skipped[place]
+            known = min(len(tokens), len(sent) - at)
+            if tuple(sent[at : at + known]) != tokens[:known]:
+                raise EngineError(
+                    f"a replica failed after {len(sent)} tokens of answer {place}, and another replica answers "
+                    f"otherwise from token {at} on: the answer cannot be continued"
+                )
+            self._num_skipped[place] += known
+            tokens, scores = tokens[known:], None if scores is None else scores[known:]
+            if not tokens and (update.finish_reason is None or self._reasons[place] is not None):
+                return None
+        sent += tokens
+        self._num_skipped[place] += len(tokens)
+        self._logprobs[place] += scores or ()
+        self._reasons[place] = update.finish_reason
+        return replace(update, token_ids=tokens, logprobs=scores)
+
+    def complete(self, output: RequestOutput) -> RequestOutput:
+        """Return the output of the last life as that of the request: its prompt, all log-probabilities, first hits."""
+        completions = output.completions
+        if self._num_continued and self._params.logprobs is not None:
+            completions = tuple(
+                replace(each, logprobs=tuple(self._logprobs[each.index][: self._num_continued]) + (each.logprobs or ()))
+                for each in completions
+            )
+        cached = output.num_cached_tokens if self._num_cached is None else self._num_cached
+        return replace(output, completions=completions, num_cached_tokens=cached)
+
+    def ended(self, reason: FinishReason, error: str | None = None) -> RequestOutput:
+        """Return an output with what was sent, of a request that ended without one."""
+        completions = tuple(
+            Completion(place, tuple(sent), self._reasons[place] or reason) for place, sent in enumerate(self._sent)
+        )
+        return RequestOutput(
+            0, self._prompt_token_ids, completions, self._num_cached or 0, 0, 0, None, None, error=error
+        )

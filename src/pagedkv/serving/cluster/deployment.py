@@ -1,0 +1,236 @@
+"""The application of Ray Serve: replicas of an engine, and a front for those who deploy by a config file.
+
+``pagedkv serve --replicas N`` runs the front in its own process and asks Serve for the replicas alone
+(:func:`deploy`). A config file of Serve names :func:`front`, and Serve runs fronts too::
+
+    applications:
+    - name: pagedkv
+      import_path: pagedkv.serving.cluster:front
+      args: {model: ./my-llama, replicas: 4, memory_gib: 8}
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagedkv.memory.contract.arguments import as_choice, as_count
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.memory.routing import ROUTINGS, Routing
+from pagedkv.serving.cluster.messages import ReplicaFacts
+from pagedkv.serving.cluster.replica import EngineReplica
+from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
+from pagedkv.serving.cluster.routes import add_routes
+from pagedkv.serving.cluster.spec import ReplicaSpec
+from pagedkv.serving.engine import EngineConfig
+from pagedkv.serving.server import ApiKeys, OpenAccess, ServerConfig, Service, create_app
+from pagedkv.serving.server.built_engine import tokenizer_of
+
+with needing("cluster", "replicas"):
+    import ray
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    from ray.serve.handle import DeploymentHandle
+
+__all__ = ["ClusterSpec", "deploy", "front", "shut_down"]
+
+APPLICATION: Final = "pagedkv"
+ROUTER: Final = "pagedkv.serving.cluster.request_router:PrefixRequestRouter"
+NUMBERS_S: Final = 1.0
+HEALTH_S: Final = 2.0
+MOST_REPLICAS: Final = 64
+"""Replicas that one index can tell apart."""
+GIB: Final = 2**30
+STARTING_S: Final = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """A cluster.
+
+    Args:
+        replica: what each replica serves.
+        num_replicas: how many there are, at most 64; the least with ``autoscaling``.
+        routing: how requests are routed.
+        rules: numbers of :class:`~pagedkv.routing.RoutingRules`, by name.
+        num_cpus, num_gpus: what each replica takes of a machine, as Ray counts it.
+        autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number stays.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    replica: ReplicaSpec
+    num_replicas: int = 2
+    routing: Routing = "prefix"
+    rules: Mapping[str, float] = field(default_factory=dict)
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    autoscaling: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        as_count(self.num_replicas, "num_replicas", least=1, most=MOST_REPLICAS)
+        as_choice(self.routing, ROUTINGS, "routing")
+
+
+def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine:
+    """Start the replicas, and wait until they serve; return them as one engine.
+
+    Args:
+        spec: the cluster.
+        address: of a running Ray cluster; None: Ray is started on this machine.
+
+    Raises:
+        ConfigurationError: Ray or the replicas do not start; Serve's logs have the reasons.
+    """
+    if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
+        ray.init(
+            address=address,
+            include_dashboard=False if address is None else None,
+            logging_level=logging.WARNING,
+            log_to_driver=False,
+        )
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    try:
+        handle = serve.run(_engines(spec), name=APPLICATION, route_prefix=None)
+    except RuntimeError as problem:
+        raise ConfigurationError(f"the replicas do not start: {problem}. Ray's logs are in /tmp/ray") from problem
+    return ReplicatedEngine(handle, _facts_of(handle.facts.remote().result(timeout_s=STARTING_S)))
+
+
+def shut_down() -> None:
+    """End the replicas, Serve, and Ray where this process started it."""
+    serve.shutdown()
+    ray.shutdown()
+
+
+def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serve, which has no types
+    scaling = (
+        {"num_replicas": spec.num_replicas}
+        if spec.autoscaling is None
+        else {"autoscaling_config": AutoscalingConfig(**{"min_replicas": spec.num_replicas, **spec.autoscaling})}
+    )
+    most = spec.replica.max_waiting + spec.replica.engine.max_sequences
+    deployment = serve.deployment(
+        EngineReplica,
+        name="engines",
+        max_ongoing_requests=most,
+        health_check_period_s=HEALTH_S,
+        ray_actor_options={"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER,
+            request_router_kwargs={"routing": spec.routing, "rules": dict(spec.rules)},
+            request_routing_stats_period_s=NUMBERS_S,
+        ),
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        **scaling,
+    )
+    return deployment.bind(spec.replica)
+
+
+def _facts_of(answer: object) -> ReplicaFacts:
+    assert isinstance(answer, ReplicaFacts)
+    return answer
+
+
+# Fronts that Serve runs
+
+
+@final
+class _Front:
+    """A front in a process of Serve's: the HTTP application over the replicas.
+
+    Args:
+        config: of the server; api_keys: a file of keys, or None.
+        model: whose tokenizer it has.
+        engines: the handle of the replicas.
+    """
+
+    def __init__(
+        self, config: ServerConfig, api_keys: str | None, model: str | None, engines: DeploymentHandle
+    ) -> None:
+        self._config = config
+        self._api_keys = api_keys
+        self._model = model
+        self._engines = engines
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application. Serve calls it once."""
+        return _LateApp(self)
+
+    async def build(self) -> ASGIApp:
+        """Build the application, once a replica has said what the engine is."""
+        engine = ReplicatedEngine(self._engines, _facts_of(await self._engines.facts.remote()))
+        access = OpenAccess() if self._api_keys is None else ApiKeys.read(Path(self._api_keys))
+        service = Service(engine, self._config, access, tokenizer=tokenizer_of(self._model))
+        app = create_app(service)
+        add_routes(app, service, engine)
+        return app
+
+
+@final
+class _LateApp:
+    """An ASGI application that is built when its life begins."""
+
+    def __init__(self, front: _Front) -> None:
+        self._front = front
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = await self._front.build()
+        await self._app(scope, receive, send)
+
+
+def front(args: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an application of Serve, which has no types
+    """Build the application that a config file of Serve names.
+
+    Args:
+        args: ``model`` (a folder or a name; without it the model of the demonstration), ``name``, ``dtype``,
+            ``memory_gib``, ``num_blocks``, ``block_size``, ``max_tokens``, ``max_sequences``, ``max_waiting``,
+            ``replicas``, ``fronts``, ``routing``, ``rules``, ``num_cpus``, ``num_gpus``, ``autoscaling``, ``api_keys``,
+            ``host``.
+
+    Raises:
+        ConfigurationError: an argument is unknown, or its value cannot be served.
+    """
+    unknown = sorted(set(args) - KNOWN)
+    if unknown:
+        raise ConfigurationError(f"unknown arguments {', '.join(unknown)}; known are {', '.join(sorted(KNOWN))}")
+    model, api_keys = args.get("model"), args.get("api_keys")
+    named = {name: args[name] for name in ENGINE if name in args}
+    engine = EngineConfig(**named)
+    if "memory_gib" in args:
+        engine = replace(engine, kv_nbytes=int(args["memory_gib"] * GIB))
+    spec = ClusterSpec(
+        ReplicaSpec(
+            model,
+            args.get("dtype", "float32"),
+            engine,
+            None if api_keys is None else ApiKeys.read(Path(api_keys)).limits,
+            **{name: args[name] for name in ("max_waiting", "host") if name in args},
+        ),
+        args.get("replicas", 2),
+        **{name: args[name] for name in ("routing", "rules", "num_cpus", "num_gpus", "autoscaling") if name in args},
+    )
+    config = ServerConfig(args.get("name") or ("demo" if model is None else Path(model).name))
+    deployment = serve.deployment(
+        serve.ingress()(_Front), name="front", num_replicas=args.get("fronts", 1), max_ongoing_requests=10_000
+    )
+    return deployment.bind(config, api_keys, model, _engines(spec))
+
+
+ENGINE: Final = ("num_blocks", "block_size", "max_tokens", "max_sequences", "max_batched_tokens", "overlap")
+KNOWN: Final = frozenset(
+    {
+        *ENGINE,
+        *("model", "name", "dtype", "memory_gib", "max_waiting", "host", "api_keys", "replicas", "fronts"),
+        *("routing", "rules", "num_cpus", "num_gpus", "autoscaling"),
+    }
+)

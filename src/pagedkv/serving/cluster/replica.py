@@ -1,0 +1,105 @@
+"""EngineReplica: an engine behind Ray Serve, which calls what it finds here by name.
+
+Serve constructs one in each replica's process, awaits ``check_health`` and ``record_routing_stats`` periodically, and
+calls :meth:`EngineReplica.generate` for each request. A step that fails makes the health check fail, and Serve
+starts another replica.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, replace
+from typing import Any, final
+
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.sockets import EventPublisher
+from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest, Told, as_told_problem
+from pagedkv.serving.cluster.remote_formats import with_matchers
+from pagedkv.serving.cluster.spec import ReplicaSpec
+from pagedkv.serving.engine import AnswerStream
+from pagedkv.serving.server import EngineFacts, LocalEngine
+from pagedkv.serving.server.built_engine import build_engine
+
+__all__ = ["EngineReplica"]
+
+
+@final
+class EngineReplica:
+    """Serves token ids with one engine, and publishes what it has cached.
+
+    Args:
+        spec: the model, the engine, the limits.
+
+    Raises:
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
+    """
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        engine = replace(spec.engine, events=True)
+        llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants)
+        self._engine = LocalEngine(llm)
+        self._formats = self._engine.formats(tokenizer, spec.tool_parser)
+        self._publisher = EventPublisher(f"tcp://{spec.host}:*", f"tcp://{spec.host}:*", space=llm.core.space)
+        self._facts = ReplicaFacts(
+            EngineFacts.of(llm),
+            llm.core.space.config.groups,
+            llm.core.space.config.weights_epoch,
+            self._publisher.lifetime,
+            self._publisher.endpoint,
+            self._publisher.replay_endpoint,
+        )
+        self._engine.start(spec.max_waiting, lambda _: self._publisher.publish())
+
+    def facts(self) -> ReplicaFacts:
+        """Return what does not change."""
+        return self._facts
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Return what routers need of this replica. Serve calls it once."""
+        return {"facts": self._facts}
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return this replica's numbers. Serve calls it periodically, and sends them to routers."""
+        numbers = asdict(await self._engine.numbers())
+        del numbers["tiers"]
+        return numbers
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the numbers by which Serve may scale: requests that wait, and the part of the blocks in use."""
+        numbers = await self._engine.numbers()
+        return {"num_waiting": float(numbers.num_waiting), "blocks_in_use": numbers.num_live / numbers.num_blocks}
+
+    async def check_health(self) -> None:
+        """Raise EngineError where the engine has failed: Serve then replaces this replica."""
+        if not self._engine.is_alive:
+            raise EngineError("the engine of this replica has failed")
+
+    async def generate(self, request: RoutedRequest) -> AsyncGenerator[Told, None]:
+        """Serve a request: first an empty :class:`Told` once the engine has accepted it, then tokens, then its end.
+
+        Serve cancels it when its caller does; the engine then ends the request within a step.
+        """
+        stream: AnswerStream | None = None
+        try:
+            params = with_matchers(request.params, self._formats)
+            stream = self._engine.generate(
+                request.prompt_token_ids.tolist(), params, intent=request.intent, deadline_s=request.deadline_s
+            )
+            await stream.accepted()
+            yield Told()
+            while updates := await stream.take():
+                yield Told(updates)
+            yield Told(output=await stream.output())
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - it is the request's: it is raised where the request came from
+            is_lost = isinstance(problem, EngineError) and not self._engine.is_alive
+            yield Told(problem=as_told_problem(problem), is_lost=is_lost)
+        finally:
+            if stream is not None:
+                await stream.aclose()
+
+    def __del__(self) -> None:
+        """Close the sockets."""
+        publisher = self.__dict__.get("_publisher")
+        if publisher is not None:
+            publisher.close()

@@ -1,0 +1,238 @@
+"""ReplicatedEngine: all replicas of a cluster as one engine of a service.
+
+A request goes to one replica. If that replica dies, or its engine fails, the request goes on elsewhere with what was
+sent; after too many lost replicas, or if no replica accepts it in time, it ends with an error.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.serving.cluster.answer_so_far import AnswerSoFar
+from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest, Told, as_told_problem
+from pagedkv.serving.cluster.placements import Placements
+from pagedkv.serving.cluster.remote_formats import RemoteFormats
+from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
+from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
+from pagedkv.serving.server import EngineFacts, Route
+from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
+from pagedkv.serving.server.engine_numbers import EngineNumbers
+
+with needing("cluster", "replicas"):
+    from ray.exceptions import RayActorError, RayError
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+    from ray.serve.handle import DeploymentHandle
+
+__all__ = ["ReplicatedEngine"]
+
+LOG: Final = logging.getLogger("pagedkv.server")
+
+MOST_LIVES: Final = 4
+"""Replicas that one request may lose, less one."""
+ACCEPT_S: Final = 120.0
+"""Longest time until a replica accepts a request; the first replica may still be starting."""
+SEED_BITS: Final = 62
+NO_NUMBERS: Final = EngineNumbers(0, 0, 0, 1, 0, 0, ())
+
+
+@final
+class _LostReplicaError(Exception):
+    """A replica was lost while it served."""
+
+
+@final
+class _Board:
+    """What the requests of one front leave for it: its placements, and where each request went."""
+
+    def __init__(self) -> None:
+        self.placements: Placements | None = None
+
+    def placed(self, request: RoutedRequest, placements: Placements) -> None:
+        """Note where a request goes. Called by the router of Serve, in its thread."""
+        self.placements = placements
+        assert request.choice is not None
+        LOG.info("request %d: %s", request.number, request.choice.explain())
+
+
+@final
+class ReplicatedEngine:
+    """Serves with the replicas behind a handle of Ray Serve: a :class:`~pagedkv.server.ServedEngine`.
+
+    Args:
+        handle: of the deployment of :class:`~pagedkv.serving.cluster.replica.EngineReplica`.
+        facts: of one of its replicas; they are all alike.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle, facts: ReplicaFacts, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.facts: EngineFacts = facts.engine
+        self.last_numbers = NO_NUMBERS
+        self._handle: Any = handle.options(stream=True, method_name="generate")
+        self._clock = clock
+        self._board = _Board()
+        self._numbers = itertools.count()
+        self._routes: WeakKeyDictionary[AnswerStream, RoutedRequest] = WeakKeyDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_started = False
+        self._is_over = False
+
+    # As a service needs it
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be served; replicas that died are replaced by Serve."""
+        return self._is_started and not self._is_over
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:  # noqa: ARG002 - as of ServedEngine
+        """Begin to serve. Replicas have limits and steps of their own."""
+        self._is_started = True
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return what checks formats here, and constrains answers on replicas."""
+        own = AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
+        return RemoteFormats(own)
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from an event loop; returns at once. Raises EngineError: the engine was stopped."""
+        if not self.is_alive:
+            raise EngineError("the cluster is closed")
+        loop = asyncio.get_running_loop()
+        seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(SEED_BITS))
+        request = RoutedRequest(
+            next(self._numbers), np.array(prompt, np.int32), seeded, intent, deadline_s, board=self._board
+        )
+        mailbox = Mailbox(loop)
+        task = loop.create_task(self._serve(request, mailbox))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        stream = AnswerStream(mailbox, lambda _: loop.call_soon_threadsafe(task.cancel))
+        self._routes[stream] = request
+        return stream
+
+    def route_of(self, stream: AnswerStream) -> Route | None:
+        """Return where a request went, and why; None before it went anywhere."""
+        request = self._routes.get(stream)
+        choice = None if request is None else request.choice
+        return None if choice is None else Route(choice.replica, str(choice.reason), choice.explain())
+
+    async def numbers(self) -> EngineNumbers:
+        """Add what the replicas said of themselves last, some seconds ago at most."""
+        told = [] if self.placements is None else self.placements.numbers()
+        names = ("num_running", "num_waiting", "num_live", "num_blocks", "num_leased", "num_evictions")
+        sums = {name: sum(int(each.get(name, 0)) for each in told) for name in names}
+        self.last_numbers = EngineNumbers(**{**sums, "num_blocks": max(1, sums["num_blocks"])}, tiers=())
+        return self.last_numbers
+
+    async def stop(self) -> None:
+        """End all requests. Replicas go on until their application is deleted."""
+        self._is_over = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def placements(self) -> Placements | None:
+        """The router's replicas and choices; None before the first request."""
+        return self._board.placements
+
+    # One request
+
+    async def _serve(self, request: RoutedRequest, mailbox: Mailbox) -> None:
+        """Serve a request in as many lives as it takes."""
+        so_far = AnswerSoFar(request.prompt_token_ids.tolist(), request.params)
+        deadline = None if request.deadline_s is None else self._clock() + request.deadline_s
+        try:
+            while True:
+                try:
+                    await self._live(request, so_far, mailbox)
+                    break
+                except _LostReplicaError as lost:
+                    self._prepare_next_life(request, so_far, deadline, lost)
+        except asyncio.CancelledError:
+            deliver([Letter(mailbox, output=so_far.ended("aborted"))])
+        except TimeoutError:
+            deliver([Letter(mailbox, output=so_far.ended("deadline"))])
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
+            deliver([Letter(mailbox, problem=as_told_problem(problem))])
+
+    def _prepare_next_life(
+        self, request: RoutedRequest, so_far: AnswerSoFar, deadline: float | None, lost: _LostReplicaError
+    ) -> None:
+        """Let a request go on elsewhere. Raises EngineError: it lost too many replicas; TimeoutError: its deadline."""
+        if so_far.num_lives >= MOST_LIVES:
+            raise EngineError(
+                f"{MOST_LIVES} replicas were lost while they served this request, the last one after "
+                f"{so_far.num_sent} tokens: {lost}. Look at the replicas' logs, and send it again"
+            ) from lost
+        request.intent = so_far.begin_again(request.intent)
+        if deadline is not None:
+            request.deadline_s = deadline - self._clock()
+            if request.deadline_s <= 0:
+                raise TimeoutError
+        if self.placements is not None:
+            self.placements.note_moved()
+        LOG.warning("request %d moves after %d tokens: %s", request.number, so_far.num_sent, lost)
+
+    async def _live(self, request: RoutedRequest, so_far: AnswerSoFar, mailbox: Mailbox) -> None:
+        """Serve a request by one replica. Raises _LostReplicaError."""
+        has_tokens = False
+        try:
+            async for told in self._messages(request):
+                if told.is_lost:
+                    raise _LostReplicaError(str(told.problem))
+                if told.updates and not has_tokens:
+                    has_tokens = True
+                    self._note(lambda placements: placements.prefilled(request.number))
+                updates = so_far.take(told.updates)
+                output = None if told.output is None else so_far.complete(told.output)
+                deliver([Letter(mailbox, updates, output, told.problem)])
+                if told.is_over:
+                    return
+            raise _LostReplicaError("it ended without a last word")
+        finally:
+            self._note(lambda placements: placements.ended(request.number))
+
+    async def _messages(self, request: RoutedRequest) -> AsyncIterator[Told]:
+        """Yield what a replica says. Raises _LostReplicaError; EngineError: no replica accepts the request in time."""
+        response = self._handle.remote(request)
+        is_over = False
+        try:
+            told = await asyncio.wait_for(anext(response), ACCEPT_S)
+            while True:
+                is_over = told.is_over
+                yield told
+                told = await anext(response)
+        except StopAsyncIteration:
+            is_over = True
+        except TimeoutError:
+            raise EngineError(f"no replica accepted the request within {ACCEPT_S:g} s: are any alive?") from None
+        except RayActorError as problem:
+            is_over = True
+            raise _LostReplicaError(f"its process ended ({type(problem).__name__})") from problem
+        except (BackPressureError, DeploymentUnavailableError) as problem:
+            is_over = True
+            raise EngineError(f"the cluster cannot serve: {problem}") from problem
+        except (RayError, RayServeException) as problem:
+            is_over = True
+            raise _LostReplicaError(f"{type(problem).__name__}: {problem}") from problem
+        finally:
+            if not is_over:
+                response.cancel()
+
+    def _note(self, note: Callable[[Placements], None]) -> None:
+        if self.placements is not None:
+            note(self.placements)

@@ -1,0 +1,109 @@
+"""PrefixRequestRouter: our router behind the interface of Ray Serve (``RequestRouter``, alpha in Ray 2.60).
+
+It is made inside a front's handle, by Serve. A request finds the front's board on itself, and leaves its choice there::
+
+    choose_replicas    Placements.place: the choice, with its reason
+    update_replicas    replicas that came or went, and their numbers
+    a thread           events of each replica, to the index
+
+What this uses of Ray is pinned by ``tests/cluster/test_ray_interface.py``.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, final
+
+from pagedkv.memory.contract.extras import needing
+from pagedkv.memory.routing import Routing, RoutingRules
+from pagedkv.memory.sockets import EventFollower
+from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
+from pagedkv.serving.cluster.placements import Placements
+
+with needing("cluster", "replicas"):
+    from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+__all__ = ["PrefixRequestRouter"]
+
+POLL_S: Final = 0.2
+FACTS: Final = "facts"
+
+
+@final
+class _Listener:
+    """Reads one replica's events in a thread."""
+
+    def __init__(self, name: str, facts: ReplicaFacts, placements: Placements) -> None:
+        self._name = name
+        self._facts = facts
+        self._placements = placements
+        self._is_over = threading.Event()
+        threading.Thread(target=self._listen, name=f"pagedkv events {name}", daemon=True).start()
+
+    def end(self) -> None:
+        """End the thread within a poll."""
+        self._is_over.set()
+
+    def _listen(self) -> None:
+        facts = self._facts
+        with EventFollower(facts.events, facts.replays, facts.groups) as follower:
+            while not self._is_over.is_set():
+                for message in follower.poll(POLL_S):
+                    self._placements.take(self._name, message)
+
+
+@final
+class PrefixRequestRouter(RequestRouter):  # type: ignore[misc] - Ray has no types
+    """Routes by what replicas have cached and have to do."""
+
+    def initialize_state(self, *, routing: Routing = "prefix", rules: Mapping[str, float] | None = None) -> None:
+        """Make the router. Serve calls it with ``request_router_kwargs``."""
+        self._placements = Placements(routing, RoutingRules(**(rules or {})))
+        self._listeners: dict[str, _Listener] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take the replicas that run, and their numbers."""
+        super().update_replicas(replicas)
+        self._take_replicas()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget a replica that has died."""
+        super().on_replica_actor_died(replica_id)
+        self._take_replicas()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Choose one replica for a request; any of them for a call that is no request."""
+        request = _request_of(pending_request)
+        if request is None:
+            return [candidate_replicas]
+        by_name = {_name_of(each): each for each in candidate_replicas}
+        choice = self._placements.place(request, list(by_name))
+        if choice is None:
+            return [candidate_replicas]
+        request.choice = choice
+        request.board.placed(request, self._placements)
+        return [[by_name[choice.replica]]]
+
+    def _take_replicas(self) -> None:
+        replicas = {_name_of(each): each for each in self.curr_replicas.values()}
+        facts = {
+            name: each.replica_metadata[FACTS] for name, each in replicas.items() if FACTS in each.replica_metadata
+        }
+        come, gone = self._placements.set_replicas(facts)
+        for name in gone:
+            self._listeners.pop(name).end()
+        for name in come:
+            self._listeners[name] = _Listener(name, facts[name], self._placements)
+        for name, each in replicas.items():
+            if each.routing_stats:
+                self._placements.note_numbers(name, each.routing_stats)
+
+
+def _name_of(replica: RunningReplica) -> str:
+    return str(replica.replica_id.unique_id)
+
+
+def _request_of(pending: PendingRequest | None) -> RoutedRequest | None:
+    first: Any = pending.args[0] if pending is not None and pending.args else None
+    return first if isinstance(first, RoutedRequest) else None

@@ -1,0 +1,120 @@
+"""A page of a cluster: its replicas, and why each request went where it went.
+
+``/inspect`` is the page, ``/inspect/routes`` what it shows, as JSON. Where callers have keys, an administrator's is
+needed: prompts are not shown, but how much of them was cached is.
+"""
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from pagedkv.memory.routing import Candidate
+from pagedkv.serving.cluster.placements import Placed, SeenReplica
+from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
+from pagedkv.serving.server import ApiError, OpenAccess, Service
+from pagedkv.serving.server.json_response import json_response
+
+__all__ = ["add_routes"]
+
+MOST_SHOWN: Final = 200
+NEEDS_KEY: Final = b'data-access="keys"'
+OPEN: Final = b'data-access="open"'
+HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None:
+    """Add the page to an application, and its data.
+
+    Args:
+        app: the application.
+        service: the application's service.
+        engine: the service's engine.
+    """
+    static = files(__package__) / "static"
+    html = (static / "routes.html").read_bytes()
+    is_open = isinstance(service.access, OpenAccess)
+    for path, content, kind in (
+        ("/inspect", html.replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY), "text/html"),
+        ("/inspect/routes.css", (static / "routes.css").read_bytes(), "text/css"),
+        ("/inspect/routes.js", (static / "routes.js").read_bytes(), "text/javascript"),
+    ):
+        app.get(path, include_in_schema=False)(_sender(content, kind))
+
+    @app.get("/inspect/routes", include_in_schema=False)
+    async def routes(request: Request) -> Response:
+        if not service.access.identify(request.headers).is_admin:
+            raise ApiError(403, "the page of replicas needs an administrator's key")
+        return json_response(_routes(service, engine), headers=HEADERS)
+
+
+def _sender(content: bytes, kind: str) -> Callable[[], Any]:
+    async def send() -> Response:
+        return Response(content, headers=HEADERS, media_type=kind)
+
+    return send
+
+
+def _routes(service: Service, engine: ReplicatedEngine) -> dict[str, Any]:
+    placements = engine.placements
+    told: dict[str, Any] = {"model": service.config.model_name, "now_s": service.wall_clock()}
+    if placements is None:  # no request has come
+        return {**told, "replicas": [], "reasons": {}, "num_moved": 0, "choices": []}
+    return {
+        **told,
+        "replicas": [_replica(each) for each in placements.seen()],
+        "reasons": placements.num_by_reason(),
+        "num_moved": placements.num_moved,
+        "choices": [_choice(each) for each in placements.latest(MOST_SHOWN)],
+    }
+
+
+def _replica(seen: SeenReplica) -> dict[str, Any]:
+    view = seen.view
+    return {
+        "name": seen.name,
+        "lifetime": view.lifetime,
+        "state": str(view.state),
+        "num_cached_blocks": view.num_blocks,
+        "num_lost_batches": view.num_lost_batches,
+        "num_prefill_tokens": seen.num_prefill_tokens,
+        "num_decoding": seen.num_decoding,
+        "numbers": dict(seen.numbers),
+    }
+
+
+def _choice(placed: Placed) -> dict[str, Any]:
+    choice = placed.choice
+    return {
+        "request": placed.number,
+        "at_s": round(placed.placed_s, 3),
+        "replica": choice.replica,
+        "reason": str(choice.reason),
+        "num_prompt_tokens": choice.num_prompt_tokens,
+        "num_answered_tokens": placed.num_answered,
+        "candidates": [_candidate(each) for each in choice.candidates],
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "replica": candidate.name,
+        "state": str(candidate.state),
+        "num_hit_tokens": candidate.num_hit_tokens,
+        "num_promised_tokens": candidate.num_promised_tokens,
+        "num_prefill_tokens": candidate.num_prefill_tokens,
+        "num_decoding": candidate.num_decoding,
+        "recent_tokens": round(candidate.recent_tokens),
+        "cost": round(candidate.cost),
+        "is_over_share": candidate.is_over_share,
+    }

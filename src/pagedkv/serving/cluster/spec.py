@@ -1,0 +1,32 @@
+"""ReplicaSpec: what each replica of a cluster serves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagedkv.memory.contract.space_config import TenantLimits
+from pagedkv.serving.engine import EngineConfig
+
+__all__ = ["ReplicaSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What each replica serves.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: type of its weights.
+        engine: memory and limits of each replica.
+        tenants: limits of tenants, by name; None: tenants are not distinguished.
+        max_waiting: requests that may wait in each replica.
+        tool_parser: name of the parser of calls.
+        host: address at which each replica publishes its events.
+    """
+
+    model: str | None
+    dtype: str
+    engine: EngineConfig
+    tenants: Mapping[str, TenantLimits] | None = None
+    max_waiting: int = 1024
+    tool_parser: str = "auto"
+    host: str = "127.0.0.1"

@@ -1,0 +1,50 @@
+"""Builds an engine for a server: a model, its tokenizer, and what clients of a server expect of an engine."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.space_config import TenantLimits
+from pagedkv.serving.engine import LLM, EngineConfig
+from pagedkv.serving.engine.demo.trained import FOLDER, load_demo
+from pagedkv.serving.engine.loading import load, load_tokenizer
+
+__all__ = ["build_engine", "tokenizer_of"]
+
+PREDICTED_TOKENS: Final = 8
+"""Most tokens that a step drafts from a request's prediction."""
+
+
+def tokenizer_of(model: str | None) -> Any:  # noqa: ANN401 - of transformers, or like it
+    """Load a model's tokenizer alone. Raises ConfigurationError where there is none.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+    """
+    return _required(load_tokenizer(str(FOLDER) if model is None else model), model)
+
+
+def build_engine(
+    model: str | None, dtype: str, engine: EngineConfig, tenants: Mapping[str, TenantLimits] | None
+) -> tuple[LLM, Any]:
+    """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: type of its weights.
+        engine: memory and limits; answers end at the longest sequence, as clients expect.
+        tenants: limits of tenants, by name; None: tenants are not distinguished.
+
+    Raises:
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
+    """
+    loaded, tokenizer = load_demo() if model is None else load(model, dtype)
+    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
+    return LLM(loaded, engine, tokenizer=_required(tokenizer, model)), tokenizer
+
+
+def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above
+    if tokenizer is None:
+        raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
+    return tokenizer
