@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
+.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -42,7 +42,7 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 OPERATIONS ?= 6000
 PROFILE ?= quick
 # Workers take all cores, so each has one thread.
-test test-plain test-long test-transformers: export OMP_NUM_THREADS := 1
+test test-plain test-long test-ray test-transformers: export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Each eviction policy has loops of its own, whose compiling takes a minute or more; test-plain has all policies.
@@ -55,6 +55,10 @@ test: $(STAMP) ## all tests but the long ones and those of plain loops, with com
 
 test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see the loops as plain Python
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "(interpreted or plain_only) and not long"
+
+test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: requests, routes, deaths of replicas
+	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
+	$(BIN)/pytest -n 0 -m ray tests/cluster
 
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m long

@@ -10,9 +10,9 @@ r"""A cluster: several engines as replicas of Ray Serve, behind one HTTP front t
 
 Reading order: ``spec`` (what replicas serve), ``messages`` (what travels), ``answer_so_far`` (what a client has of an
 answer, and how it is continued elsewhere), ``placements`` (the router of one front, and its latest choices),
-``replica`` (an engine behind Serve), ``request_router`` (Serve's interface), ``replicated_engine`` (all replicas as one engine),
-``remote_formats`` (formats of answers, whose matchers replicas build), ``deployment`` (the application of Serve),
-``routes`` (a page that shows replicas and choices).
+``replica`` (an engine behind Serve), ``request_router`` (Serve's interface), ``replicated_engine`` (all replicas as
+one engine), ``remote_formats`` (formats of answers, whose matchers replicas build), ``deployment`` (the application
+of Serve), ``routes`` (a page that shows replicas and choices).
 
 Serve starts replicas, notices their deaths, and starts others; nothing here does.
 """

@@ -28,6 +28,7 @@ from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.serving.cluster.routes import add_routes
 from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import EngineConfig
+from pagedkv.serving.engine.llm import compile_loops
 from pagedkv.serving.server import ApiKeys, OpenAccess, ServerConfig, Service, create_app
 from pagedkv.serving.server.built_engine import tokenizer_of
 
@@ -88,6 +89,8 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
     Raises:
         ConfigurationError: Ray or the replicas do not start; Serve's logs have the reasons.
     """
+    if address is None and spec.replica.engine.warm_up:
+        compile_loops(spec.replica.engine)  # once, and not in every replica
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
         ray.init(
@@ -106,7 +109,7 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
 
 def shut_down() -> None:
     """End the replicas, Serve, and Ray where this process started it."""
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 
 
@@ -116,18 +119,19 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
         if spec.autoscaling is None
         else {"autoscaling_config": AutoscalingConfig(**{"min_replicas": spec.num_replicas, **spec.autoscaling})}
     )
+    routing: dict[str, Any] = {
+        "request_router_class": ROUTER,
+        "request_router_kwargs": {"routing": spec.routing, "rules": dict(spec.rules)},
+        "request_routing_stats_period_s": NUMBERS_S,
+    }
     most = spec.replica.max_waiting + spec.replica.engine.max_sequences
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         EngineReplica,
         name="engines",
         max_ongoing_requests=most,
         health_check_period_s=HEALTH_S,
         ray_actor_options={"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus},
-        request_router_config=RequestRouterConfig(
-            request_router_class=ROUTER,
-            request_router_kwargs={"routing": spec.routing, "rules": dict(spec.rules)},
-            request_routing_stats_period_s=NUMBERS_S,
-        ),
+        request_router_config=RequestRouterConfig(**routing),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
         **scaling,
     )
@@ -153,7 +157,7 @@ class _Front:
     """
 
     def __init__(
-        self, config: ServerConfig, api_keys: str | None, model: str | None, engines: DeploymentHandle
+        self, config: ServerConfig, api_keys: str | None, model: str | None, engines: DeploymentHandle[Any]
     ) -> None:
         self._config = config
         self._api_keys = api_keys
@@ -220,7 +224,7 @@ def front(args: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an application of S
         **{name: args[name] for name in ("routing", "rules", "num_cpus", "num_gpus", "autoscaling") if name in args},
     )
     config = ServerConfig(args.get("name") or ("demo" if model is None else Path(model).name))
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress()(_Front), name="front", num_replicas=args.get("fronts", 1), max_ongoing_requests=10_000
     )
     return deployment.bind(config, api_keys, model, _engines(spec))

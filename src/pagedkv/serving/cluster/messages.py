@@ -27,6 +27,7 @@ class ReplicaFacts:
         engine: what a service needs of an engine.
         groups: the KV-cache groups of its block space.
         weights_epoch: part of the name of a prompt's first block.
+        process: number of its process; node: address of its machine.
         lifetime: a name of this run of its process.
         events: the address of its events; replays: of events that are sent again, and of snapshots.
     """
@@ -34,6 +35,8 @@ class ReplicaFacts:
     engine: EngineFacts
     groups: tuple[GroupSpec, ...]
     weights_epoch: str
+    process: int
+    node: str
     lifetime: str
     events: str
     replays: str

@@ -43,12 +43,13 @@ class SeenReplica:
     """A replica, as the front sees it.
 
     Args:
-        name: Serve's; view: its index.
+        name: Serve's; facts: what does not change; view: its index.
         num_prefill_tokens: tokens of prompts that it is to compute; num_decoding: requests that decode there.
         numbers: what it said of itself last: requests that run and wait, blocks.
     """
 
     name: str
+    facts: ReplicaFacts
     view: ReplicaView
     num_prefill_tokens: int
     num_decoding: int
@@ -202,7 +203,8 @@ class Placements:
         router = self._require_router()
         load = router.loads.load(name, now_s)
         view = router.index.view(name)
-        return SeenReplica(name, view, load.num_prefill_tokens, load.num_decoding, self._numbers.get(name, {}))
+        facts = self._facts[name]
+        return SeenReplica(name, facts, view, load.num_prefill_tokens, load.num_decoding, self._numbers.get(name, {}))
 
     def _require_router(self) -> Router:
         if self._router is None:

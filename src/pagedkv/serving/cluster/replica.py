@@ -6,11 +6,13 @@ starts another replica.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, replace
 from typing import Any, final
 
 from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets import EventPublisher
 from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest, Told, as_told_problem
 from pagedkv.serving.cluster.remote_formats import with_matchers
@@ -18,6 +20,10 @@ from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream
 from pagedkv.serving.server import EngineFacts, LocalEngine
 from pagedkv.serving.server.built_engine import build_engine
+from pagedkv.serving.server.published_events import PublishedEvents
+
+with needing("cluster", "replicas"):
+    import ray
 
 __all__ = ["EngineReplica"]
 
@@ -38,16 +44,21 @@ class EngineReplica:
         llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants)
         self._engine = LocalEngine(llm)
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)
-        self._publisher = EventPublisher(f"tcp://{spec.host}:*", f"tcp://{spec.host}:*", space=llm.core.space)
+        space = llm.core.space.config
+        groups = tuple(space.groups)
+        self._publisher = EventPublisher(f"tcp://{spec.host}:*", f"tcp://{spec.host}:*", groups=groups)
+        assert self._publisher.replay_endpoint is not None
         self._facts = ReplicaFacts(
             EngineFacts.of(llm),
-            llm.core.space.config.groups,
-            llm.core.space.config.weights_epoch,
+            groups,
+            space.weights_epoch if isinstance(space.weights_epoch, str) else "",  # counted epochs are in no name
+            os.getpid(),
+            ray.util.get_node_ip_address(),
             self._publisher.lifetime,
             self._publisher.endpoint,
             self._publisher.replay_endpoint,
         )
-        self._engine.start(spec.max_waiting, lambda _: self._publisher.publish())
+        self._engine.start(spec.max_waiting, PublishedEvents(self._engine, self._publisher).stepped)
 
     def facts(self) -> ReplicaFacts:
         """Return what does not change."""

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
 from weakref import WeakKeyDictionary
@@ -75,7 +76,7 @@ class ReplicatedEngine:
     """
 
     def __init__(
-        self, handle: DeploymentHandle, facts: ReplicaFacts, *, clock: Callable[[], float] = time.monotonic
+        self, handle: DeploymentHandle[Any], facts: ReplicaFacts, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.facts: EngineFacts = facts.engine
         self.last_numbers = NO_NUMBERS
@@ -119,7 +120,7 @@ class ReplicatedEngine:
         task = loop.create_task(self._serve(request, mailbox))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        stream = AnswerStream(mailbox, lambda _: loop.call_soon_threadsafe(task.cancel))
+        stream = AnswerStream(mailbox, lambda _: _cancel(loop, task))
         self._routes[stream] = request
         return stream
 
@@ -236,3 +237,9 @@ class ReplicatedEngine:
     def _note(self, note: Callable[[Placements], None]) -> None:
         if self.placements is not None:
             note(self.placements)
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    """End a request, from any thread."""
+    with suppress(RuntimeError):  # the loop was closed, and its tasks with it
+        loop.call_soon_threadsafe(task.cancel)

@@ -10,7 +10,6 @@ What this uses of Ray is pinned by ``tests/cluster/test_ray_interface.py``.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import Any, Final, final
 
 from pagedkv.memory.contract.extras import needing
@@ -52,12 +51,13 @@ class _Listener:
 
 
 @final
-class PrefixRequestRouter(RequestRouter):  # type: ignore[misc] - Ray has no types
+class PrefixRequestRouter(RequestRouter):
     """Routes by what replicas have cached and have to do."""
 
-    def initialize_state(self, *, routing: Routing = "prefix", rules: Mapping[str, float] | None = None) -> None:
-        """Make the router. Serve calls it with ``request_router_kwargs``."""
-        self._placements = Placements(routing, RoutingRules(**(rules or {})))
+    def initialize_state(self, **kwargs: Any) -> None:  # noqa: ANN401 - as Serve calls it
+        """Make the router. Serve calls it with ``request_router_kwargs``: ``routing``, and ``rules`` by name."""
+        routing: Routing = kwargs.get("routing", "prefix")
+        self._placements = Placements(routing, RoutingRules(**kwargs.get("rules", {})))
         self._listeners: dict[str, _Listener] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

@@ -83,6 +83,8 @@ def _replica(seen: SeenReplica) -> dict[str, Any]:
     view = seen.view
     return {
         "name": seen.name,
+        "process": seen.facts.process,
+        "node": seen.facts.node,
         "lifetime": view.lifetime,
         "state": str(view.state),
         "num_cached_blocks": view.num_blocks,

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -158,6 +159,22 @@ class AsyncLLM:
         answers: list[T] = []
         await self._call(lambda llm: answers.append(work(llm)))
         return answers[0]
+
+    def call_later(self, work: Callable[[LLM], object]) -> Future[None]:
+        """Let the engine's thread do something between two steps, from any thread; return at once.
+
+        Args:
+            work: it gets the engine, and must not keep the engine waiting.
+
+        Returns:
+            It is done when the work is, with what the work raised.
+
+        Raises:
+            EngineError: the engine was closed, or has failed.
+        """
+        call = Call(work)
+        self._thread.send(call)
+        return call.done
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

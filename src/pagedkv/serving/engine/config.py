@@ -86,6 +86,7 @@ class EngineConfig:
         tiers: where cached content is kept beside the device, the fastest first: ``(HostTier("16GiB"),
             FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. What they serve is verified, and
             whatever they do, answers stay the same. The weights are read once when the engine is built.
+        events: keep events of what is cached and evicted (``EngineCore.space.drain_events``), for a publisher.
     """
 
     block_size: int = 16
@@ -117,6 +118,7 @@ class EngineConfig:
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
     tiers: tuple[Tier, ...] = ()
+    events: bool = False
 
     def __post_init__(self) -> None:
         """Check what the space and the scheduler do not check."""
@@ -209,6 +211,7 @@ class EngineConfig:
             receipts=True,
             explain=True,
             leases=self.leases,
+            events=self.events,
         )
         return replace(config, num_blocks=self._num_blocks(groups, longest), tenants=self.tenants)
 

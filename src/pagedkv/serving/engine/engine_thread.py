@@ -74,7 +74,7 @@ class Call:
         done: tells when, or what went wrong, to whoever waits.
     """
 
-    work: Callable[[LLM], None]
+    work: Callable[[LLM], object]
     done: Future[None] = field(default_factory=Future)
 
     def carry_out(self, llm: LLM) -> None:

@@ -86,8 +86,7 @@ class LLM:
     ) -> None:
         config = EngineConfig() if config is None else config
         if config.warm_up:
-            stores = [of_stores(tier.eviction) for tier in config.tiers]
-            make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ATTENTION)
+            compile_loops(config)
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test
@@ -307,6 +306,12 @@ def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | Non
     if len(intents) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts need as many Intents, got {len(intents)}")
     return intents
+
+
+def compile_loops(config: EngineConfig) -> None:
+    """Compile all loops that requests of an engine can reach, if they are not on disk, on all cores."""
+    stores = [of_stores(tier.eviction) for tier in config.tiers]
+    make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ATTENTION)
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:

@@ -7,6 +7,7 @@ A service neither sees steps nor blocks, so that replicas in other processes can
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeVar, final
@@ -166,6 +167,10 @@ class LocalEngine:
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
         return await self._engine.between_steps(work)
+
+    def call_later(self, work: Callable[[LLM], object]) -> Future[None]:
+        """Run ``work`` in the engine's thread, from any thread. Raises as :meth:`AsyncLLM.call_later`."""
+        return self._engine.call_later(work)
 
     async def numbers(self) -> EngineNumbers:
         """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""

@@ -25,7 +25,7 @@ function showReplicas(replicas) {
   fill("replicas", replicas.map((each) => {
     const numbers = each.numbers;
     const used = numbers.num_blocks ? `${Math.round((100 * numbers.num_live) / numbers.num_blocks)} %` : "";
-    return row([each.name, each.state, each.num_cached_blocks, numbers.num_running ?? "", numbers.num_waiting ?? "", used,
+    return row([each.name, `${each.process} on ${each.node}`, each.state, each.num_cached_blocks, numbers.num_running ?? "", numbers.num_waiting ?? "", used,
       each.num_prefill_tokens, each.num_decoding]);
   }));
 }

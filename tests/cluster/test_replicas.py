@@ -1,0 +1,240 @@
+"""Two real replicas on Ray Serve behind the HTTP front: what is routed where, and that a replica's death loses nothing.
+
+The replicas are processes, and are killed by a signal.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from pagedkv.memory.routing import IndexState
+from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, add_routes, deploy, shut_down
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.serving.engine.demo.trained import load_demo
+from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
+from pagedkv.serving.server.built_engine import tokenizer_of
+from tests.server.serving import PATIENCE_S, running
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+ENGINE: Final = EngineConfig(num_blocks=300, block_size=8, self_test=False, max_sequences=16)
+NUM_NEW: Final = 24
+PROMPTS: Final = [[place % 150 + 20 for place in range(first, first + 40)] for first in range(0, 120, 10)]
+
+
+class Cluster:
+    """Two replicas, and a front that serves HTTP."""
+
+    def __init__(self, url: str, service: Service, engine: ReplicatedEngine, served: list[Served]) -> None:
+        self.url, self.service, self.engine, self.served = url, service, engine, served
+
+    def ask(self, prompt: list[int], **fields: Any) -> httpx.Response:  # noqa: ANN401 - of a body
+        """Ask for a completion."""
+        body = {
+            "model": "demo",
+            "prompt": prompt,
+            "max_tokens": NUM_NEW,
+            "temperature": 0,
+            "ignore_eos": True,
+            **fields,
+        }
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
+
+    def routes(self) -> dict[str, Any]:
+        """Return what the page of replicas shows."""
+        answer = httpx.get(f"{self.url}/inspect/routes")
+        assert answer.status_code == 200
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def processes(self) -> dict[str, int]:
+        """Return the process of each replica."""
+        return {each["name"]: each["process"] for each in self.routes()["replicas"]}
+
+    def wait_for_replicas(self, *, without: int = 0) -> None:
+        """Wait until two replicas serve, none of them in process ``without``."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            processes = self.processes().values()
+            if len(processes) == 2 and without not in processes:
+                return
+            assert time.monotonic() < until, f"no second replica came: {processes}"
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    try:
+        engine = deploy(ClusterSpec(ReplicaSpec(None, "float32", ENGINE), 2))
+        service = Service(engine, ServerConfig("demo"), OpenAccess(), tokenizer=tokenizer_of(None))
+        served: list[Served] = []
+        service.on_served.append(served.append)
+        with running(service, adds=lambda app, service: add_routes(app, service, engine)) as url:
+            assert httpx.post(
+                f"{url}/v1/completions", json={"model": "demo", "prompt": [5, 6], "max_tokens": 1}, timeout=PATIENCE_S
+            ).is_success
+            yield Cluster(url, service, engine, served)
+    finally:
+        shut_down()
+
+
+@pytest.fixture(scope="module")
+def alone() -> LLM:
+    """An engine of its own, which says what is right."""
+    model, tokenizer = load_demo()
+    return LLM(model, ENGINE, tokenizer=tokenizer)
+
+
+def right(alone: LLM, prompt: list[int], **wishes: Any) -> str:  # noqa: ANN401 - of parameters
+    output = alone.generate([prompt], SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, **wishes))[0]
+    return str(output.completions[0].text)
+
+
+def test_answers_are_those_of_one_engine(cluster: Cluster, alone: LLM) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(cluster.ask, PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert answer.json()["choices"][0]["text"] == right(alone, prompt)
+    drawn = cluster.ask(PROMPTS[0], temperature=0.9, seed=3, top_p=0.9, logit_bias={"5": -3}, n=2)
+    assert len(drawn.json()["choices"]) == 2
+    assert drawn.json()["choices"][0]["text"] == right(
+        alone, PROMPTS[0], temperature=0.9, seed=3, top_p=0.9, logit_bias={5: -3.0}
+    )
+
+
+def test_a_prompt_goes_where_it_is_cached_and_says_why(cluster: Cluster) -> None:
+    prompt = [7, 9, 11, 13] * 20
+    first = cluster.ask(prompt)
+    others = [cluster.ask([*prompt, 40 + place, 41, 42]) for place in range(4)]
+    where = first.headers["x-pagedkv-replica"]
+    assert {each.headers["x-pagedkv-replica"] for each in others} == {where}
+    assert {each.headers["x-pagedkv-routing"] for each in others} == {"it has most of the prompt"}
+    assert all(each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 72 for each in others)
+    shown = cluster.routes()["choices"][0]
+    assert shown["replica"] == where
+    assert shown["candidates"][0]["num_hit_tokens"] == 80
+    assert cluster.served[-1].routes[0].replica == where
+    assert where in cluster.served[-1].routes[0].explanation
+
+
+def test_the_index_is_exact_once_events_came(cluster: Cluster) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while {each["state"] for each in cluster.routes()["replicas"]} != {str(IndexState.EXACT)}:
+        assert time.monotonic() < until, cluster.routes()["replicas"]
+        time.sleep(0.1)
+    assert sum(each["num_cached_blocks"] for each in cluster.routes()["replicas"]) > 10
+    page = httpx.get(f"{cluster.url}/inspect")
+    assert "Replicas of" in page.text
+    assert 'data-access="open"' in page.text
+
+
+def test_formats_hold_on_replicas(cluster: Cluster) -> None:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "red kite: locker 7. blue lamp: shelf 12. Where? red kite:"}],
+        "max_tokens": 12,
+        "response_format": {"type": "regex", "regex": "shelf (3|4)"},
+    }
+    answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert answer.json()["choices"][0]["message"]["content"] in {"shelf 3", "shelf 4"}, answer.text
+    body["response_format"] = {"type": "regex", "regex": "("}
+    assert httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 400
+
+
+def test_what_one_engine_refuses_is_refused(cluster: Cluster) -> None:
+    answer = cluster.ask([5] * 100_000)
+    assert answer.status_code == 400
+    assert "longest sequence" in answer.text
+    answer = cluster.ask([10**6])
+    assert answer.status_code == 400
+    assert "token ids must be" in answer.text
+
+
+def test_a_client_that_leaves_ends_its_request(cluster: Cluster) -> None:
+    placements = cluster.engine.placements
+    assert placements is not None
+    body = {"model": "demo", "prompt": [9, 8, 7], "max_tokens": 150, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=PATIENCE_S) as answer:
+        next(answer.iter_lines())
+    until = time.monotonic() + PATIENCE_S
+    while placements.num_outstanding or cluster.routes()["replicas"][0]["numbers"]["num_running"]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    placements.check()
+
+
+def test_a_deadline_holds(cluster: Cluster) -> None:
+    answer = cluster.ask([9, 8, 7], max_tokens=150, timeout=0.001)
+    assert answer.status_code in {200, 400, 504}
+
+
+async def _stream(url: str, prompt: list[int], seed: int | None, begun: asyncio.Event) -> tuple[str, str | None]:
+    """Read one stream; return its text, and its error."""
+    body: dict[str, Any] = {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": NUM_NEW,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+    }
+    if seed is not None:
+        body |= {"temperature": 1.0, "seed": seed}
+    text, error = "", None
+    async with (
+        httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            told = json.loads(line.removeprefix("data: "))
+            if "error" in told:
+                error = told["error"]["message"]
+            for choice in told.get("choices", ()):
+                text += choice["text"]
+                begun.set()
+    return text, error
+
+
+async def _killed_once(cluster: Cluster) -> list[tuple[str, str | None]]:
+    """Stream all prompts, and kill the replica that serves most as soon as one of them has begun."""
+    begun = asyncio.Event()
+    streams = [
+        asyncio.create_task(_stream(cluster.url, prompt, None if place % 2 else place, begun))
+        for place, prompt in enumerate(PROMPTS)
+    ]
+    await begun.wait()
+    told = await asyncio.to_thread(cluster.routes)
+    busiest = max(told["replicas"], key=lambda each: each["num_decoding"] + each["num_prefill_tokens"])
+    os.kill(busiest["process"], signal.SIGKILL)
+    answers = await asyncio.gather(*streams)
+    await asyncio.to_thread(cluster.wait_for_replicas, without=busiest["process"])
+    return answers
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_replica_that_is_killed_loses_nothing(cluster: Cluster, alone: LLM, kills: int) -> None:
+    expected = [
+        right(alone, prompt) if place % 2 else right(alone, prompt, temperature=1.0, seed=place)
+        for place, prompt in enumerate(PROMPTS)
+    ]
+    moved = cluster.routes()["num_moved"]
+    for _ in range(kills):
+        cluster.wait_for_replicas()
+        answers = asyncio.run(_killed_once(cluster))
+        assert [error for _, error in answers] == [None] * len(PROMPTS)
+        assert [text for text, _ in answers] == expected, "every stream is the answer of one engine, each token once"
+    assert cluster.routes()["num_moved"] > moved, "a negative control: requests were under way when replicas died"
+    placements = cluster.engine.placements
+    assert placements is not None
+    placements.check()
+    assert placements.num_outstanding == 0
