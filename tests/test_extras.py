@@ -113,7 +113,7 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
                 ": pip install 'pagedkv[tokenizer]', or give --chars-per-token instead",
             },
         ),
-        ("zmq", {"record tcp://127.0.0.1:1": f"recording needs zmq{RECORD}"}),
+        ("zmq", {"record tcp://127.0.0.1:1": f"a stream of KV events needs zmq{RECORD}"}),
         ("jinja2", {f"report {TRACE} -o report.html": f"a report needs jinja2{REPORT}"}),
         (
             "matplotlib",
@@ -163,7 +163,7 @@ def test_the_library_needs_no_extra() -> None:
     [
         (
             "msgspec",
-            {"pagedkv.planner.traces.reader", "pagedkv.planner.traces.writer", "pagedkv.planner.recording.wire"},
+            {"pagedkv.planner.traces.reader", "pagedkv.planner.traces.writer", "pagedkv.memory.wire"},
         ),
         (
             "torch",
@@ -179,7 +179,7 @@ def test_the_library_needs_no_extra() -> None:
         ),
         ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.compat", "pagedkv.engine.sampling"}),
         pytest.param("tokenizers", {"pagedkv.serving.engine"}, marks=pytest.mark.long),
-        pytest.param("zmq", {"pagedkv.planner.recording.subscription"}, marks=pytest.mark.long),
+        pytest.param("zmq", {"pagedkv.memory.sockets"}, marks=pytest.mark.long),
         pytest.param("jinja2", {"pagedkv.planner.report.page", "pagedkv.report.page"}, marks=pytest.mark.long),
         pytest.param(
             "matplotlib", {"pagedkv.planner.report.page", "pagedkv.planner.report.drawing"}, marks=pytest.mark.long

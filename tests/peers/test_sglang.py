@@ -13,9 +13,9 @@ import pytest
 from tests.peers.sglang_engine import PAGE_SIZE, SglangEngine  # isort: skip - SGLang comes behind what stands in for it
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockStored, KVEventBatch, StorageMedium
 
+from pagedkv.memory.sockets import Endpoints, Subscription
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
-from pagedkv.planner.recording.subscription import Endpoints, Subscription
 from tests.cli.command import run
 from tests.peers.counting import residents
 from tests.peers.publishing import LossySubscription, followed, recorded, there

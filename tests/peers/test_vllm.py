@@ -14,9 +14,9 @@ import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.sockets import Endpoints, Subscription
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
-from pagedkv.planner.recording.subscription import Endpoints, Subscription
 from tests.cli.command import run
 from tests.peers.counting import residents
 from tests.peers.publishing import LossySubscription, followed, recorded, there

@@ -1,6 +1,6 @@
 """A publisher of KV events over real sockets, in the frames of real ones; what it does is told step by step.
 
-tests/recording/golden_frames.py has those frames as they came from vLLM and SGLang.
+tests/wire/golden_frames.py has those frames as they came from vLLM and SGLang.
 """
 
 import threading

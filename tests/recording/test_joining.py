@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.wire import BlocksStored
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
-from pagedkv.planner.recording.wire import BlocksStored
 from pagedkv.planner.traces.request import Request
 
 NOW_S = 1_760_000_000.0

@@ -291,6 +291,7 @@ QUESTIONS = {
     "statistics",
     "receipt",
     "explanation",
+    "contents_of",
     "stored_block",
     "stored_blocks",
     "advance",  # tells the time, which no answer depends on

@@ -170,7 +170,7 @@ def record(
 
     pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
     """
-    from pagedkv.planner.recording.subscription import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
+    from pagedkv.memory.sockets import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
 
     bounds, follower = publisher.bounds, publisher.follower()
     endpoints = Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)

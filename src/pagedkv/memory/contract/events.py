@@ -1,9 +1,10 @@
-"""Cache events: which blocks were named and which lost their names, as arrays.
+"""Cache events: which blocks were named and which lost their names, as arrays; and lists of all named blocks.
 
 Routers and outer cache tiers read them to know which blocks a replica has cached. They cost nothing unless
 ``SpaceConfig.events`` is set.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -11,7 +12,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CacheEventKind", "CacheEvents"]
+from pagedkv.memory.contract.arrays import Int32Array
+
+__all__ = ["BlockContents", "CacheEventKind", "CacheEvents", "StoredBlocks"]
 
 
 class CacheEventKind(IntEnum):
@@ -57,3 +60,48 @@ class CacheEvents:
     def __len__(self) -> int:
         """Count the events."""
         return len(self.kinds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlocks:
+    """All blocks of one pool that are in the prefix index, in the order of their ids.
+
+    Args:
+        pool: name of the pool.
+        groups: int32 ``[n]``, the group of each; block_ids: int32 ``[n]``.
+        digests: uint8 ``[n, 32]``.
+        parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and if the
+            parent is not known any more.
+        knows_parent: bool ``[n]``, false if the parent is not known any more.
+    """
+
+    pool: str
+    groups: npt.NDArray[np.int32]
+    block_ids: npt.NDArray[np.int32]
+    digests: npt.NDArray[np.uint8]
+    parent_digests: npt.NDArray[np.uint8]
+    knows_parent: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockContents:
+    """What blocks of one pool hold, block by block.
+
+    Args:
+        token_ids: int32 ``[n, block size of the pool]``; only the first ``num_tokens`` of each row count.
+        num_tokens: int32 ``[n]``, the tokens of each block: fewer than the block size for a state that is kept inside
+            an interval, 0 for a block that is not cached any more.
+        extra_keys: encoded extra keys by index, of the blocks that have any.
+    """
+
+    token_ids: Int32Array
+    num_tokens: Int32Array
+    extra_keys: Mapping[int, bytes]
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self.num_tokens)

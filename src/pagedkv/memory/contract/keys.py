@@ -6,7 +6,7 @@ digest chain covers the blocks after it. A media key is encoded in every block t
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -158,17 +158,25 @@ def differing_tags(left: bytes, right: bytes) -> set[int]:
     return {tag for tag in mine.keys() | others.keys() if mine.get(tag) != others.get(tag)}
 
 
-def _by_tag(encoding: bytes) -> dict[int, list[bytes]]:
-    """Split an encoding into the encodings of single keys, by tag."""
-    keys: dict[int, list[bytes]] = {}
+def fields_of(encoding: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """Split the encoding of a block's extra keys into the tag and the fields of each key."""
     at = 0
     while at < len(encoding):
         tag, num_fields = struct.unpack_from("<BB", encoding, at)
-        begin = at
         at += 2
+        fields = []
         for _ in range(num_fields):
-            at += 4 + int.from_bytes(encoding[at : at + 4], "little")
-        keys.setdefault(tag, []).append(encoding[begin:at])
+            begin = at + 4
+            at = begin + int.from_bytes(encoding[at:begin], "little")
+            fields.append(encoding[begin:at])
+        yield tag, fields
+
+
+def _by_tag(encoding: bytes) -> dict[int, list[list[bytes]]]:
+    """Split an encoding into the fields of single keys, by tag."""
+    keys: dict[int, list[list[bytes]]] = {}
+    for tag, fields in fields_of(encoding):
+        keys.setdefault(tag, []).append(fields)
     return keys
 
 

@@ -10,6 +10,7 @@ operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, 
 Queries are in ``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
 """
 
+from pagedkv.memory.contract.events import BlockContents, StoredBlocks
 from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.space.block_space import BlockSpace
 from pagedkv.memory.space.hits import PrefixHit
@@ -25,10 +26,11 @@ from pagedkv.memory.space.observed_space import ObservedSpace
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.statistics import PoolStatistics, SpaceStatistics
 from pagedkv.memory.space.steps import InFlightStep
-from pagedkv.memory.space.stored_blocks import StoredBlock, StoredBlocks
+from pagedkv.memory.space.stored_blocks import StoredBlock
 from pagedkv.memory.space.tails import Tail
 
 __all__ = [
+    "BlockContents",
     "BlockDetails",
     "BlockSpace",
     "BlockState",

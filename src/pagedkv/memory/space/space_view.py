@@ -13,7 +13,7 @@ from pagedkv.memory.contract.answers import EpochSpan, TenantShare
 from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError, SequenceError
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import BlockContents, CacheEvents, StoredBlocks
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.contract.plan import PageLists, StepPlan
 from pagedkv.memory.contract.receipt import Receipt
@@ -34,7 +34,7 @@ from pagedkv.memory.space.replaying import without_inexact
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.memory.space.steps import StepLedger, read_only
-from pagedkv.memory.space.stored_blocks import StoredBlock, StoredBlocks
+from pagedkv.memory.space.stored_blocks import StoredBlock
 from pagedkv.memory.space.tenants import as_tenant, most_blocks, share_of
 from pagedkv.memory.tables.rows import (
     AT,
@@ -364,6 +364,19 @@ class SpaceView:
             BlockError: ``digest`` is neither 32 bytes nor uint8 ``[32]``.
         """
         return stored_blocks.look_up(self._state, self._group(group), digest)
+
+    def contents_of(self, blocks: CacheEvents | StoredBlocks) -> BlockContents:
+        """Return tokens and extra keys of the blocks that events stored, or of a list. Changes nothing.
+
+        Only the content of cached blocks is known. A block that was evicted since has none: its removal is among the
+        same events, or will be among the next ones.
+
+        Raises:
+            ConfigurationError: the space has no such pool.
+
+        Cost: O(blocks x block size); 10 us for 4 blocks.
+        """
+        return stored_blocks.contents_of(self._state, self._pool(blocks.pool), blocks)
 
     def check(self) -> None:
         """Prove every invariant, or raise AssertionError. O(blocks + table entries)."""

@@ -1,4 +1,4 @@
-"""The cached content of pools: for consumers of events after a gap, and for tiers that fetch content.
+"""The cached content of pools: for consumers of events, also after a gap, and for tiers that fetch content.
 
 Read from the pools on request; nothing is kept for it. The parent of a block is known as long as the parent's block
 holds that content. Behind a window it may be gone; then only the event that reported the child contained it.
@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import BlockError
+from pagedkv.memory.contract.events import STORED, BlockContents, CacheEvents, StoredBlocks
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
-from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens
+from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
 from pagedkv.memory.space.epochs import epochs_of_block
 from pagedkv.memory.space.state import Group, SpaceState
 
-__all__ = ["StoredBlock", "StoredBlocks", "list_stored", "look_up"]
+__all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,31 +47,6 @@ class StoredBlock:
     extra_keys: bytes
     is_computed: bool
     epochs: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredBlocks:
-    """All blocks of one pool that are in the prefix index, in the order of their ids.
-
-    Args:
-        pool: name of the pool.
-        groups: int32 ``[n]``, the group of each; block_ids: int32 ``[n]``.
-        digests: uint8 ``[n, 32]``.
-        parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and if the
-            parent is not known any more.
-        knows_parent: bool ``[n]``, false if the parent is not known any more.
-    """
-
-    pool: str
-    groups: npt.NDArray[np.int32]
-    block_ids: npt.NDArray[np.int32]
-    digests: npt.NDArray[np.uint8]
-    parent_digests: npt.NDArray[np.uint8]
-    knows_parent: npt.NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        """Count the blocks."""
-        return len(self.block_ids)
 
 
 def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | None:
@@ -111,6 +87,28 @@ def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
     return StoredBlocks(
         pool.name, records[blocks, NAME] - 1, blocks, _as_bytes(digests[blocks]), told, has_parent | is_first
     )
+
+
+def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | StoredBlocks) -> BlockContents:
+    """Copy what blocks of a pool hold. O(blocks x block size)."""
+    arrays, ids, groups = pool.arrays, blocks.block_ids, blocks.groups
+    is_wanted = blocks.kinds == STORED if isinstance(blocks, CacheEvents) else np.ones(len(ids), np.bool_)
+    ids = np.where(is_wanted, ids, NULL_BLOCK)
+    is_there = is_wanted & (arrays.records[ids, NAME] == groups + 1)
+    is_there &= (arrays.digests[ids] == words_of_digests(blocks.digests, len(ids))).all(axis=1)
+    for index in np.flatnonzero(is_wanted & ~is_there).tolist():  # another block may hold the content by now
+        block = pool.prefix_index.find(int(groups[index]), blocks.digests[index].tobytes())
+        if block is not None:
+            ids[index], is_there[index] = block, True
+    sizes = np.array([group.block_size for group in state.groups], np.int32)
+    num_tokens = np.where(is_there, sizes[groups], 0).astype(np.int32)
+    if state.checkpoints:
+        for index in np.flatnonzero(is_there).tolist():
+            note = state.checkpoints.note_of(pool.name, arrays, int(ids[index]))
+            num_tokens[index] = note.length if note else num_tokens[index]
+    has_keys = np.flatnonzero(is_there & (arrays.records[ids, EXTRA] != 0)).tolist()
+    keys = {index: _extra_keys_of(state, pool, int(ids[index])) for index in has_keys}
+    return BlockContents(arrays.tokens[ids], num_tokens, keys)
 
 
 def _as_digest(digest: object) -> bytes:

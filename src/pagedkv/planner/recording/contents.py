@@ -7,7 +7,7 @@ takes a digest of 32 bytes, whatever its size.
 
 from collections import Counter
 
-from pagedkv.planner.recording.wire import BlockHash, BlocksStored
+from pagedkv.memory.wire import BlockHash, BlocksStored
 from pagedkv.planner.traces.token_blocks import chain_digests
 
 __all__ = ["Contents"]

@@ -4,20 +4,9 @@ A publisher numbers its messages from 0, and again from 0 after a restart. Only 
 message that is sent again has its old time; a message of a new process has a later one.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
-__all__ = ["Message", "MessageNumbers", "Place"]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message, not yet decoded: its number, its payload, and its topic."""
-
-    number: int
-    payload: bytes
-    topic: bytes = field(default=b"", compare=False)
-    """Excluded from equality: a message that is sent again may lack it."""
+__all__ = ["MessageNumbers", "Place"]
 
 
 class Place(Enum):

@@ -13,10 +13,10 @@ from math import isfinite
 from typing import Final, Protocol, assert_never
 
 from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
+from pagedkv.memory.wire import BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 from pagedkv.planner.recording.contents import Contents
-from pagedkv.planner.recording.numbering import Message, MessageNumbers, Place
+from pagedkv.planner.recording.numbering import MessageNumbers, Place
 from pagedkv.planner.recording.residency import Residency
-from pagedkv.planner.recording.wire import BlocksRemoved, BlocksStored, Cleared, EventBatch, decode_batch
 
 __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 
@@ -80,7 +80,7 @@ class Gap:
 
 
 class MessageSource(Protocol):
-    """A source of messages; :class:`~pagedkv.planner.recording.subscription.Subscription` documents the methods."""
+    """A source of messages; :class:`~pagedkv.memory.sockets.Subscription` documents the methods."""
 
     @property
     def source(self) -> str: ...  # noqa: D102 - see above

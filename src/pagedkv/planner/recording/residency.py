@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.planner.recording.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored
+from pagedkv.memory.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored
 
 __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 

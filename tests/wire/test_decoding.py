@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.planner.recording.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
+from pagedkv.memory.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
 from tests.recording.events import as_arrays, as_maps, removed, stored
-from tests.recording.golden_frames import SGLANG, VLLM
+from tests.wire.golden_frames import SGLANG, VLLM
 
 # MessagePack by hand: 9n array, 8n map, an text, cb float64, c0 nil, c4 bytes, cf uint64, d3 int64, 0n number.
 TIME = b"\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"  # 1.5

@@ -8,17 +8,17 @@ Payloads are not decoded here.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
-from pagedkv.planner.recording.frames import WHAT_TO_NAME, answered, published, question
-from pagedkv.planner.recording.numbering import Message
+from pagedkv.memory.sockets.opening import connect, is_ipv6, refusals, require_endpoint
+from pagedkv.memory.wire import WHAT_TO_NAME, Message, answered, published, question
 
-with needing("record", "recording"):
+with needing("record", "a stream of KV events"):
     import zmq
     from zmq.utils.monitor import recv_monitor_message
 
@@ -52,10 +52,8 @@ class Endpoints:
     def __post_init__(self) -> None:
         """Refuse endpoints to which no socket can connect."""
         for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
-            scheme, found, rest = endpoint.partition("://")
-            if not found or scheme not in {"tcp", "ipc"} or not rest:
-                raise ConfigurationError(f"{endpoint!r} is no endpoint. {WHAT_TO_NAME}")
-            if "*" in rest and (not self.bind or endpoint == self.replay):
+            require_endpoint(endpoint)
+            if "*" in endpoint and (not self.bind or endpoint == self.replay):
                 raise ConfigurationError(f"{endpoint} stands for every address of a machine. {WHAT_TO_NAME}")
 
 
@@ -78,11 +76,11 @@ class Subscription:
             self._context = zmq.Context()
             self._socket = self._context.socket(zmq.SUB)
             self._socket.set_hwm(MOST_WAITING)
-            self._socket.ipv6 = _is_ipv6(endpoints.events)
+            self._socket.ipv6 = is_ipv6(endpoints.events)
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             on_failure.callback(self._close)
             self._socket.subscribe(endpoints.topic)
-            with _refusals(endpoints.events):
+            with refusals(endpoints.events):
                 (self._socket.bind if endpoints.bind else self._socket.connect)(endpoints.events)
             on_failure.pop_all()
         self._poller = zmq.Poller()
@@ -155,9 +153,7 @@ class Subscription:
         with self._context.socket(zmq.DEALER) as socket:
             socket.set_hwm(0)
             socket.linger = 0
-            socket.ipv6 = _is_ipv6(endpoint)
-            with _refusals(endpoint):
-                socket.connect(endpoint)
+            connect(socket, endpoint)
             socket.send_multipart(question(first))
             while socket.poll(REPLAY_PATIENCE_MS):
                 message = answered(socket.recv_multipart(), endpoint)
@@ -176,16 +172,3 @@ class Subscription:
         if event == zmq.EVENT_DISCONNECTED:
             self._num_breaks += 1
         self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-
-
-def _is_ipv6(endpoint: str) -> bool:
-    """Return whether an address is IPv6. For names, sockets that allow both versions would try only the first one."""
-    return "[" in endpoint
-
-
-@contextmanager
-def _refusals(endpoint: str) -> Iterator[None]:
-    try:
-        yield
-    except zmq.ZMQError as error:
-        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {WHAT_TO_NAME}") from error

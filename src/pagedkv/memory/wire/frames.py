@@ -5,9 +5,13 @@ published                        topic, number, payload
 requested                        an empty frame, number of the first
 sent again                       an empty frame, topic, number, payload
 the end of what is sent again    an empty frame, no topic, the number -1, an empty payload
+a snapshot requested             an empty frame, ``snapshot``
+a part of the snapshot           an empty frame, topic, number of the next batch, payload
 ===============================  =========================================================
 
-This is the protocol of vLLM (0.33) and SGLang (0.5.23). A message that is sent again may lack the topic, as from older
+The first four lines are the protocol of vLLM (0.33) and SGLang (0.5.23). The last two are an addition. The end
+of a snapshot is that of an answer. A publisher without the addition reads ``snapshot`` as a number above 2^62 and
+answers with the end alone. A message that is sent again may lack the topic, as from older
 versions of vLLM, or the empty frame, which only a REQ socket needs. Number and payload are always the last two frames.
 A number has 8 bytes, most significant first.
 
@@ -15,12 +19,24 @@ It opens no sockets and does not decode payloads.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.planner.recording.numbering import Message
 
-__all__ = ["WHAT_TO_NAME", "answered", "published", "question"]
+__all__ = [
+    "SNAPSHOT_REQUEST",
+    "WHAT_TO_NAME",
+    "Message",
+    "Request",
+    "answer",
+    "answered",
+    "broadcast",
+    "end_of_answer",
+    "published",
+    "question",
+    "requested",
+]
 
 NUMBER_NBYTES: Final = 8
 END_NUMBER: Final = -1
@@ -28,7 +44,33 @@ NUM_PUBLISHED: Final = 3
 NUM_ANSWERED: Final = (2, 3, 4)
 MOST_NAMED: Final = 10
 WHAT_TO_NAME: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
+SNAPSHOT: Final = b"snapshot"
+SNAPSHOT_REQUEST: Final = [b"", SNAPSHOT]
+NUM_REQUESTED: Final = 3
 WHAT_TO_NAME_AGAIN: Final = "Name the engine's replay_endpoint: `replay=tcp://127.0.0.1:5558`"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, not yet decoded: its number, its payload, and its topic."""
+
+    number: int
+    payload: bytes
+    topic: bytes = field(default=b"", compare=False)
+    """Excluded from equality: a message that is sent again may lack it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request at the publisher's replay socket.
+
+    Args:
+        client: the frame that addresses the answer.
+        first: number of the first wanted message; None: a snapshot.
+    """
+
+    client: bytes
+    first: int | None
 
 
 def published(frames: Sequence[bytes], source: str) -> Message:
@@ -64,7 +106,34 @@ def answered(frames: Sequence[bytes], source: str) -> Message | None:
 
 def question(first: int) -> list[bytes]:
     """Build the request for all messages from a number on."""
-    return [b"", first.to_bytes(NUMBER_NBYTES, "big")]
+    return [b"", _number(first)]
+
+
+def broadcast(message: Message) -> list[bytes]:
+    """Build the frames of a published message."""
+    return [message.topic, _number(message.number), message.payload]
+
+
+def requested(frames: Sequence[bytes]) -> Request | None:
+    """Read a request as a publisher's ROUTER socket gives it; None: the frames are no request."""
+    if len(frames) != NUM_REQUESTED:
+        return None
+    client, _, wanted = frames
+    return Request(client, None if wanted == SNAPSHOT else int.from_bytes(wanted, "big"))
+
+
+def answer(client: bytes, message: Message) -> list[bytes]:
+    """Build the frames of a message that is sent again to one client, or of a part of a snapshot."""
+    return [client, b"", message.topic, _number(message.number), message.payload]
+
+
+def end_of_answer(client: bytes) -> list[bytes]:
+    """Build the frames that end an answer."""
+    return [client, b"", b"", _number(END_NUMBER), b""]
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(NUMBER_NBYTES, "big", signed=number < 0)
 
 
 def _message(frames: Sequence[bytes]) -> Message:

@@ -3,9 +3,9 @@
 import pytest
 
 from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.planner.recording.frames import answered, published, question
-from pagedkv.planner.recording.numbering import Message
-from tests.recording.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
+from pagedkv.memory.wire import Message
+from pagedkv.memory.wire.frames import answered, published, question
+from tests.wire.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
 
 
 @pytest.mark.parametrize("payloads", [VLLM, SGLANG], ids=["vllm", "sglang"])

@@ -5,7 +5,7 @@ vLLM and SGLang send the same three events in two spellings, which may be mixed:
 ==================  =========================================  ==================================================
 what                as an array                                as a map
 ==================  =========================================  ==================================================
-batch               ``[ts, events, data_parallel_rank]``       ``{"ts": ..., "events": ..., ...}``
+batch               ``[ts, events, data_parallel_rank, ...]``  ``{"ts": ..., "events": ..., ...}``
 stored              ``["BlockStored", block_hashes, ...]``     ``{"type": "BlockStored", "block_hashes": ..., ...}``
 removed             ``["BlockRemoved", block_hashes, ...]``    ``{"type": "BlockRemoved", ...}``
 device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
@@ -13,6 +13,9 @@ device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBl
 
 Fields at an array's end, and keys of a map, may be missing. Other fields are ignored, events of other kinds are
 counted. A hash is a number or bytes, and only its identity matters.
+
+pagedkv's own batches have a fourth field, the lifetime of the publisher's process. In a part of a snapshot a fifth one
+is the number of blocks of the whole snapshot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import RecordingError
 from pagedkv.memory.contract.extras import needing
 
-with needing("record", "recording"):
+with needing("record", "a stream of KV events"):
     import msgspec
 
 __all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "Event", "EventBatch", "decode_batch"]
@@ -38,7 +41,7 @@ DEVICE: Final = "GPU"
 REMOTE: Final = "REMOTE"
 MAX_BLOCK_SIZE: Final = 2**24
 MAX_TOKEN_ID: Final = 2**31 - 1
-BATCH_FIELDS: Final = ("ts", "events", "data_parallel_rank")
+BATCH_FIELDS: Final = ("ts", "events", "data_parallel_rank", "lifetime", "num_blocks")
 EVENT_FIELDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {
         "BlockStored": (
@@ -118,18 +121,24 @@ class EventBatch:
         events: the events of known kinds.
         rank: rank of the data-parallel engine, 0 by default.
         unknown_kinds: names of events of other kinds, one for each.
+        lifetime: name of the publisher's process; None if it has none, as from vLLM and SGLang.
+        num_blocks: in a part of a snapshot, the blocks of the whole snapshot; else None.
     """
 
     sent_s: float
     events: tuple[Event, ...]
     rank: int = 0
     unknown_kinds: tuple[str, ...] = ()
+    lifetime: str | None = None
+    num_blocks: int | None = None
 
 
 class _Batch(msgspec.Struct):
     ts: float
     events: list[Any]
     data_parallel_rank: int | None = None
+    lifetime: Any = None
+    num_blocks: Any = None
 
 
 class _Stored(msgspec.Struct):
@@ -159,12 +168,13 @@ class _Removed(msgspec.Struct):
 _T = TypeVar("_T")
 
 
-def decode_batch(payload: bytes, source: str) -> EventBatch:
+def decode_batch(payload: bytes, source: str, *, has_tokens: bool = True) -> EventBatch:
     """Read the payload of one message.
 
     Args:
         payload: MessagePack.
         source: the endpoint and the message, for errors.
+        has_tokens: whether the tokens of stored blocks are wanted; False: they are None.
 
     Raises:
         RecordingError: the payload is not MessagePack, or not a batch of events. O(tokens).
@@ -175,11 +185,18 @@ def decode_batch(payload: bytes, source: str) -> EventBatch:
         if not np.isfinite(batch.ts):
             raise msgspec.ValidationError(f"the time is {batch.ts}")
         tagged = [_tagged(event) for event in batch.events]
-        known = tuple(_event(kind, fields) for kind, fields in tagged if kind in EVENT_FIELDS)
+        known = tuple(_event(kind, fields, has_tokens) for kind, fields in tagged if kind in EVENT_FIELDS)
     except (msgspec.DecodeError, RecursionError) as error:
         raise RecordingError(source, f"not a batch of KV events: {error}", REMEDY) from error
     unknown = tuple(kind for kind, _ in tagged if kind not in EVENT_FIELDS)
-    return EventBatch(batch.ts, known, batch.data_parallel_rank or 0, unknown)
+    return EventBatch(
+        batch.ts,
+        known,
+        batch.data_parallel_rank or 0,
+        unknown,
+        batch.lifetime if isinstance(batch.lifetime, str) else None,
+        batch.num_blocks if isinstance(batch.num_blocks, int) else None,
+    )
 
 
 def _named(value: object, names: Sequence[str]) -> Mapping[str, Any]:
@@ -209,9 +226,9 @@ def _tagged(event: object) -> tuple[str, Mapping[str, Any]]:
     return kind, fields
 
 
-def _event(kind: str, fields: Mapping[str, Any]) -> Event:
+def _event(kind: str, fields: Mapping[str, Any], has_tokens: bool) -> Event:  # noqa: FBT001 - one of three
     if kind == "BlockStored":
-        return _stored(_converted(fields, _Stored))
+        return _stored(_converted(fields if has_tokens else {**fields, "token_ids": None}, _Stored))
     if kind == "BlockRemoved":
         removed = _converted(fields, _Removed)
         return BlocksRemoved(tuple(removed.block_hashes), _medium(removed), removed.group_idx or 0)

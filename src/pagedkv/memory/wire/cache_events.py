@@ -1,0 +1,138 @@
+"""Turns decoded batches of pagedkv's own events into events and lists of blocks, as a block space gives them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, assert_never, final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.contract.events import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks
+from pagedkv.memory.contract.spec import GroupSpec
+from pagedkv.memory.wire.decoding import DEVICE, BlockHash, BlocksRemoved, BlocksStored, Cleared, EventBatch
+from pagedkv.memory.wire.encoding import DIGEST_NBYTES, UNKNOWN_PARENT
+
+__all__ = ["CacheEventReader"]
+
+REMEDY: Final = "Name the endpoint of an engine that serves the same model, and that names blocks by digests"
+NO_GROUP: Final = -1
+
+
+@final
+class _Columns:
+    """The columns of one pool's events or blocks."""
+
+    def __init__(self) -> None:
+        self.kinds: list[int] = []
+        self.groups: list[int] = []
+        self.digests: list[bytes] = []
+        self.parents: list[bytes] = []
+
+    def add(self, kind: int, group: int, digests: Sequence[bytes], parents: Sequence[bytes]) -> None:
+        self.kinds += [kind] * len(digests)
+        self.groups += [group] * len(digests)
+        self.digests += digests
+        self.parents += parents
+
+
+@final
+class CacheEventReader:
+    """Reads the events of one model.
+
+    Args:
+        groups: its KV-cache groups.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec]) -> None:
+        self._pool_of_group = [group.pool for group in groups]
+        self._pools = list(dict.fromkeys(self._pool_of_group))
+
+    def events(self, batch: EventBatch, source: str) -> tuple[CacheEvents, ...]:
+        """Return the events of a batch, of the pools that have any. Media other than the device are left out.
+
+        Args:
+            batch: the batch.
+            source: the endpoint and the message, for errors.
+
+        Raises:
+            RecordingError: a group is not the model's, or a hash is no digest. O(blocks).
+        """
+        columns = {pool: _Columns() for pool in self._pools}
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    if event.medium == DEVICE:
+                        self._add_stored(columns, event, source)
+                case BlocksRemoved():
+                    if event.medium == DEVICE:
+                        digests = _digests(event.block_hashes, source)
+                        self._columns(columns, event.group, source).add(
+                            REMOVED, event.group, digests, [UNKNOWN_PARENT] * len(digests)
+                        )
+                case Cleared():
+                    for each in columns.values():
+                        each.add(CLEARED, NO_GROUP, [bytes(DIGEST_NBYTES)], [UNKNOWN_PARENT])
+                case _:
+                    assert_never(event)
+        return tuple(
+            CacheEvents(
+                pool,
+                np.array(each.kinds, np.int32),
+                np.array(each.groups, np.int32),
+                np.zeros(len(each.kinds), np.int32),
+                _as_array(each.digests),
+                _as_array(each.parents),
+            )
+            for pool, each in columns.items()
+            if each.kinds
+        )
+
+    def blocks(self, parts: Sequence[EventBatch], source: str) -> tuple[StoredBlocks, ...]:
+        """Return the blocks of a snapshot, of every pool. Arguments and errors are as in :meth:`events`. O(blocks)."""
+        columns = {pool: _Columns() for pool in self._pools}
+        knows: dict[str, list[bool]] = {pool: [] for pool in self._pools}
+        for part in parts:
+            for event in self.stored(part):
+                self._add_stored(columns, event, source)
+                known = knows[self._pool_of_group[event.group]]
+                known += [event.parent_hash != UNKNOWN_PARENT, *[True] * (len(event.block_hashes) - 1)]
+        return tuple(
+            StoredBlocks(
+                pool,
+                np.array(each.groups, np.int32),
+                np.zeros(len(each.groups), np.int32),
+                _as_array(each.digests),
+                _as_array(each.parents),
+                np.array(knows[pool], np.bool_),
+            )
+            for pool, each in columns.items()
+        )
+
+    @staticmethod
+    def stored(batch: EventBatch) -> Iterator[BlocksStored]:
+        """Yield the stored blocks of the device, with at least one block each."""
+        for event in batch.events:
+            if isinstance(event, BlocksStored) and event.medium == DEVICE and event.block_hashes:
+                yield event
+
+    def _add_stored(self, columns: dict[str, _Columns], event: BlocksStored, source: str) -> None:
+        digests = _digests(event.block_hashes, source)
+        (parent,) = _digests([UNKNOWN_PARENT if event.parent_hash is None else event.parent_hash], source)
+        self._columns(columns, event.group, source).add(STORED, event.group, digests, [parent, *digests[:-1]])
+
+    def _columns(self, columns: dict[str, _Columns], group: int, source: str) -> _Columns:
+        if not 0 <= group < len(self._pool_of_group):
+            raise RecordingError(source, f"group {group}, and the model has {len(self._pool_of_group)}", REMEDY)
+        return columns[self._pool_of_group[group]]
+
+
+def _digests(hashes: Sequence[BlockHash], source: str) -> list[bytes]:
+    digests = [each for each in hashes if isinstance(each, bytes) and len(each) == DIGEST_NBYTES]
+    if len(digests) != len(hashes):
+        odd = next(each for each in hashes if not isinstance(each, bytes) or len(each) != DIGEST_NBYTES)
+        raise RecordingError(source, f"{odd!r:.80} is no digest of {DIGEST_NBYTES} bytes", REMEDY)
+    return digests
+
+
+def _as_array(digests: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), DIGEST_NBYTES)

@@ -1,0 +1,84 @@
+"""What changed in a cache since the last step, as the engine's thread hands it to a publisher.
+
+The engine's thread copies arrays and does nothing else. Everything that costs time by the block is done by the
+publisher's thread (:mod:`pagedkv.memory.wire.encoding`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from pagedkv.memory.contract.events import GAP, BlockContents, CacheEvents, StoredBlocks
+from pagedkv.memory.contract.space_config import SpaceConfig
+
+__all__ = ["CacheSnapshot", "CachedSpace", "ChangedPool", "Changes", "ListedPool", "changes_of", "listed_pools"]
+
+
+class CachedSpace(Protocol):
+    """Where blocks are cached: a :class:`~pagedkv.BlockSpace`, which documents the methods."""
+
+    @property
+    def config(self) -> SpaceConfig: ...  # noqa: D102 - see above
+
+    def contents_of(self, blocks: CacheEvents | StoredBlocks) -> BlockContents: ...  # noqa: D102
+
+    def drain_events(self) -> tuple[CacheEvents, ...]: ...  # noqa: D102
+
+    def stored_blocks(self, pool: str | None = None) -> StoredBlocks: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedPool:
+    """Events of one pool, with what its stored blocks hold."""
+
+    events: CacheEvents
+    contents: BlockContents
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedPool:
+    """All cached blocks of one pool, with what they hold."""
+
+    blocks: StoredBlocks
+    contents: BlockContents
+
+
+Changes: TypeAlias = tuple[ChangedPool, ...] | tuple[ListedPool, ...]
+"""Events of pools, or all blocks of all pools, which replace everything that was sent before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheSnapshot:
+    """All cached blocks at one moment between two batches.
+
+    Args:
+        next_batch: number of the first batch whose events the snapshot does not contain.
+        pools: the blocks of each pool.
+    """
+
+    next_batch: int
+    pools: tuple[ListedPool, ...]
+
+
+def changes_of(space: CachedSpace, events: Sequence[CacheEvents]) -> Changes:
+    """Copy what stored blocks hold. Changes nothing.
+
+    If the space's log of events was too short (GAP), the result lists all blocks instead, so that consumers miss
+    nothing.
+
+    Args:
+        space: the space from which the events were drained.
+        events: of each pool, as from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`, before any
+            other change of the space.
+
+    Cost: O(events x block size); after a GAP O(blocks x block size).
+    """
+    if any((each.kinds == GAP).any() for each in events):
+        return listed_pools(space)
+    return tuple(ChangedPool(each, space.contents_of(each)) for each in events if len(each))
+
+
+def listed_pools(space: CachedSpace) -> tuple[ListedPool, ...]:
+    """Copy all cached blocks of all pools. Changes nothing. O(blocks x block size)."""
+    listed = [space.stored_blocks(pool) for pool in space.config.pool_names]
+    return tuple(ListedPool(blocks, space.contents_of(blocks)) for blocks in listed)
