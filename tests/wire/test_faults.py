@@ -151,8 +151,8 @@ def test_an_index_is_exact_or_says_that_it_is_not() -> None:
 @pytest.mark.long
 def test_a_million_events() -> None:
     fault = run(1_000_000, seed=4, steps_of_life=3000)
-    assert fault.network.num_lost > 3000
-    assert fault.num_restarts > 20
+    assert fault.network.num_lost > 1500
+    assert fault.num_restarts > 10
     assert fault.num_exact > 10 * fault.num_degraded > 0
 
 
