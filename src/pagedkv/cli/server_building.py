@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import typer
+
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.engine.loading import load
-from pagedkv.serving.server import Access, ApiKeys, OpenAccess, RequestLog, Service
+from pagedkv.serving.server import Access, ApiKeys, LocalEngine, OpenAccess, RequestLog, Service
 
-__all__ = ["access", "build_engine", "log_requests"]
+__all__ = ["access", "build_engine", "log_requests", "publish_events"]
 
 PREDICTED_TOKENS: Final = 8
 """Most tokens that a step drafts from a request's prediction."""
@@ -41,6 +43,32 @@ def build_engine(model: str | None, dtype: str, engine: EngineConfig, callers: A
     tenants = callers.limits if isinstance(callers, ApiKeys) else None
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
     return LLM(loaded, engine, tokenizer=tokenizer), tokenizer
+
+
+@contextmanager
+def publish_events(
+    service: Service, engine: LocalEngine, endpoint: str | None, replay_endpoint: str | None, topic: str
+) -> Iterator[None]:
+    """Publish the engine's KV events, while this is open. Raises ConfigurationError for endpoints that cannot be bound.
+
+    Args:
+        service: has the engine; engine: of this process.
+        endpoint: where events are published; None: nowhere.
+        replay_endpoint, topic: of the publisher.
+    """
+    if endpoint is None:
+        yield
+        return
+    from pagedkv.memory.sockets import EventPublisher  # noqa: PLC0415 - an extra of its own
+    from pagedkv.serving.server.events_out import EventsOut  # noqa: PLC0415 - as above
+
+    groups = engine.llm.core.space.config.groups
+    with EventPublisher(endpoint, replay_endpoint, groups=groups, topic=topic) as publisher:
+        service.on_step.append(EventsOut(engine, publisher).stepped)
+        typer.echo(f"pagedkv: KV events of lifetime {publisher.lifetime} are at {publisher.endpoint}", err=True)
+        if publisher.replay_endpoint is not None:
+            typer.echo(f"pagedkv: earlier events and snapshots are at {publisher.replay_endpoint}", err=True)
+        yield
 
 
 @contextmanager

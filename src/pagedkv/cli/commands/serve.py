@@ -1,5 +1,6 @@
 """``pagedkv serve``: a model of Hugging Face behind OpenAI's and Anthropic's protocols."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -68,6 +69,25 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     inspect_texts: Annotated[
         bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
     ] = False,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish KV events there, as vLLM's --kv-events-config: tcp://*:5557.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Send events again and snapshots there (replay_endpoint): tcp://*:5558.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    kv_events_topic: Annotated[
+        str, typer.Option(metavar="TEXT", help="First frame of all events.", rich_help_panel=SERVER)
+    ] = "",
     tool_parser: Annotated[
         str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
     ] = "auto",
@@ -89,11 +109,15 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv serve ./my-llama --port 8080 --memory 8
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
+
+    pagedkv serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
     """
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
     if not 0 < max_body <= opt.MOST_GIB:
         raise ConfigurationError(f"--max-body must be above 0, got {max_body}")
+    if kv_events is None and (kv_events_replay is not None or kv_events_topic):
+        raise ConfigurationError("--kv-events-replay and --kv-events-topic need --kv-events: the endpoint of events")
     if model != DEMO:
         require_folder(model)
     with working("Loading torch"), leaving_at_once():
@@ -113,7 +137,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     access = server_building.access(api_keys)
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
-        llm, tokenizer = server_building.build_engine(None if model == DEMO else model, dtype, engine.config(), access)
+        settings = replace(engine.config(), events=kv_events is not None)
+        llm, tokenizer = server_building.build_engine(None if model == DEMO else model, dtype, settings, access)
     local = LocalEngine(llm)
     service = Service(local, config, access, tokenizer=tokenizer)
     log = server_building.log_requests(service, request_log, tells_tokens=log_tokens)
@@ -122,5 +147,6 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     if inspect or inspect_texts:
         add_inspector(application, service, local, has_texts=inspect_texts)
         typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
-    with log:
+    events = server_building.publish_events(service, local, kv_events, kv_events_replay, kv_events_topic)
+    with log, events:
         run(application, service, host=host, port=port)

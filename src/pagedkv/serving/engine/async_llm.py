@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -30,6 +31,13 @@ __all__ = ["AsyncLLM"]
 WhenFull: TypeAlias = Literal["wait", "refuse"]
 
 T = TypeVar("T")
+
+
+def _pass_on(result: Future[T], done: Future[None]) -> None:
+    """Give a result the problem of a call."""
+    problem = done.exception()
+    if problem is not None:
+        result.set_exception(problem)
 
 
 def _ignore(record: StepRecord) -> None:
@@ -145,6 +153,21 @@ class AsyncLLM:
         It has happened when this returns. Raises as there, and where the engine was closed.
         """
         await self._call(partial(LLM.remove_tenant, name=name))
+
+    def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
+        """Let the engine's thread do something between two steps; any thread may call this, and wait for the result.
+
+        Args:
+            work: it gets the engine, and must not keep the engine waiting. What it raises is the result's exception.
+
+        Raises:
+            EngineError: the engine was closed, or has failed. If that happens later, it is the result's exception.
+        """
+        result: Future[T] = Future()
+        call = Call(lambda llm: result.set_result(work(llm)))
+        call.done.add_done_callback(partial(_pass_on, result))
+        self._thread.send(call)
+        return result
 
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Let the engine's thread do something between two steps, and return what it returns.

@@ -79,6 +79,8 @@ class EngineConfig:
             also at most the guesses of ``speculation``, since each takes a state.
         leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
             space then shows the engine's seconds.
+        events: log the names that blocks get and lose, for a publisher (:mod:`pagedkv.events`) that drains them after
+            each step.
         tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
             are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
@@ -114,6 +116,7 @@ class EngineConfig:
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
     leases: bool = False
+    events: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
     tiers: tuple[Tier, ...] = ()
@@ -129,7 +132,9 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap", "leases"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap"):
+            as_flag(getattr(self, name), name)
+        for name in ("leases", "events"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
@@ -209,6 +214,7 @@ class EngineConfig:
             receipts=True,
             explain=True,
             leases=self.leases,
+            events=self.events,
         )
         return replace(config, num_blocks=self._num_blocks(groups, longest), tenants=self.tenants)
 

@@ -7,6 +7,7 @@ A service neither sees steps nor blocks, so that replicas in other processes can
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeVar, final
@@ -139,6 +140,12 @@ class LocalEngine:
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
         """Return what constrains answers to formats and calls."""
         return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
+
+    def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
+        """Run ``work`` in the engine's thread, asked by any thread. Raises as :meth:`AsyncLLM.call_soon`."""
+        if self._running is None:
+            raise EngineError("the engine has not been started")
+        return self._running.call_soon(work)
 
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
