@@ -78,6 +78,7 @@ ENGINE: Final[dict[str, object]] = {
     "speculation": None,
     "predicted_tokens": 0,
     "leases": False,
+    "events": False,
     "tenants": None,
     "seed": 0,
     "tiers": (),

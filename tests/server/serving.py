@@ -114,13 +114,14 @@ class Script:
         return None
 
 
-def make_service(
+def make_service(  # noqa: PLR0913 - what tests set, by keywords
     script: Script,
     access: Access | None = None,
     *,
     longest: int = 2048,
     name: str = "small",
     tiers: tuple[Tier, ...] = (),
+    events: bool = False,
     **settings: object,
 ) -> Service:
     """Make a service over a small random model whose answers are written."""
@@ -147,6 +148,7 @@ def make_service(
         tenants=tenants,
         max_tokens=longest,
         tiers=tiers,
+        events=events,
     )
     tokenizer: Any = TOKENIZER  # whose types are wider than those of our protocol
     llm = LLM(model, engine, tokenizer=tokenizer, sampler=script)

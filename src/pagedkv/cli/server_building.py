@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import typer
 from fastapi import FastAPI
 
 from pagedkv.memory.contract.space_config import TenantLimits
@@ -23,7 +24,7 @@ from pagedkv.serving.server import (
 )
 from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
 
-__all__ = ["Replicas", "Serving", "access", "applied", "log_requests"]
+__all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,15 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
+class KVEvents:
+    """Where the KV events of an engine are published, and sent again; the first frame of all."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """What is served, and to whom.
 
@@ -53,6 +63,7 @@ class Serving:
         engine: memory and limits of each engine.
         config: of the server.
         callers: identifies callers.
+        events: where KV events are published; None: nowhere.
     """
 
     model: str | None
@@ -60,6 +71,7 @@ class Serving:
     engine: EngineConfig
     config: ServerConfig
     callers: Access
+    events: KVEvents | None = None
 
     @property
     def tenants(self) -> Mapping[str, TenantLimits] | None:
@@ -92,13 +104,15 @@ def applied(
         with _replicated(serving, replicas) as both:
             yield both
         return
-    llm, tokenizer = build_engine(serving.model, serving.dtype, serving.engine, serving.tenants)
+    settings = replace(serving.engine, events=serving.events is not None)
+    llm, tokenizer = build_engine(serving.model, serving.dtype, settings, serving.tenants)
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
     if inspects:
         add_inspector(app, service, local, has_texts=has_texts)
-    yield app, service
+    with _published(service, local, serving.events):
+        yield app, service
 
 
 @contextmanager
@@ -125,6 +139,24 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI,
         yield app, service
     finally:
         shut_down()
+
+
+@contextmanager
+def _published(service: Service, engine: LocalEngine, events: KVEvents | None) -> Iterator[None]:
+    """Publish an engine's KV events, while this is open. Raises ConfigurationError: an endpoint cannot be bound."""
+    if events is None:
+        yield
+        return
+    from pagedkv.memory.sockets import EventPublisher  # noqa: PLC0415 - an extra of its own
+    from pagedkv.serving.server.events_out import EventsOut  # noqa: PLC0415 - as above
+
+    groups = engine.llm.core.space.config.groups
+    with EventPublisher(events.endpoint, events.replay_endpoint, groups=groups, topic=events.topic) as publisher:
+        service.on_step.append(EventsOut(engine, publisher).stepped)
+        typer.echo(f"pagedkv: KV events of lifetime {publisher.lifetime} are at {publisher.endpoint}", err=True)
+        if publisher.replay_endpoint is not None:
+            typer.echo(f"pagedkv: earlier events and snapshots are at {publisher.replay_endpoint}", err=True)
+        yield
 
 
 @contextmanager

@@ -73,6 +73,25 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     inspect_texts: Annotated[
         bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
     ] = False,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Publish KV events there, as vLLM's --kv-events-config: tcp://*:5557.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Send events again and snapshots there (replay_endpoint): tcp://*:5558.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    kv_events_topic: Annotated[
+        str, typer.Option(metavar="TEXT", help="First frame of all events.", rich_help_panel=SERVER)
+    ] = "",
     tool_parser: Annotated[
         str, typer.Option(metavar="NAME", help="auto, hermes, llama, mistral, none.", rich_help_panel=SERVER)
     ] = "auto",
@@ -111,6 +130,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
 
     pagedkv serve ./my-llama --replicas 2
+
+    pagedkv serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
     """
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
@@ -118,6 +139,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         raise ConfigurationError(f"--max-body must be above 0, got {max_body}")
     if not 1 <= replicas <= MOST_REPLICAS:
         raise ConfigurationError(f"--replicas must be 1 to {MOST_REPLICAS}, got {replicas}")
+    if kv_events is None and (kv_events_replay is not None or kv_events_topic):
+        raise ConfigurationError("--kv-events-replay and --kv-events-topic need --kv-events: the endpoint of events")
+    if kv_events is not None and replicas > 1:
+        raise ConfigurationError(
+            "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
+        )
     if model != DEMO:
         require_folder(model)
     with working("Loading torch"), leaving_at_once():
@@ -136,8 +163,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     )
     access = server_building.access(api_keys)
     compat.be_silent()
+    events = None if kv_events is None else server_building.KVEvents(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
-        server_building.Serving(None if model == DEMO else model, dtype, engine.config(), config, access),
+        server_building.Serving(None if model == DEMO else model, dtype, engine.config(), config, access, events),
         server_building.Replicas(replicas, cast("Routing", as_choice(routing, ROUTINGS, "--routing")), ray, gpus_each),
         inspects=inspect or inspect_texts,
         has_texts=inspect_texts,

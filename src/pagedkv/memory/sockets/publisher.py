@@ -283,13 +283,11 @@ class EventPublisher:
 
     def _answers(self, requests: Sequence[Request]) -> Iterator[Iterator[list[bytes]]]:
         """Yield the answer to each request, part by part. One snapshot serves all that asked for one."""
+        num_snapshots = sum(request.first is None for request in requests)
+        snapshots = iter(tee(self._snapshot_parts(), num_snapshots) if num_snapshots else ())
         for request in requests:
-            if request.first is not None:
-                yield _answer_of(request.client, self._sent.since(request.first))
-        clients = [request.client for request in requests if request.first is None]
-        if clients:
-            for client, parts in zip(clients, tee(self._snapshot_parts(), len(clients)), strict=True):
-                yield _answer_of(client, parts)
+            found = next(snapshots) if request.first is None else self._sent.since(request.first)
+            yield _answer_of(request.client, found)
 
     def _snapshot_parts(self) -> Iterable[Message]:
         if self._take is None:

@@ -50,7 +50,7 @@ class _Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(_Event):
-    """Consecutive blocks of one prefix."""
+    """Consecutive blocks of one prefix. The last four fields are never set; their number is in the map's header."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
@@ -63,6 +63,10 @@ class BlockStored(_Event):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
 
 
 class BlockRemoved(_Event):

@@ -257,9 +257,11 @@ class Following:
         return batch, batch.lifetime
 
     def _begin(self, lifetime: str) -> None:
-        if self._lifetime is not None:
-            self._past.append(self._lifetime)
-        self._lifetime = lifetime
+        """Follow another process. A request that was made before any process was known stays open."""
+        before, self._lifetime = self._lifetime, lifetime
+        if before is None:
+            return
+        self._past.append(before)
         self._expected = 0
         self._is_whole = False
         self._held.clear()

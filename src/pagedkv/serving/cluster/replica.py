@@ -20,7 +20,7 @@ from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream
 from pagedkv.serving.server import EngineFacts, LocalEngine
 from pagedkv.serving.server.built_engine import build_engine
-from pagedkv.serving.server.published_events import PublishedEvents
+from pagedkv.serving.server.events_out import EventsOut
 
 with needing("cluster", "replicas"):
     import ray
@@ -58,7 +58,7 @@ class EngineReplica:
             self._publisher.endpoint,
             self._publisher.replay_endpoint,
         )
-        self._engine.start(spec.max_waiting, PublishedEvents(self._engine, self._publisher).stepped)
+        self._engine.start(spec.max_waiting, EventsOut(self._engine, self._publisher).stepped)
 
     def facts(self) -> ReplicaFacts:
         """Return what does not change."""

@@ -86,6 +86,8 @@ def _replica(seen: SeenReplica) -> dict[str, Any]:
         "process": seen.facts.process,
         "node": seen.facts.node,
         "lifetime": view.lifetime,
+        "kv_events": seen.facts.events,
+        "kv_events_replay": seen.facts.replays,
         "state": str(view.state),
         "num_cached_blocks": view.num_blocks,
         "num_lost_batches": view.num_lost_batches,

@@ -33,6 +33,13 @@ WhenFull: TypeAlias = Literal["wait", "refuse"]
 T = TypeVar("T")
 
 
+def _pass_on(result: Future[T], done: Future[None]) -> None:
+    """Give a result the problem of a call."""
+    problem = done.exception()
+    if problem is not None:
+        result.set_exception(problem)
+
+
 def _ignore(record: StepRecord) -> None:
     """Do nothing with a step's record."""
 
@@ -147,6 +154,21 @@ class AsyncLLM:
         """
         await self._call(partial(LLM.remove_tenant, name=name))
 
+    def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
+        """Let the engine's thread do something between two steps; any thread may call this, and wait for the result.
+
+        Args:
+            work: it gets the engine, and must not keep the engine waiting. What it raises is the result's exception.
+
+        Raises:
+            EngineError: the engine was closed, or has failed. If that happens later, it is the result's exception.
+        """
+        result: Future[T] = Future()
+        call = Call(lambda llm: result.set_result(work(llm)))
+        call.done.add_done_callback(partial(_pass_on, result))
+        self._thread.send(call)
+        return result
+
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Let the engine's thread do something between two steps, and return what it returns.
 
@@ -159,22 +181,6 @@ class AsyncLLM:
         answers: list[T] = []
         await self._call(lambda llm: answers.append(work(llm)))
         return answers[0]
-
-    def call_later(self, work: Callable[[LLM], object]) -> Future[None]:
-        """Let the engine's thread do something between two steps, from any thread; return at once.
-
-        Args:
-            work: it gets the engine, and must not keep the engine waiting.
-
-        Returns:
-            It is done when the work is, with what the work raised.
-
-        Raises:
-            EngineError: the engine was closed, or has failed.
-        """
-        call = Call(work)
-        self._thread.send(call)
-        return call.done
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
         """Let the engine's thread do something between two steps, and wait for it."""

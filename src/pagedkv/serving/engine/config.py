@@ -79,6 +79,8 @@ class EngineConfig:
             also at most the guesses of ``speculation``, since each takes a state.
         leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
             space then shows the engine's seconds.
+        events: log the names that blocks get and lose, for a publisher (:mod:`pagedkv.events`) that drains them after
+            each step.
         tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
             are not distinguished.
         seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
@@ -86,7 +88,6 @@ class EngineConfig:
         tiers: where cached content is kept beside the device, the fastest first: ``(HostTier("16GiB"),
             FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. What they serve is verified, and
             whatever they do, answers stay the same. The weights are read once when the engine is built.
-        events: keep events of what is cached and evicted (``EngineCore.space.drain_events``), for a publisher.
     """
 
     block_size: int = 16
@@ -115,10 +116,10 @@ class EngineConfig:
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
     leases: bool = False
+    events: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
     seed: int = 0
     tiers: tuple[Tier, ...] = ()
-    events: bool = False
 
     def __post_init__(self) -> None:
         """Check what the space and the scheduler do not check."""
@@ -131,7 +132,9 @@ class EngineConfig:
             as_count(self.max_tokens, "max_tokens", least=1)
         for name in ("num_blocks", "num_host_blocks"):
             _check_blocks(getattr(self, name), name)
-        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap", "leases"):
+        for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap"):
+            as_flag(getattr(self, name), name)
+        for name in ("leases", "events"):
             as_flag(getattr(self, name), name)
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")

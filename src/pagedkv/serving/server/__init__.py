@@ -10,6 +10,7 @@
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
     chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
     parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
+    events_out               the engine's KV events, published (``--kv-events``)
     inspector                a page that shows blocks, requests and misses (``--inspect``)
     connections              deadlines of clients that stop sending or reading
     metrics, token_gaps, request_log, tracing   what operators see

@@ -164,13 +164,15 @@ class LocalEngine:
         """Return what constrains answers to formats and calls."""
         return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
 
+    def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
+        """Run ``work`` in the engine's thread, asked by any thread. Raises as :meth:`AsyncLLM.call_soon`."""
+        if self._running is None:
+            raise EngineError("the engine has not been started")
+        return self._running.call_soon(work)
+
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
         return await self._engine.between_steps(work)
-
-    def call_later(self, work: Callable[[LLM], object]) -> Future[None]:
-        """Run ``work`` in the engine's thread, from any thread. Raises as :meth:`AsyncLLM.call_later`."""
-        return self._engine.call_later(work)
 
     async def numbers(self) -> EngineNumbers:
         """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""
