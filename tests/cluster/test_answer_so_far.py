@@ -41,7 +41,8 @@ def serve(
     llm: LLM, prompt: Sequence[int], params: SamplingParams, losses: Sequence[int], *, batch: int = 1
 ) -> tuple[RequestOutput, list[TokenUpdate], AnswerSoFar]:
     """Serve a request by one engine after another; each but the last is lost after some messages of ``batch`` steps."""
-    so_far, intent, got = AnswerSoFar(prompt, params), Intent(), []
+    so_far, intent = AnswerSoFar(prompt, params), Intent()
+    got: list[TokenUpdate] = []
     for num_messages in (*losses, None):
         (request,) = llm.submit([prompt], params, intent)
         news, num_told = NewTokens(request), 0

@@ -136,19 +136,6 @@ def test_the_index_is_exact_once_events_came(cluster: Cluster) -> None:
     assert 'data-access="open"' in page.text
 
 
-def test_formats_hold_on_replicas(cluster: Cluster) -> None:
-    body = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "red kite: locker 7. blue lamp: shelf 12. Where? red kite:"}],
-        "max_tokens": 12,
-        "response_format": {"type": "regex", "regex": "shelf (3|4)"},
-    }
-    answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-    assert answer.json()["choices"][0]["message"]["content"] in {"shelf 3", "shelf 4"}, answer.text
-    body["response_format"] = {"type": "regex", "regex": "("}
-    assert httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).status_code == 400
-
-
 def test_what_one_engine_refuses_is_refused(cluster: Cluster) -> None:
     answer = cluster.ask([5] * 100_000)
     assert answer.status_code == 400

@@ -24,7 +24,7 @@ from pagedkv.serving.server import (
 )
 from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
 
-__all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests"]
+__all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def applied(
     app = create_app(service)
     if inspects:
         add_inspector(app, service, local, has_texts=has_texts)
-    with _published(service, local, serving.events):
+    with publish_events(service, local, serving.events):
         yield app, service
 
 
@@ -142,7 +142,7 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI,
 
 
 @contextmanager
-def _published(service: Service, engine: LocalEngine, events: KVEvents | None) -> Iterator[None]:
+def publish_events(service: Service, engine: LocalEngine, events: KVEvents | None) -> Iterator[None]:
     """Publish an engine's KV events, while this is open. Raises ConfigurationError: an endpoint cannot be bound."""
     if events is None:
         yield

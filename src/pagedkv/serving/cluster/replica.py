@@ -53,7 +53,7 @@ class EngineReplica:
             groups,
             space.weights_epoch if isinstance(space.weights_epoch, str) else "",  # counted epochs are in no name
             os.getpid(),
-            ray.util.get_node_ip_address(),
+            str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
             self._publisher.lifetime,
             self._publisher.endpoint,
             self._publisher.replay_endpoint,
