@@ -11,12 +11,12 @@ from pagedkv.serving.cluster.messages import RoutedRequest
 from pagedkv.serving.cluster.remote_formats import FormatSource, RemoteFormats, with_matchers
 from pagedkv.serving.engine import Intent, SamplingParams
 from pagedkv.serving.server.answer_formats import AnswerFormats
-from tests.server.serving import END, TOKENIZER, VOCABULARY_SIZE, Script, local_engine, make_service
+from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, Script, local_engine, make_service
 
 
 @pytest.fixture(scope="module")
 def formats() -> AnswerFormats:
-    return AnswerFormats(TOKENIZER, VOCABULARY_SIZE, [TOKENIZER.convert_tokens_to_ids(END)], "hermes")
+    return AnswerFormats(TOKENIZER, VOCABULARY_SIZE, [END_ID], "hermes")
 
 
 def test_a_replica_holds_the_answer_to_the_format(formats: AnswerFormats) -> None:
