@@ -17,7 +17,11 @@ import pytest
 pytestmark = pytest.mark.ray
 
 PATIENCE_S: Final = 240.0
-PROMPT: Final = "red kite: locker 7. blue lamp: shelf 12. Where? red kite:"
+PROMPT: Final = (
+    "blue lamp: shelf 12. green cup: drawer 3. grey hat: closet 9. old map: shelf 4. red kite: locker 7. "
+    "new pen: drawer 8. Where? red kite:"
+)
+"""More than a block, so that it can be hit."""
 
 
 @dataclass(frozen=True)
