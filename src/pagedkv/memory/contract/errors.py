@@ -35,6 +35,7 @@ Misuse raises an error that states the numbers. A broken invariant is a fault of
     |-- RequestError              a request that cannot be served: empty, too long, contradictory, not implemented
     |-- QueueFullError            the waiting queue is full: submit again later
     |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
+    |   `-- RankLostError         another process of the same model has ended, and the engine with it
     |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
     `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
 """
@@ -54,6 +55,7 @@ __all__ = [
     "PagedKVError",
     "PlanError",
     "QueueFullError",
+    "RankLostError",
     "RecordingError",
     "RequestError",
     "SamplingError",
@@ -193,6 +195,10 @@ class QueueFullError(PagedKVError):
 
 class EngineError(PagedKVError, RuntimeError):
     """The engine cannot go on: a step failed, it was closed, or another caller drives it."""
+
+
+class RankLostError(EngineError):
+    """Another process that one model is shared out to has ended or does not answer; no rank can go on."""
 
 
 class RecordingError(PagedKVError):

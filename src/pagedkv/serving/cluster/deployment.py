@@ -5,7 +5,7 @@
 
     applications:
     - name: pagedkv
-      import_path: pagedkv.serving.cluster:front
+      import_path: pagedkv.cluster:front
       args: {model: ./my-llama, replicas: 4, memory_gib: 8}
 """
 

@@ -35,6 +35,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     sampling      one token for each row of logits
     records       StepRecord: what a step did
     tiering       EngineTiers: its blocks in host memory, on disk and elsewhere, and back; request_tiers calls them
+    ranks         RankGroup: one model on several processes, each with some heads of every layer
     current_pass  which pass is under way
     compat        transformers
 
@@ -60,6 +61,7 @@ from pagedkv.serving.engine.llm import LLM
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
 from pagedkv.serving.engine.prompts import TokensPrompt
+from pagedkv.serving.engine.ranks import RankGroup
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sample import Sample
 from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
@@ -78,6 +80,7 @@ __all__ = [
     "EngineRequest",
     "Intent",
     "PromptLookup",
+    "RankGroup",
     "RequestOutput",
     "Sample",
     "SamplingParams",

@@ -55,6 +55,7 @@ __all__ = [
     "position_rules",
     "register",
     "state_tensors",
+    "tensor_parallel_plan",
     "version",
     "windows_of",
 ]
@@ -281,6 +282,12 @@ def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class
 def be_silent() -> None:
     """Let transformers give no advice."""
     transformers.utils.logging.set_verbosity_error()
+
+
+def tensor_parallel_plan(model: Model) -> dict[str, str]:
+    """Return transformers' plan for tensor parallelism: styles by pattern of module names; {} where there is none."""
+    config = model.config.get_text_config()
+    return dict(getattr(config, "base_model_tp_plan", None) or {})
 
 
 def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) -> tuple[list[int], torch.Tensor]:

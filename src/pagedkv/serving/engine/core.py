@@ -58,6 +58,7 @@ from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import scorings_of
+from pagedkv.serving.engine.ranks import RankGroup, follow
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
@@ -83,6 +84,7 @@ class EngineCore:
         decode: gives the text of token ids, for stop texts; None: there are none.
         sampler: what draws tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
         clock: gives seconds, never backwards.
+        ranks: the processes that the model is shared out to; None: it is whole here.
 
     Attributes:
         space: the block space, to be looked at.
@@ -108,8 +110,10 @@ class EngineCore:
         decode: Decode | None = None,
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
+        ranks: RankGroup | None = None,
     ) -> None:
         self.config = config
+        self._ranks = ranks
         self.driver = Driver()
         self._model = model
         groups = config.stored(groups, model.device)
@@ -312,6 +316,20 @@ class EngineCore:
             if self.scheduler.has_tenant(name):
                 raise ConfigurationError(f"tenant {name!r} has requests: let them finish, or abort them, first")
             self.space.remove_tenant(name)
+
+    # Ranks
+
+    def follow(self) -> int:
+        """Carry out the steps of rank 0, as another rank of its model, until it ends; return how many they were.
+
+        Raises:
+            ConfigurationError: this engine has no ranks, or is rank 0 itself.
+            EngineError: a rank is lost, or a step failed here; or another thread drives the engine.
+        """
+        if self._ranks is None or self._ranks.is_first:
+            raise ConfigurationError("only ranks other than the first follow: submit requests to rank 0")
+        with self._driving(), self._at_stake():
+            return follow(self._ranks, self.executor, self._runner)
 
     # What is cached
 
@@ -582,6 +600,8 @@ class EngineCore:
     def _forward(self, batch: Batch) -> torch.Tensor:
         flat = flatten(batch)
         plan = batch.plan
+        if self._ranks is not None:
+            self._ranks.send(plan, flat)
         if not len(flat.token_ids):
             return self.executor.launch(plan, lambda _: torch.zeros(0))
         requests = [self._requests[chunk.request] for chunk in batch.prefilling]

@@ -16,7 +16,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arguments import TokenIds, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import RequestError, TokenError
+from pagedkv.memory.contract.errors import ConfigurationError, RequestError, TokenError
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces, of_stores
 from pagedkv.serving.engine import compat
@@ -30,6 +30,7 @@ from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.probe import probe
 from pagedkv.serving.engine.prompts import Prompt, TokensPrompt
+from pagedkv.serving.engine.ranks import RankGroup, shard
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.refusals import require_supported
 from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
@@ -64,6 +65,8 @@ class LLM:
         tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
         sampler: what draws tokens; None: as each request's parameters say.
         clock: gives seconds, never backwards: by it leases end, and outputs tell how long things took.
+        ranks: the processes that the model is shared out to, each of which builds an engine with the same model and
+            configuration; requests go to rank 0, and the others call :meth:`follow`. The model is cut in place.
 
     Attributes:
         core: the loop, for whoever drives it step by step.
@@ -83,8 +86,13 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
+        ranks: RankGroup | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
+        self._ranks = ranks
+        if ranks is not None:
+            config = _for_ranks(config)
+            shard(model, ranks.rank, ranks.size, ranks.add_up)
         if config.warm_up:
             compile_loops(config)
         self.groups = find_groups(model, config)
@@ -99,6 +107,7 @@ class LLM:
             decode=None if tokenizer is None else lambda token_ids: tokenizer.decode(list(token_ids)),
             sampler=sampler,
             clock=clock,
+            ranks=ranks,
         )
         self._tokenizer = tokenizer
 
@@ -176,6 +185,10 @@ class LLM:
                 self.core.abort(request)
             raise
         return requests
+
+    def follow(self) -> int:
+        """Carry out the steps of rank 0 until it ends: see :meth:`EngineCore.follow`."""
+        return self.core.follow()
 
     def step(self) -> StepRecord:
         """Run one step. Raises EngineError."""
@@ -306,6 +319,15 @@ def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | Non
     if len(intents) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts need as many Intents, got {len(intents)}")
     return intents
+
+
+def _for_ranks(config: EngineConfig) -> EngineConfig:
+    """Return a configuration for an engine on several ranks. Raises ConfigurationError for what it does not serve."""
+    wished = {"tiers": bool(config.tiers), "overlap": config.overlap, "compile_model": config.compile_model}
+    refused = [name for name, is_wished in wished.items() if is_wished]
+    if refused:
+        raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
+    return replace(config, capture_steps=False)
 
 
 def compile_loops(config: EngineConfig) -> None:

@@ -1,0 +1,153 @@
+"""RankGroup: the processes that one model is shared out to, and what rank 0 sends the others.
+
+Two groups of torch.distributed: one in which layers add up their results, by NCCL on a GPU and else by gloo, and one
+for steps, by gloo. In the second the others wait for as long as rank 0 has nothing to compute; a rank that dies closes
+its sockets, which all notice.
+"""
+
+import os
+import pickle
+from contextlib import suppress
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, Final, Self, final
+
+import numpy as np
+import torch
+from torch import distributed
+
+from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.errors import ConfigurationError, RankLostError
+from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.serving.engine.flat_batch import FlatBatch
+
+__all__ = ["RankGroup", "SentStep"]
+
+IDLE: Final = timedelta(days=365)
+LAYER: Final = timedelta(seconds=60)
+REMEDY: Final = "Start all ranks again: docs/ranks.md"
+
+
+class _Kind(IntEnum):
+    STEP = 1
+    END = 2
+
+
+@final
+class SentStep:
+    """A step as the other ranks get it: its plan, and its tokens."""
+
+    __slots__ = ("batch", "plan")
+
+    def __init__(self, plan: StepPlan, batch: FlatBatch) -> None:
+        self.plan = plan
+        self.batch = batch
+
+
+@final
+class RankGroup:
+    """The ranks of one model. All of them make one, with the same address and size.
+
+    Args:
+        rank: of this process; size: number of processes.
+        address: HOST:PORT at which the ranks meet; rank 0 listens there.
+        device: on which the model is: layers add up by NCCL on "cuda", else by gloo.
+        layer_timeout: after which a rank that does not answer within a layer is lost.
+
+    Raises:
+        ConfigurationError: there is no such rank, or the ranks do not meet.
+    """
+
+    def __init__(
+        self, rank: int, size: int, address: str, *, device: str = "cpu", layer_timeout: timedelta = LAYER
+    ) -> None:
+        as_count(size, "size", least=1)
+        self.rank = as_count(rank, "rank", most=size - 1)
+        self.size = size
+        backend = "nccl" if device == "cuda" else "gloo"
+        try:
+            distributed.init_process_group(
+                backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=layer_timeout
+            )
+            self._steps = distributed.new_group(backend="gloo", timeout=IDLE)
+        except (RuntimeError, ValueError) as problem:
+            raise ConfigurationError(
+                f"rank {rank} of {size} does not meet the others at {address}: {problem}"
+            ) from None
+
+    @classmethod
+    def from_environment(cls, *, device: str = "cpu") -> Self:
+        """Make the group that torchrun describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+        Raises ConfigurationError: a variable is missing, or as the class.
+        """
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in names if name not in os.environ]
+        if missing:
+            raise ConfigurationError(f"{', '.join(missing)} are not set: start the ranks by torchrun")
+        rank, size, host, port = (os.environ[name] for name in names)
+        return cls(int(rank), int(size), f"{host}:{port}", device=device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank plans and samples."""
+        return self.rank == 0
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Add a tensor up over all ranks, in place, within a layer. Raises RankLostError: a rank is lost."""
+        try:
+            distributed.all_reduce(tensor)
+        except RuntimeError as problem:
+            raise self._lost("a layer", problem) from problem
+
+    def send(self, plan: StepPlan, batch: FlatBatch) -> None:
+        """Send a step to the other ranks, before rank 0 runs it. Raises RankLostError."""
+        self._broadcast(_Kind.STEP, pickle.dumps((plan.buffer.tobytes(), _parts_of(batch)), pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> SentStep | None:
+        """Wait for the next step; None: rank 0 has ended. Raises RankLostError: rank 0 is lost."""
+        header = torch.zeros(2, dtype=torch.int64)
+        try:
+            distributed.broadcast(header, 0, group=self._steps)
+            kind, nbytes = header.tolist()
+            if kind == _Kind.END:
+                return None
+            payload = torch.empty(nbytes, dtype=torch.uint8)
+            distributed.broadcast(payload, 0, group=self._steps)
+        except RuntimeError as problem:
+            raise self._lost("a step", problem) from problem
+        buffer, parts = pickle.loads(payload.numpy().tobytes())  # noqa: S301 - from rank 0 of the same engine
+        return SentStep(StepPlan.from_buffer(buffer), FlatBatch(**parts))
+
+    def end(self) -> None:
+        """If this is rank 0, let the others end following. The group stays, for another engine of the same ranks."""
+        if self.is_first:
+            self._broadcast(_Kind.END, b"")
+
+    def close(self) -> None:
+        """Let the other ranks end following, and leave the group. May be called again."""
+        if distributed.is_initialized():
+            with suppress(RankLostError):  # what is lost has ended
+                self.end()
+            distributed.destroy_process_group()
+
+    def _broadcast(self, kind: _Kind, payload: bytes) -> None:
+        try:
+            distributed.broadcast(torch.tensor([kind, len(payload)]), 0, group=self._steps)
+            if payload:
+                words = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+                distributed.broadcast(words, 0, group=self._steps)
+        except RuntimeError as problem:
+            raise self._lost("a step", problem) from problem
+
+    def _lost(self, where: str, problem: RuntimeError) -> RankLostError:
+        reason = str(problem).splitlines()[0][:200]
+        return RankLostError(
+            f"rank {self.rank} of {self.size} was left alone in {where}: another rank has ended or does not answer "
+            f"({reason}). {REMEDY}"
+        )
+
+
+def _parts_of(batch: FlatBatch) -> dict[str, Any]:
+    names = ("token_ids", "decoding", "num_prompt_tokens", "wanted", "source", "chunk_starts", "sources")
+    return {name: getattr(batch, name) for name in names}

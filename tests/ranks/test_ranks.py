@@ -1,0 +1,106 @@
+"""Two and four processes answer as one does, with equal tables; where one dies, all end with a clear error."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+from transformers import PreTrainedModel
+
+from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.serving.engine import LLM, EngineConfig
+from pagedkv.serving.engine.ranks import RankGroup, shard
+from tests.engine.families import make_model
+from tests.ranks.rank_process import RANKED, SIZES, answers
+
+PATIENCE_S: Final = 240
+
+
+def free_address() -> str:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{any_port.getsockname()[1]}"
+
+
+def run(size: int, families: Sequence[str], mode: str = "serve") -> list[dict[str, Any]]:
+    """Run all ranks; return what each of them wrote, {} of one that died."""
+    words = [sys.executable, "-m", "tests.ranks.rank_process"]
+    address = free_address()
+    processes = [
+        subprocess.Popen(
+            [*words, str(rank), str(size), address, mode, *families],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads(lines[-1]) if lines else {} for lines in outputs]
+
+
+@pytest.mark.parametrize(
+    ("size", "families"),
+    [
+        (2, ("llama", "gemma2")),
+        (4, ("llama",)),
+        pytest.param(2, ("qwen3", "mistral", "llama"), marks=pytest.mark.long),
+        pytest.param(4, ("gemma2", "qwen3", "mistral"), marks=pytest.mark.long),
+    ],
+)
+def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None:
+    ranks = run(size, families)
+    for family in families:
+        llm = LLM(make_model(family, **SIZES), RANKED)
+        mine = [each[family] for each in ranks]
+        assert mine[0]["tokens"] == [[list(one) for one in each] for each in answers(llm)], family
+        assert [each["tables"] for each in mine[1:]] == [mine[0]["tables"]] * (size - 1), family
+        assert all(each["steps"] > 10 for each in mine[1:])
+        whole = llm.core.executor.storage.device_nbytes
+        assert {each["nbytes"] for each in mine} == {whole // 2}, "each rank stores one of two KV heads"
+
+
+def test_a_rank_that_dies_ends_all_with_a_clear_error() -> None:
+    ranks = run(2, ["llama"], "die")
+    assert ranks[1] == {}
+    assert "RankLostError" in ranks[0]["error"]
+    assert "another rank has ended or does not answer" in ranks[0]["error"]
+    assert "llama" not in ranks[0]
+
+
+def parts(model_name: str, size: int) -> tuple[PreTrainedModel, list[PreTrainedModel]]:
+    """Return a whole model, and its parts."""
+    pieces = [make_model(model_name, **SIZES) for _ in range(size)]
+    for rank, piece in enumerate(pieces):
+        shard(piece, rank, size, lambda _: None)
+    return make_model(model_name, **SIZES), pieces
+
+
+def test_parts_are_the_whole() -> None:
+    whole, pieces = parts("llama", 4)
+    layer = whole.model.layers[0]
+    ours = [piece.model.layers[0] for piece in pieces]
+    assert sum(piece.mlp.up_proj.weight.shape[0] for piece in ours) == layer.mlp.up_proj.weight.shape[0]
+    assert sum(piece.self_attn.o_proj.weight.shape[1] for piece in ours) == layer.self_attn.o_proj.weight.shape[1]
+    keys = layer.self_attn.k_proj.weight
+    for rank, piece in enumerate(ours):
+        assert piece.self_attn.k_proj.weight.equal(keys[8 * (rank // 2) : 8 * (rank // 2 + 1)]), "repeated heads"
+        assert piece.self_attn.num_key_value_groups == 1
+
+
+def test_what_cannot_be_shared_out_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no base_model_tp_plan"):
+        shard(make_model("falcon_h1"), 0, 2, lambda _: None)
+    with pytest.raises(UnsupportedModelError, match="cannot be cut into 3 equal parts"):
+        shard(make_model("llama", **SIZES), 0, 3, lambda _: None)
+    with pytest.raises(ConfigurationError, match="RANK, WORLD_SIZE"):
+        RankGroup.from_environment()
+    with pytest.raises(ConfigurationError, match="only ranks other than the first follow"):
+        LLM(make_model("llama"), EngineConfig(num_blocks=20, self_test=False)).follow()
