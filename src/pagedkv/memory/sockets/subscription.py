@@ -16,7 +16,7 @@ from typing import Final, Self
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets.opening import connect, is_ipv6, refusals, require_endpoint
-from pagedkv.memory.wire import WHAT_TO_NAME, Message, answered, published, question
+from pagedkv.memory.wire import SNAPSHOT_REQUEST, WHAT_TO_NAME, Message, answered, published, question
 
 with needing("record", "a stream of KV events"):
     import zmq
@@ -147,6 +147,17 @@ class Subscription:
             ConfigurationError: the system refuses the endpoint.
             RecordingError: a message does not have the frames of an answer.
         """
+        return self._answer(question(first))
+
+    def snapshot(self) -> list[Message]:
+        """Request all stored blocks; return the parts of the answer, all with the number of the next message.
+
+        [] from a publisher that has no snapshots, as those of vLLM and SGLang. The answer may be incomplete, as with
+        :meth:`replayed`, and the errors are the same.
+        """
+        return list(self._answer(SNAPSHOT_REQUEST))
+
+    def _answer(self, request: list[bytes]) -> Iterator[Message]:
         endpoint = self._endpoints.replay
         assert endpoint is not None
         self._silence = None
@@ -154,7 +165,7 @@ class Subscription:
             socket.set_hwm(0)
             socket.linger = 0
             connect(socket, endpoint)
-            socket.send_multipart(question(first))
+            socket.send_multipart(request)
             while socket.poll(REPLAY_PATIENCE_MS):
                 message = answered(socket.recv_multipart(), endpoint)
                 if message is None:

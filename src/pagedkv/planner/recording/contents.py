@@ -44,6 +44,10 @@ class Contents:
             self._digests[size, block_hash] = digest
             seen.add(digest)
 
+    def knows(self, stored: BlocksStored) -> bool:
+        """Return whether the content of blocks is known already."""
+        return all((stored.block_size, each) in self._digests for each in stored.block_hashes)
+
     def forget_hashes(self) -> None:
         """Forget the hashes of an ended process; its contents still count as stored."""
         self._digests.clear()

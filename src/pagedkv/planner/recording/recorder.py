@@ -1,8 +1,9 @@
 """Follows one publisher until it is stopped, and keeps the results.
 
 A message is the next one, or messages before it were missed. Missed messages are requested again if the publisher can
-replay; otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that is not a batch of
-events is a gap as well. If the first message is not one, the endpoint is not a publisher of KV events.
+replay. If it has dropped them, a snapshot of its cache is requested, with which a recording of pagedkv's own publishers
+begins as well. Otherwise they are a :class:`Gap`, and which blocks are stored is then unknown. A message that is not a
+batch of events is a gap as well. If the first message is not one, the endpoint is not a publisher of KV events.
 """
 
 from collections import Counter
@@ -101,6 +102,8 @@ class MessageSource(Protocol):
 
     def replayed(self, first: int) -> Iterator[Message]: ...  # noqa: D102
 
+    def snapshot(self) -> list[Message]: ...  # noqa: D102
+
 
 class Recorder:
     """Follows one publisher.
@@ -117,6 +120,7 @@ class Recorder:
         self._num_breaks = 0
         self._last: Message | None = None
         self._topic: bytes | None = None
+        self._has_lifetimes = False
         self.rank: int | None = None
         """The rank of this data-parallel engine, if its messages have one."""
         self.began_s = clock()
@@ -133,6 +137,8 @@ class Recorder:
         """Messages that were requested again."""
         self.num_restarts = 0
         """Detected restarts of the publisher's process."""
+        self.num_snapshots = 0
+        """Snapshots that were taken instead of messages."""
         self.gaps: list[Gap] = []
         """The first thousand gaps."""
         self.num_gaps = 0
@@ -199,15 +205,19 @@ class Recorder:
             return
         broke = self._subscription.num_breaks > self._num_breaks
         self._num_breaks = self._subscription.num_breaks
-        place = self._numbers.place(message.number, batch.sent_s)
+        place = self._numbers.place(message.number, batch.sent_s, batch.lifetime)
         if place is Place.RESTARTED:
             self._restart()
-            place = self._numbers.place(message.number, batch.sent_s)
+            place = self._numbers.place(message.number, batch.sent_s, batch.lifetime)
             broke = False
+        broke = broke and batch.lifetime is None
         if place is Place.SEEN:
             return
         num_restarts = self.num_restarts
-        if not self._numbers.has_begun or place is Place.BEHIND_GAP:
+        self._has_lifetimes = batch.lifetime is not None
+        if not self._numbers.has_begun and message.number and self._restored():
+            pass  # all blocks before this message, and perhaps its own, are known
+        elif not self._numbers.has_begun or place is Place.BEHIND_GAP:
             self._catch_up(message.number)
         elif broke:
             self._prove_continuity(message.number)
@@ -233,7 +243,9 @@ class Recorder:
                 pass
 
     def _miss(self, number: int) -> None:
-        """Continue at a number; the messages before it are missed."""
+        """Continue at a number, or with a snapshot; the messages before it are missed."""
+        if self._restored():
+            return
         what = "were not received" if self._numbers.has_begun else "were sent before the recording began"
         self._lose(Gap(self._numbers.expected, number - 1, self._and_silence(what)))
         self._numbers.expected = number
@@ -268,6 +280,31 @@ class Recorder:
         is_whole = number == BEYOND_ALL and self._subscription.silence is None  # a busy engine never ends
         return first < self._numbers.expected < number and not is_whole
 
+    def _restored(self) -> bool:
+        """Continue with a snapshot of the publisher's cache; return whether there is one."""
+        if not (self._has_lifetimes and self._subscription.can_replay):
+            return False
+        source = f"{self._subscription.source}, a snapshot"
+        parts = self._subscription.snapshot()
+        batches = [decode_batch(part.payload, source) for part in parts]
+        stored = [event for batch in batches for event in batch.events if isinstance(event, BlocksStored)]
+        if not batches or sum(len(event.block_hashes) for event in stored) != batches[0].num_blocks:
+            return False
+        first, next_number = batches[0], parts[0].number
+        if self._numbers.lifetime not in {None, first.lifetime}:
+            self._restart()
+        elif next_number < self._numbers.expected:
+            return False
+        self.residency.begin_listed(first.sent_s, stored)
+        for event in stored:
+            if not self.contents.knows(event):
+                self.contents.store(event)
+        self.rank = first.rank
+        self._numbers.take(next_number - 1, first.sent_s, first.lifetime)
+        self._last = None
+        self.num_snapshots += 1
+        return True
+
     def _take_the_rest(self, *, is_wanted: bool) -> None:
         """Take missed messages that no later message reveals: the last ones, or all of an idle engine."""
         if is_wanted:
@@ -293,6 +330,8 @@ class Recorder:
 
     def _restart(self) -> None:
         self.num_restarts += 1
+        if self._has_lifetimes:  # a snapshot may have blocks of the same names, which are others
+            self.residency.lose_track()
         self._numbers.begin_anew()
         self._last = None
         self.contents.forget_hashes()
@@ -330,7 +369,7 @@ class Recorder:
             self.residency.begin_empty()
         self.began_s = min(self.began_s, batch.sent_s) if self.num_messages == 0 else self.began_s
         self.rank = batch.rank
-        self._numbers.take(message.number, batch.sent_s)
+        self._numbers.take(message.number, batch.sent_s, batch.lifetime)
         self._last = message
         self.num_messages += 1
         self.unknown_kinds.update(batch.unknown_kinds)

@@ -1,9 +1,9 @@
 """The stored blocks of each medium, event by event: their number, and how long they stay.
 
-The figures are exact only in stretches that begin with an empty cache: after the first message of a process, or after a
-clear. A clear empties the device's cache, and with it SGLang's host cache, but no other medium. After a gap, or if the
-recording began in the middle, unknown blocks may be stored and known blocks may be gone. Then counting restarts with
-the blocks stored from there on, and is not exact.
+The figures are exact only in stretches that begin with an empty cache, after the first message of a process or after
+a clear, or with a list of all blocks. A clear empties the device's cache, and with it SGLang's host cache, but no other
+medium. After a gap, or if the recording began in the middle, unknown blocks may be stored and known blocks may be gone.
+Then counting restarts with the blocks stored from there on, and is not exact.
 
 Two blocks may have the same content: for equal prompts that end with a block, vLLM computes the last block each time.
 Both are stored and both are removed, so the content is available until the last of them is removed.
@@ -11,7 +11,9 @@ Both are stored and both are removed, so the content is available until the last
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Final
 
 from pagedkv.memory.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored
@@ -21,6 +23,8 @@ __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 """Upper edges of the histogram of lifetimes; the last bucket is open."""
 MOST_POINTS: Final = 1024
+UNSEEN_S: Final = float("nan")
+"""Stands for the time at which a block was stored, if only a list of all blocks shows it."""
 CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
 """Media that a clear empties. Only SGLang uses the second name for its host memory; vLLM's name is CPU."""
 
@@ -33,12 +37,12 @@ class MediumRecord:
         num_blocks: blocks stored now, as far as events show.
         num_stored: blocks that were stored.
         num_copies: blocks stored while their content was stored already; counted nowhere else.
-        num_removed: removed blocks that an event had stored.
+        num_removed: removed blocks that an event or a list had shown.
         num_removed_unseen: removed blocks that no event had stored.
         peak: most blocks at once, in exact stretches.
         seconds: seconds of exact stretches.
         block_seconds: blocks times seconds, in these.
-        lifetimes: blocks by the bucket of their lifetime.
+        lifetimes: blocks by the bucket of their lifetime, of those that an event stored.
         timeline: pairs of seconds since 1970 and the blocks from then on (None: unknown), at most 1,024.
     """
 
@@ -131,6 +135,29 @@ class Residency:
         self._are_others_exact = True
         self._begin_exact()
 
+    def begin_listed(self, at_s: float, listed: Iterable[BlocksStored]) -> None:
+        """Continue with a list of all blocks of the device, from a time on.
+
+        What happened since the last event is unknown. How long blocks stay that no event stored is not counted.
+        """
+        self.is_exact = False
+        self.advance(at_s)
+        before = {key: since_s for key, since_s in self._since_s.items() if key[0] == DEVICE}
+        for key in before:
+            self._since_s.pop(key)
+            self._copies.pop(key, None)
+        num_known = 0
+        medium = self._medium(DEVICE)
+        medium.num_blocks = 0
+        for stored in listed:
+            for block_hash in stored.block_hashes:
+                key = (stored.medium, stored.group, block_hash)
+                num_known += key in before
+                self._since_s[key] = before.get(key, UNSEEN_S)
+                medium.num_blocks += 1
+        self.num_censored += len(before) - num_known
+        self._begin_exact()
+
     def lose_track(self) -> None:
         """Record that events were missed: which blocks are stored is unknown from here on."""
         self._censor()
@@ -168,7 +195,8 @@ class Residency:
     def _end(self, medium: MediumRecord, since_s: float) -> None:
         medium.num_removed += 1
         medium.num_blocks -= 1
-        medium.lifetimes[bisect_left(LIFETIME_EDGES_S, self._at_s - since_s)] += 1
+        if not isnan(since_s):
+            medium.lifetimes[bisect_left(LIFETIME_EDGES_S, self._at_s - since_s)] += 1
 
     def _remove_copy(self, key: tuple[str, int, BlockHash]) -> None:
         self._copies[key] -= 1
