@@ -186,7 +186,7 @@ def test_a_restarted_process_is_another_lifetime(tmp_path: Path) -> None:
 
 def test_a_poll_takes_no_longer_than_it_may_and_a_publisher_may_come_later(tmp_path: Path) -> None:
     endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    rules = FollowingRules(patience_s=0.5, retry_s=0.05)
+    rules = FollowingRules(patience_s=0.5, snapshot_patience_s=0.5, retry_s=0.05)
     with EventFollower(endpoint, replay, GROUPS, rules=rules) as follower:
         assert follower.poll(0.1) == []
         assert follower.poll(0.0) == []
