@@ -20,14 +20,13 @@ import numpy as np
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEventKind, CacheEvents
+from pagedkv.memory.contract.events import CacheEventKind, CacheEvents, StoredBlocks
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import GroupSpec, TokenIds
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.hit_lengths import HitLengths
 from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
 from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array
-from pagedkv.memory.space.stored_blocks import StoredBlocks
 
 __all__ = ["IndexState", "ReplicaIndex", "ReplicaView"]
 

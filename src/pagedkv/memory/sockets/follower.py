@@ -1,5 +1,6 @@
 """Follows the KV events of one publisher over sockets; :class:`~pagedkv.memory.wire.Following` has the rules."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -135,7 +136,7 @@ class EventFollower:
             self._requests = None
 
     def _receive(self, timeout_s: float) -> None:
-        ready = dict(self._poller.poll(1000 * timeout_s))
+        ready = dict(self._poller.poll(math.ceil(1000 * timeout_s)))
         now_s = self._clock()
         if ready:
             self._heard_s = now_s
