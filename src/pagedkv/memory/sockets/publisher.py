@@ -166,9 +166,9 @@ class EventPublisher:
                 self.num_dropped += 1
                 return
             self._queue.append((number, time.time(), changes))
-            is_woken, self._is_woken = self._is_woken, True
-        if not is_woken:
-            self._waking.send(b"\0")
+            if not self._is_woken:
+                self._is_woken = True
+                self._waking.send(b"\0")
 
     def snapshot(self, space: CachedSpace) -> CacheSnapshot:
         """Publish the events that wait in the space, and copy all its blocks, between two steps.
