@@ -200,6 +200,13 @@ def test_a_poll_takes_no_longer_than_it_may_and_a_publisher_may_come_later(tmp_p
                 found += follower.poll(0.05)
 
 
+def test_a_poll_without_a_timeout_takes_what_is_there() -> None:
+    with replica_of() as replica, watching(replica) as watcher:
+        ends_at = time.monotonic() + PATIENCE_S
+        while not any(isinstance(message, Applied) for message in watcher.follower.poll(0.0)):
+            assert time.monotonic() < ends_at
+
+
 def test_a_snapshot_that_cannot_be_taken_is_asked_for_again() -> None:
     with replica_of() as replica:
         calls: list[int] = []
