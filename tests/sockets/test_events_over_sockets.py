@@ -86,10 +86,12 @@ class Watcher:
 
     def catch_up(self, replica: Replica) -> None:
         """Poll until the index has what the space has, and says so."""
+        wanted = replica.publisher._next_batch
         self.watch_until(
             lambda: (
                 self.index.state("a") is IndexState.EXACT
                 and self.index.view("a").lifetime == replica.publisher.lifetime
+                and self.index.view("a").next_batch >= wanted
                 and self.index.view("a").num_blocks == replica.num_blocks
             )
         )
