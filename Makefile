@@ -112,7 +112,7 @@ PEER_PACKAGES := aiohttp anthropic apache-tvm-ffi blake3 cachetools cbor2 cloudp
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: .venv/peers/.installed ## `record` and the server against the code and the tests of vLLM and SGLang (PEERS)
+test-peers: .venv/peers/.installed ## `record`, KV events and the server against the code and the tests of vLLM and SGLang (PEERS)
 	@failed=0; for peer in vllm:$(PEER_vllm) sglang:$(PEER_sglang); do code="$(PEERS)/$${peer#*:}"; name=$${peer%%:*}; \
 		if [ ! -d "$$code/$$name" ]; then failed=1; \
 			echo "not tested: there is no $$code/$$name. Unpack $${peer#*:} there, or name the folder: PEERS=FOLDER" >&2; \

@@ -59,6 +59,7 @@ DOORS: Final = (
     "pagedkv.report.page",
     "pagedkv.tiers",
     "pagedkv.routing",
+    "pagedkv.events",
     "pagedkv.warming",
     "pagedkv.plan_buffer",
     "pagedkv.fingerprint",

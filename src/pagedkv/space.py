@@ -1,6 +1,7 @@
 """The space, what it answers, and what may follow it. A door: the room is :mod:`pagedkv.memory.space`."""
 
 from pagedkv.memory.space import (
+    BlockContents,
     BlockSpace,
     ObservedSpace,
     PoolStatistics,
@@ -13,6 +14,7 @@ from pagedkv.memory.space import (
 )
 
 __all__ = [
+    "BlockContents",
     "BlockSpace",
     "ObservedSpace",
     "PoolStatistics",

@@ -31,6 +31,7 @@ from tests.space.spaces import cache, new_space, tokens
 GROUPS: Final[tuple[GroupSpec, ...]] = (FullAttention(4), SlidingWindow(6, 4))
 LOCAL: Final = "tcp://127.0.0.1:*"
 PATIENCE_S: Final = 20.0
+PATIENCE_MS: Final = 20_000
 BEAT_S: Final = 0.02
 RULES: Final = FollowingRules(patience_s=PATIENCE_S, retry_s=0.05)
 
@@ -85,10 +86,12 @@ class Watcher:
 
     def catch_up(self, replica: Replica) -> None:
         """Poll until the index has what the space has, and says so."""
+        wanted = replica.publisher._next_batch
         self.watch_until(
             lambda: (
                 self.index.state("a") is IndexState.EXACT
                 and self.index.view("a").lifetime == replica.publisher.lifetime
+                and self.index.view("a").next_batch >= wanted
                 and self.index.view("a").num_blocks == replica.num_blocks
             )
         )
@@ -186,7 +189,7 @@ def test_a_restarted_process_is_another_lifetime(tmp_path: Path) -> None:
 
 def test_a_poll_takes_no_longer_than_it_may_and_a_publisher_may_come_later(tmp_path: Path) -> None:
     endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    rules = FollowingRules(patience_s=0.5, retry_s=0.05)
+    rules = FollowingRules(patience_s=0.5, snapshot_patience_s=0.5, retry_s=0.05)
     with EventFollower(endpoint, replay, GROUPS, rules=rules) as follower:
         assert follower.poll(0.1) == []
         assert follower.poll(0.0) == []
@@ -197,6 +200,13 @@ def test_a_poll_takes_no_longer_than_it_may_and_a_publisher_may_come_later(tmp_p
             while not any(isinstance(message, Snapshot) for message in found):
                 assert time.monotonic() < ends_at
                 found += follower.poll(0.05)
+
+
+def test_a_poll_without_a_timeout_takes_what_is_there() -> None:
+    with replica_of() as replica, watching(replica) as watcher:
+        ends_at = time.monotonic() + PATIENCE_S
+        while not any(isinstance(message, Applied) for message in watcher.follower.poll(0.0)):
+            assert time.monotonic() < ends_at
 
 
 def test_a_snapshot_that_cannot_be_taken_is_asked_for_again() -> None:
@@ -226,9 +236,9 @@ def test_a_publisher_without_snapshots_answers_as_vllm_does() -> None:
             client.send_multipart([b"too", b"many", b"frames"])
             client.send_multipart([b"", b"snapshot"])
             client.send_multipart([b"", bytes(8)])
-            assert client.poll(1000 * PATIENCE_S)
+            assert client.poll(PATIENCE_MS)
             assert client.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
-            assert client.poll(1000 * PATIENCE_S)
+            assert client.poll(PATIENCE_MS)
             empty, topic, number, payload = client.recv_multipart()
             assert (empty, topic, number) == (b"", b"kv", bytes(8))
             assert msgspec.msgpack.decode(payload)[1:] == [[], 0, publisher.lifetime]

@@ -16,7 +16,7 @@ STEP_S: Final = 0.01
 DELAY_S: Final = 0.013
 BUFFERS: Final = (2, 40)
 """The shorter one has dropped a lost batch by the time at which it is asked for."""
-RULES: Final = FollowingRules(patience_s=0.2, retry_s=0.1, most_held=200, most_replayed=20)
+RULES: Final = FollowingRules(patience_s=0.2, snapshot_patience_s=0.2, retry_s=0.1, most_held=200, most_replayed=20)
 
 
 def content_of_space(space: BlockSpace) -> tuple[int, ...]:

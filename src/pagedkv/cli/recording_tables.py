@@ -44,6 +44,7 @@ def recording_document(
             "num_messages": recorder.num_messages,
             "num_asked_again": recorder.num_asked_again,
             "num_restarts": recorder.num_restarts,
+            "num_snapshots": recorder.num_snapshots,
             "num_gaps": recorder.num_gaps,
             "gaps": [asdict(gap) for gap in recorder.gaps],
             "unknown_kinds": dict(recorder.unknown_kinds),

@@ -9,6 +9,8 @@ In the order of floors, the lowest first::
     space                  BlockSpace: one module an operation
     scheduling | classic   continuous batching | one sequence at a time, in the words of classic block managers
     attention | tiers      attention over blocks | stores of cached blocks outside the device
+    routing | wire         which replica serves a request | KV events as messages, and back
+    tiering | sockets      which entries of stores are loaded and offered | KV events over ZeroMQ
     warming                loops compiled ahead
 
 Knows no model, no request of a user, no trace and no clock.

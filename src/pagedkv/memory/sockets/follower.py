@@ -1,5 +1,6 @@
 """Follows the KV events of one publisher over sockets; :class:`~pagedkv.memory.wire.Following` has the rules."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -101,18 +102,24 @@ class EventFollower:
             RecordingError: what comes are no KV events of pagedkv's, or of another model.
         """
         ends_at = self._clock() + max(0.0, timeout_s)
-        while True:
-            self._following.advance(self._clock())
-            self._request()
-            messages = self._following.take_messages()
+        messages = self._advance()
+        while not messages:
             left_s = ends_at - self._clock()
-            if messages or left_s < 0:
-                return messages
-            self._receive(left_s)
+            self._receive(max(0.0, left_s))
+            messages = self._advance()
+            if left_s <= 0:
+                break
+        return messages
 
     def close(self) -> None:
         """Close the sockets. May be called again."""
         self._context.destroy(linger=0)
+
+    def _advance(self) -> list[FollowedMessage]:
+        """Go on at this time: request what is missing, and take the messages that there are."""
+        self._following.advance(self._clock())
+        self._request()
+        return self._following.take_messages()
 
     def _request(self) -> None:
         wanted = self._following.take_request()
@@ -135,7 +142,7 @@ class EventFollower:
             self._requests = None
 
     def _receive(self, timeout_s: float) -> None:
-        ready = dict(self._poller.poll(1000 * timeout_s))
+        ready = dict(self._poller.poll(math.ceil(1000 * timeout_s)))
         now_s = self._clock()
         if ready:
             self._heard_s = now_s

@@ -16,6 +16,7 @@ read it too. So whoever misses the last batch notices within ``heartbeat_s``.
 """
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -165,9 +166,9 @@ class EventPublisher:
                 self.num_dropped += 1
                 return
             self._queue.append((number, time.time(), changes))
-            is_woken, self._is_woken = self._is_woken, True
-        if not is_woken:
-            self._waking.send(b"\0")
+            if not self._is_woken:
+                self._is_woken = True
+                self._waking.send(b"\0")
 
     def snapshot(self, space: CachedSpace) -> CacheSnapshot:
         """Publish the events that wait in the space, and copy all its blocks, between two steps.
@@ -228,7 +229,7 @@ class EventPublisher:
         try:
             while True:
                 wait_s = 0.0 if answers else max(0.0, beat_at - time.monotonic())
-                ready = dict(poller.poll(1000 * wait_s))
+                ready = dict(poller.poll(math.ceil(1000 * wait_s)))
                 if self._woken.fileno() in ready:
                     self._woken.recv(1024)
                 is_closing = self._is_closed

@@ -83,10 +83,12 @@ def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
     has_parent = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[blocks, PARENT_LIFE])
     told = np.zeros((len(blocks), DIGEST_NBYTES), np.uint8)
     told[has_parent] = _as_bytes(digests[parents[has_parent]])
-    is_first = np.array([_is_first(state, pool, block) for block in blocks.tolist()], np.bool_)
-    return StoredBlocks(
-        pool.name, records[blocks, NAME] - 1, blocks, _as_bytes(digests[blocks]), told, has_parent | is_first
-    )
+    groups = records[blocks, NAME] - 1
+    keeps_whole_prefix = np.array([group.keeps_whole_prefix for group in state.groups], np.bool_)
+    is_first = (parents == NULL_BLOCK) & keeps_whole_prefix[groups]
+    for index in np.flatnonzero((parents == NULL_BLOCK) & ~is_first).tolist():
+        is_first[index] = _is_first(state, pool, int(blocks[index]))
+    return StoredBlocks(pool.name, groups, blocks, _as_bytes(digests[blocks]), told, has_parent | is_first)
 
 
 def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | StoredBlocks) -> BlockContents:

@@ -262,8 +262,8 @@ def _as_text(salt: bytes) -> str:
 def _is_worth_telling(pool: ChangedPool, first: int) -> BoolArray:
     """Return which events from the first one on are sent: all but those of blocks that came and went."""
     kinds = pool.events.kinds[first:]
-    is_told = (kinds == STORED) | (kinds == REMOVED)
-    is_gone = (kinds == STORED) & (pool.contents.num_tokens[first:] == 0)
+    is_told: BoolArray = (kinds == STORED) | (kinds == REMOVED)
+    is_gone: BoolArray = (kinds == STORED) & (pool.contents.num_tokens[first:] == 0)
     if not is_gone.any():
         return is_told
     is_told &= ~is_gone

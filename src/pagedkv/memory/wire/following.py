@@ -118,7 +118,9 @@ class FollowingRules:
     """The numbers of a follower.
 
     Args:
-        patience_s: seconds without a part of an answer, after which a request has failed.
+        patience_s: seconds without a part of an answer, after which a request for batches has failed.
+        snapshot_patience_s: the same for a snapshot, whose first part comes after the engine's step and once all blocks
+            are sorted: seconds for a million blocks.
         retry_s: seconds until a snapshot is requested again that did not come.
         most_held: batches that are held at most while a request is open; beyond, the request has failed.
         most_replayed: where a process was not followed from its first batch on, a snapshot is requested instead of so
@@ -126,6 +128,7 @@ class FollowingRules:
     """
 
     patience_s: float = 5.0
+    snapshot_patience_s: float = 30.0
     retry_s: float = 5.0
     most_held: int = 10_000
     most_replayed: int = 1000
@@ -228,7 +231,7 @@ class Following:
         """
         if number != self._num_requests or self._awaited is _Awaited.NOTHING:
             return
-        self._fails_at_s = now_s + self._rules.patience_s
+        self._fails_at_s = now_s + self._patience_s
         if self._awaited is _Awaited.BATCHES:
             self._take_again(message, now_s)
         elif message is None:
@@ -248,6 +251,11 @@ class Following:
                 self._repair(now_s)
 
     # Inside
+
+    @property
+    def _patience_s(self) -> float:
+        is_snapshot = self._awaited is _Awaited.SNAPSHOT
+        return self._rules.snapshot_patience_s if is_snapshot else self._rules.patience_s
 
     def _decoded(self, message: Message) -> tuple[EventBatch, str]:
         source = f"{self._source}, message {message.number}"
@@ -305,7 +313,7 @@ class Following:
 
     def _ask(self, awaited: _Awaited, first: int | None, now_s: float) -> None:
         self._awaited = awaited
-        self._fails_at_s = now_s + self._rules.patience_s
+        self._fails_at_s = now_s + self._patience_s
         self._parts = []
         self._num_requests += 1
         self._request = Wanted(self._num_requests, first)
