@@ -10,7 +10,7 @@ from pagedkv.planner.simulation import ServingConfig, VirtualServer
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
 from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
-from pagedkv.planner.simulation.planning.request_log import StepHistogram
+from pagedkv.planner.simulation.request_log import StepHistogram
 from pagedkv.planner.traces.request import Request
 
 COSTS = CostModel(fixed_s=0.01, token_compute_s=0.001)

@@ -29,7 +29,7 @@ from pagedkv.memory.scheduling import Batch, Progress
 from pagedkv.memory.space import BlockSpace, StoredBlocks
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.running_rows import RunningRows
 from pagedkv.planner.simulation.step_work import StepWork
 from pagedkv.planner.simulation.virtual_clock import VirtualClock

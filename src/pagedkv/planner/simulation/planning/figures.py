@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Float64Array, Int32Array
 from pagedkv.planner.simulation.planning.bounds import Bounds
-from pagedkv.planner.simulation.planning.request_log import RequestLog
 from pagedkv.planner.simulation.planning.request_parts import PartFigures
 from pagedkv.planner.simulation.planning.steadiness import Steadiness, steadiness_of
+from pagedkv.planner.simulation.request_log import RequestLog
 
 __all__ = ["NUM_PARTS", "Part", "PointFigures", "figures_of"]
 

@@ -10,8 +10,8 @@ from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.planning.arrivals import ClosedLoop, serve_closed, serve_open
 from pagedkv.planner.simulation.planning.bounds import Bounds
 from pagedkv.planner.simulation.planning.figures import PointFigures, figures_of
-from pagedkv.planner.simulation.planning.request_log import RequestLog
 from pagedkv.planner.simulation.planning.request_parts import Division, parts_of
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.virtual_clock import VirtualClock
 from pagedkv.planner.traces.request import Request
 
