@@ -38,7 +38,7 @@ from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 
-__all__ = ["VirtualCluster"]
+__all__ = ["VirtualCluster", "compile_routing"]
 
 MINUTE_S: Final = 60.0
 NO_KILLS: Final = Kills()
@@ -113,10 +113,10 @@ class VirtualCluster:
         self._last_arrival_s = 0.0
         self._heartbeat_s = 0.0
         self._computed: dict[tuple[str, int], int] = {}
-        for at_s, name in kills.at:
-            if name is not None and name not in self._replicas:
-                raise ConfigurationError(f"kills names {name!r}, and the replicas are {', '.join(self._names)}")
-            self._push(at_s, partial(self._kill, name))
+        for at_s, victim in kills.at:
+            if victim is not None and victim not in self._replicas:
+                raise ConfigurationError(f"kills names {victim!r}, and the replicas are {', '.join(self._names)}")
+            self._push(at_s, partial(self._kill, victim))
 
     def offer(self, request: Request | TokenizedRequest) -> Choice | None:
         """Route the next request, after everything that happens before it arrives.
@@ -353,3 +353,11 @@ class VirtualCluster:
         replica = self._replicas[name] = Replica(name, lifetime, self._config, self._costs, self.log)
         self.router.add_replica(name, at_s)
         self._send(at_s, partial(self._note_alive, replica, 0))
+
+
+def compile_routing() -> None:
+    """Serve two tiny requests by two replicas, so that the router's loops are compiled."""
+    config = ServingConfig(num_blocks=12, block_size=2, max_sequences=2, max_batched_tokens=8)
+    cluster = VirtualCluster(config, CostModel(), 2)
+    tokens = np.arange(8, dtype=np.int32)
+    cluster.run([TokenizedRequest(float(at_s), tokens, tokens[:2]) for at_s in range(2)])
