@@ -103,7 +103,7 @@ def _connected(num_processes: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if ADDRESS in os.environ:
         ray.init(address=os.environ[ADDRESS], **quiet)
     else:
