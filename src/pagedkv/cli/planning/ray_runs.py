@@ -63,13 +63,14 @@ class RayRunner:
         try:
             with _connected(self.num_processes), progress_bars() as progress:
                 bar = progress.add_task("plan", total=num_points + count_known(), come_to="")
-                submit = partial(ray.remote(_run_task).remote, paths=paths, reading=self.reading)
-                under_way = {submit(point): place for place, point in enumerate(points)}
+                task: Any = ray.remote(_run_task)  # Ray has types for plain arguments of few functions
+                under_way = {task.remote(point, paths, self.reading): place for place, point in enumerate(points)}
                 while under_way:
                     done, _ = ray.wait(list(under_way), timeout=LOOK_EVERY_S)
                     for each in done:
                         more = keep(under_way.pop(each), _answer(each))
-                        under_way |= {submit(point): place for place, point in enumerate(more, num_points)}
+                        for place, point in enumerate(more, num_points):
+                            under_way[task.remote(point, paths, self.reading)] = place
                         num_points, num_done = num_points + len(more), num_done + 1
                     known, total = num_done + count_known(), num_points + count_known()
                     progress.update(bar, completed=known, total=total, come_to=f"{known} of {total} points")
