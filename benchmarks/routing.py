@@ -9,9 +9,9 @@ events never. "one pool" is a single replica with the memory of all, whose hits 
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -33,8 +33,11 @@ AT_ONCE: Final = Network()
 TARGET: Final = 0.7
 FIRST_GUESS: Final = 1.0
 NUM_GUESSES: Final = 5
-NUM_TIMED: Final = 200
+NUM_TIMED: Final = 192
+NUM_CACHED: Final = 16
 NUM_INDEXED: Final = 1_000_000
+NUM_REPLICAS: Final = 8
+BLOCK_SIZE: Final = 16
 PROMPTS: Final = (4096, 131_072)
 MICROSECONDS: Final = 1e6
 
@@ -112,27 +115,58 @@ def stored(digests: npt.NDArray[np.uint8]) -> StoredBlocks:
     return StoredBlocks("device", np.zeros_like(ids), ids, digests, np.zeros_like(digests), np.zeros(len(ids), bool))
 
 
-def decision_times() -> dict[int, float]:
-    """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds."""
-    config = ServingConfig(num_blocks=64)
-    index = ReplicaIndex(config.group_specs, num_expected=NUM_INDEXED)
+def words_as_bytes(digests: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Digests as words, uint32 ``[n, 8]``, in the form of events and snapshots: uint8 ``[n, 32]``."""
+    return digests.astype(">u4").view(np.uint8).reshape(len(digests), 32)
+
+
+def decision_times() -> dict[str, float]:
+    """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds.
+
+    No replica has any of the new prompts. Each of the cached ones is on one replica, all but its last tokens.
+    """
+    index = ReplicaIndex(ServingConfig(num_blocks=64).group_specs, num_expected=NUM_INDEXED)
     router = Router(index)
     rng = np.random.default_rng(1)
-    for number in range(8):
+    cached = {length: [_tokens(rng, length) for _ in range(NUM_CACHED)] for length in PROMPTS}
+    for number in range(NUM_REPLICAS):
+        own = [index.hash(each[number]).digests[BLOCK_SIZE] for each in cached.values()]
+        own += [index.hash(each[number + NUM_REPLICAS]).digests[BLOCK_SIZE] for each in cached.values()]
+        known = words_as_bytes(np.concatenate(own))
+        others = rng.integers(0, 256, (NUM_INDEXED // NUM_REPLICAS - len(known), 32), dtype=np.uint8)
         router.add_replica(f"r{number}")
-        digests = rng.integers(0, 256, (NUM_INDEXED // 8, 32), dtype=np.uint8)
-        router.index.restore(f"r{number}", "1", 0, [stored(digests)])
-    times = {}
+        index.restore(f"r{number}", "1", 0, [stored(np.concatenate([known, others]))])
+    times, clock = {}, count()
     for length in PROMPTS:
-        seconds = []
-        for request in range(NUM_TIMED):
-            tokens = rng.integers(0, 100_000, length, dtype=np.int32)
-            begun = perf_counter()
-            router.choose(request, tokens, float(request))
-            seconds.append(perf_counter() - begun)
-            router.ended(request)
-        times[length] = MICROSECONDS * float(np.median(seconds))
+        new = [_tokens(rng, length) for _ in range(NUM_TIMED)]
+        times[f"new {length}"] = _time(router, new, clock)
+        times[f"cached {length}"] = _time(router, (NUM_TIMED // NUM_CACHED) * cached[length], clock)
+        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in new])
     return times
+
+
+def _tokens(rng: np.random.Generator, length: int) -> npt.NDArray[np.int32]:
+    return rng.integers(0, 100_000, length, dtype=np.int32)
+
+
+def _time(router: Router, prompts: Sequence[npt.NDArray[np.int32]], clock: Iterator[int]) -> float:
+    """Time the decisions of prompts that come a second apart; return their median in microseconds."""
+    seconds = []
+    for tokens in prompts:
+        request = next(clock)
+        seconds.append(_seconds(router.choose, request, tokens, float(request)))
+        router.ended(request)
+    return _median(seconds)
+
+
+def _seconds(call: Callable[..., object], *arguments: object) -> float:
+    begun = perf_counter()
+    call(*arguments)
+    return perf_counter() - begun
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return MICROSECONDS * float(np.median(seconds))
 
 
 def main() -> None:
@@ -147,8 +181,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     times = decision_times()
-    for length, us in times.items():
-        print(f"a decision for a prompt of {length:,} tokens, a million blocks indexed: {us:,.0f} us")
+    for name, us in times.items():
+        print(f"{name:>16} {us:8,.0f} us", flush=True)
     rows = []
     for trace in given.trace:
         requests = list(islice(TraceReader(trace), given.requests))

@@ -26,7 +26,7 @@ from pagedkv.memory.contract.spec import GroupSpec, TokenIds
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.hit_lengths import HitLengths
 from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
-from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array
+from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks
 from pagedkv.memory.space.stored_blocks import StoredBlocks
 
 __all__ = ["IndexState", "ReplicaIndex", "ReplicaView"]
@@ -92,8 +92,10 @@ class ReplicaIndex:
         self._hasher = PromptHasher(self._lengths.block_sizes, weights_epoch)
         self._pool_of_group = [group.pool for group in groups]
         self._pools = {name: Residency(num_expected) for name in dict.fromkeys(self._pool_of_group)}
+        self._unpromised = Residency(), Residency()
         self._replicas: dict[str, _Replica] = {}
         self._vacant = list(range(MOST_REPLICAS - 1, -1, -1))
+        self._mask = 0  # the bits of all replicas
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,13 +124,15 @@ class ReplicaIndex:
             raise ConfigurationError(f"replica {name!r} is in the index already")
         if not self._vacant:
             raise ConfigurationError(f"an index has at most {MOST_REPLICAS} replicas")
-        self._replicas[name] = _Replica(self._vacant.pop(), since_s=now_s)
+        replica = self._replicas[name] = _Replica(self._vacant.pop(), since_s=now_s)
+        self._mask |= 1 << replica.number
 
     def remove_replica(self, name: str) -> None:
         """Remove a replica and its blocks. O(table). Raises ConfigurationError for an unknown one."""
         replica = self._replica(name)
         self._clear(replica)
         self._vacant.append(replica.number)
+        self._mask &= ~(1 << replica.number)
         del self._replicas[name]
 
     def apply(self, name: str, lifetime: str, batch: int, events: Iterable[CacheEvents], now_s: float = 0.0) -> bool:
@@ -247,16 +251,41 @@ class ReplicaIndex:
             prompt: the prompt.
             bits: which replicas have which block, as from :meth:`look_up`; None: those of the index.
         """
-        bits = self.look_up(prompt) if bits is None else bits
-        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
-        hits = dict.fromkeys(self._replicas, 0)
-        if having:
-            most = max(0, prompt.num_tokens - 1)
-            for name, replica in self._replicas.items():
-                if having >> replica.number & 1:
-                    mask = np.uint64(1 << replica.number)
-                    hits[name] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
-        return hits
+        if bits is None:
+            held, _ = self.hits_and_promised(prompt)
+        else:
+            held = self._lengths_of(bits, max(0, prompt.num_tokens - 1))
+        return {name: held[replica.number] for name, replica in self._replicas.items()}
+
+    def hits_and_promised(
+        self, prompt: HashedPrompt, promised: tuple[Residency, Residency] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return how many tokens of a prompt each replica would hit, by its number, without and with promises.
+
+        Args:
+            prompt: the prompt.
+            promised: two tables of blocks that replicas are promised to have; None: there are none.
+
+        Cost: O(blocks of the prompt), of which those behind the longest hit are not looked up if whole prefixes are
+        cached; O(blocks x replicas) for other models.
+        """
+        tables = promised or self._unpromised
+        most = max(0, prompt.num_tokens - 1)
+        if self._lengths.is_plain:
+            (number,), (size,) = self._lengths.numbers, self._lengths.block_sizes
+            pool = self._pools[self._pool_of_group[number]]
+            blocks = leading_blocks(pool, tables, prompt.digests[size][: most // size], number, self._mask)
+            held, had = (size * blocks).tolist()
+            return held, had
+        bits = self.look_up(prompt)
+        more = [
+            tables[0].look_up(prompt.digests[size], number) | tables[1].look_up(prompt.digests[size], number)
+            for number, size in zip(self._lengths.numbers, self._lengths.block_sizes, strict=True)
+        ]
+        held = self._lengths_of(bits, most)
+        if not any(map(np.any, more)):
+            return held, held
+        return held, self._lengths_of([mine | theirs for mine, theirs in zip(bits, more, strict=True)], most)
 
     def number_of(self, name: str) -> int:
         """Return the number of a replica's bit. Raises ConfigurationError for an unknown one."""
@@ -269,6 +298,16 @@ class ReplicaIndex:
         return list(zip(self._lengths.numbers, self._lengths.block_sizes, pools, strict=True))
 
     # Inside
+
+    def _lengths_of(self, bits: Sequence[Uint64Array], most: int) -> list[int]:
+        """Return how many tokens each replica hits, by its number, from the replicas that have each block."""
+        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
+        hits = [0] * MOST_REPLICAS
+        for replica in self._replicas.values():
+            if having >> replica.number & 1:
+                mask = np.uint64(1 << replica.number)
+                hits[replica.number] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
+        return hits
 
     def _replica(self, name: str) -> _Replica:
         if name not in self._replicas:

@@ -13,12 +13,10 @@ A replica that has computed more than its share of late, by more than ``most_ove
 has cached: one prefix must not occupy one replica while others are idle.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal, TypeAlias, final
-
-import numpy as np
 
 from pagedkv.memory.contract.arguments import as_choice, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -28,7 +26,7 @@ from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
 from pagedkv.memory.routing.promises import Promises
 from pagedkv.memory.routing.replica_index import ReplicaIndex
-from pagedkv.memory.routing.replica_loads import ReplicaLoad, ReplicaLoads
+from pagedkv.memory.routing.replica_loads import ReplicaLoads
 
 __all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
 
@@ -67,15 +65,6 @@ class RoutingRules:
         for name in ("memory_s", "promise_s"):
             if as_number(getattr(self, name), name) <= 0:
                 raise ConfigurationError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Sight:
-    """A request and its candidates: its tokens, the mean of what these computed of late, and how many they are."""
-
-    num_tokens: int
-    mean_recent_tokens: float
-    num_candidates: int
 
 
 @final
@@ -147,23 +136,16 @@ class Router:
         Cost: O(tokens + blocks x replicas).
         """
         names = self.index.names if among is None else tuple(among)
-        for name in names:
-            self.index.number_of(name)
         if not names:
             raise ConfigurationError("no replica can serve: there is none, or none of those that may be chosen")
         prompt = self.index.hash(token_ids, keys)
         self._promises.advance(now_s)
-        bits, promised = self.index.look_up(prompt), self._promises.look_up(prompt)
-        confirmed = hits = self.index.hits(prompt, bits)
-        if any(map(np.any, promised)):
-            hits = self.index.hits(prompt, [mine | theirs for mine, theirs in zip(bits, promised, strict=True)])
-        loads = {name: self._loads.load(name, now_s) for name in names}
-        mean = sum(load.recent_tokens for load in loads.values()) / len(names)
-        sight = _Sight(prompt.num_tokens, mean, len(names))
-        seen = [self._candidate(name, loads[name], hits[name], confirmed[name], sight) for name in names]
+        confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
+        seen = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
         chosen, reason = self._decide(seen)
         self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
-        self._promises.promise(prompt, self.index.number_of(chosen.name))
+        num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
+        self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
         self.num_by_reason[reason] += 1
         others = tuple(each for each in seen if each.name != chosen.name)
         return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
@@ -176,40 +158,57 @@ class Router:
         """Note that a request ended, whatever became of it."""
         self._loads.end(request)
 
-    def _candidate(self, name: str, load: ReplicaLoad, num_hit: int, num_confirmed: int, sight: _Sight) -> Candidate:
-        new = sight.num_tokens - num_hit
-        mean = sight.mean_recent_tokens + new / sight.num_candidates
-        most = max(mean * (1 + self.rules.most_over_share), mean + self.rules.share_slack_tokens)
-        counted = num_hit if self._routing == "prefix" else 0
-        lacks = self.rules.lack_weight * (sight.num_tokens - counted)
-        cost = load.num_prefill_tokens + lacks + self.rules.decode_tokens * load.num_decoding
-        return Candidate(
-            name,
-            self.index.state(name),
-            num_hit,
-            num_hit - num_confirmed,
-            load.num_prefill_tokens,
-            load.num_decoding,
-            load.recent_tokens,
-            cost,
-            load.recent_tokens + new > most,
-        )
+    def _candidates(
+        self, names: Sequence[str], now_s: float, num_tokens: int, hits: Sequence[int], confirmed: Sequence[int]
+    ) -> list[Candidate]:
+        """Weigh replicas; ``hits`` and ``confirmed`` are by number of a replica."""
+        index, rules, counts_hits = self.index, self.rules, self._routing == "prefix"
+        numbers = [index.number_of(name) for name in names]
+        loads = [self._loads.load(name, now_s) for name in names]
+        mean = sum(load.recent_tokens for load in loads) / len(names)
+        seen = []
+        for name, number, load in zip(names, numbers, loads, strict=True):
+            num_hit = hits[number]
+            num_new = num_tokens - num_hit
+            share = mean + num_new / len(names)
+            most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
+            lacks = num_new if counts_hits else num_tokens
+            cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * load.num_decoding
+            seen.append(
+                Candidate(
+                    name,
+                    index.state(name),
+                    num_hit,
+                    num_hit - confirmed[number],
+                    load.num_prefill_tokens,
+                    load.num_decoding,
+                    load.recent_tokens,
+                    cost,
+                    load.recent_tokens + num_new > most,
+                )
+            )
+        return seen
 
     def _decide(self, seen: list[Candidate]) -> tuple[Candidate, RoutingReason]:
         if len(seen) == 1:
             return seen[0], RoutingReason.ONLY
         if self._routing == "round-robin":
             return seen[next(self._turns) % len(seen)], RoutingReason.IN_TURN
-        by_cost = sorted(seen, key=lambda each: (each.cost, each.recent_tokens, each.name))
+        cheapest = min(seen, key=_by_cost)
         if self._routing == "least-loaded":
-            return by_cost[0], RoutingReason.LEAST_LOADED
-        within = [each for each in by_cost if not each.is_over_share] or by_cost
-        chosen = within[0]
+            return cheapest, RoutingReason.LEAST_LOADED
+        chosen = cheapest
+        if cheapest.is_over_share:
+            chosen = min((each for each in seen if not each.is_over_share), key=_by_cost, default=cheapest)
         most = max(each.num_hit_tokens for each in seen)
-        if chosen is not by_cost[0]:
+        if chosen is not cheapest:
             reason = RoutingReason.BALANCE
         elif not most:
             reason = RoutingReason.NOT_CACHED
         else:
             reason = RoutingReason.MOST_CACHED if chosen.num_hit_tokens == most else RoutingReason.SHORTER_QUEUE
         return chosen, reason
+
+
+def _by_cost(candidate: Candidate) -> tuple[float, float, str]:
+    return candidate.cost, candidate.recent_tokens, candidate.name
