@@ -11,10 +11,10 @@ of a replica is
       ^---------------------------- another lifetime | forget ----------------------------|
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -29,7 +29,10 @@ from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
 from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks
 from pagedkv.memory.space.stored_blocks import StoredBlocks
 
-__all__ = ["IndexState", "ReplicaIndex", "ReplicaView"]
+__all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]
+
+Note: TypeAlias = Callable[[str, float | None, Mapping[str, object]], None]
+"""Takes an input of a router: its kind, its time if it has one, and its values."""
 
 LARGEST_BATCH: Final = 2**62
 
@@ -96,6 +99,7 @@ class ReplicaIndex:
         self._replicas: dict[str, _Replica] = {}
         self._vacant = list(range(MOST_REPLICAS - 1, -1, -1))
         self._mask = 0  # the bits of all replicas
+        self._note: Note | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,6 +115,10 @@ class ReplicaIndex:
     def nbytes(self) -> int:
         """Bytes of the tables of blocks."""
         return sum(blocks.nbytes for blocks in self._pools.values())
+
+    def note_inputs(self, note: Note) -> None:
+        """Let a function take all that comes from replicas, before it is applied; a router that records calls this."""
+        self._note = note
 
     # Replicas and their events
 
@@ -135,7 +143,7 @@ class ReplicaIndex:
         self._mask &= ~(1 << replica.number)
         del self._replicas[name]
 
-    def apply(self, name: str, lifetime: str, batch: int, events: Iterable[CacheEvents], now_s: float = 0.0) -> bool:
+    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0) -> bool:
         """Apply a batch of a replica's events; return whether the index is exact afterwards.
 
         A batch that came before is ignored. A batch after a gap is applied, and degrades the replica. A batch of
@@ -151,6 +159,9 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            values = {"replica": name, "lifetime": lifetime, "batch": batch, "events": tuple(events)}
+            self._note("events", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if batch < replica.next_batch:
             return replica.state is IndexState.EXACT
@@ -172,6 +183,8 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            self._note("alive", now_s, {"replica": name, "lifetime": lifetime, "next_batch": next_batch})
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch > replica.next_batch:
             replica.num_lost_batches += next_batch - replica.next_batch
@@ -182,7 +195,7 @@ class ReplicaIndex:
         return replica.state is IndexState.EXACT
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float = 0.0
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
     ) -> None:
         """Replace the index of a replica by a snapshot, so that it is exact.
 
@@ -197,6 +210,9 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            values = {"replica": name, "lifetime": lifetime, "next_batch": next_batch, "blocks": tuple(blocks)}
+            self._note("snapshot", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch < replica.next_batch:
             return  # older than what was applied
@@ -210,6 +226,8 @@ class ReplicaIndex:
     def forget(self, name: str, now_s: float = 0.0) -> None:
         """Empty the index of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
         replica = self._replica(name)
+        if self._note is not None:
+            self._note("forget", now_s, {"replica": name})
         self._clear(replica)
         self._set_state(replica, IndexState.EMPTY, now_s)
         replica.lifetime, replica.next_batch, replica.num_lost_batches = "", 0, 0

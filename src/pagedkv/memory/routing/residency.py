@@ -73,7 +73,8 @@ def _fetch(words: Uint32Array, digest: Uint32Array, group: int) -> None:
 @inlined
 def _bits(rows: Uint64Array, digest: Uint32Array, group: int) -> np.uint64:
     """Return the replicas that have a block."""
-    return rows[_place(rows, _high(digest, group), _word(digest, 2)), BITS]
+    bits: np.uint64 = rows[_place(rows, _high(digest, group), _word(digest, 2)), BITS]
+    return bits
 
 
 @compiled

@@ -25,7 +25,8 @@ from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
 from pagedkv.memory.routing.promises import Promises
-from pagedkv.memory.routing.replica_index import ReplicaIndex
+from pagedkv.memory.routing.prompts import HashedPrompt
+from pagedkv.memory.routing.replica_index import Note, ReplicaIndex
 from pagedkv.memory.routing.replica_loads import ReplicaLoads
 
 __all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
@@ -75,12 +76,20 @@ class Router:
         index: what replicas have cached; the router adds and removes its replicas.
         routing: "prefix" by cost; "least-loaded" by the cost of a prompt that no replica has; "round-robin" in turn.
         rules: the numbers.
+        note: takes all inputs and choices from the first one on, as :class:`~pagedkv.routing.RecordWriter` does.
 
     Raises:
         ConfigurationError: an unknown routing.
     """
 
-    def __init__(self, index: ReplicaIndex, routing: Routing = "prefix", rules: RoutingRules | None = None) -> None:
+    def __init__(
+        self,
+        index: ReplicaIndex,
+        routing: Routing = "prefix",
+        rules: RoutingRules | None = None,
+        *,
+        note: Note | None = None,
+    ) -> None:
         self.index = index
         self.rules = rules or RoutingRules()
         as_choice(routing, ROUTINGS, "routing")
@@ -89,8 +98,13 @@ class Router:
         self._promises = Promises(index.cached_groups, self.rules.promise_s)
         self._turns = count()
         self.num_by_reason: dict[RoutingReason, int] = dict.fromkeys(RoutingReason, 0)
+        self._note = note
+        if note is not None:
+            note("router", 0.0, {"routing": routing, "rules": self.rules})
+            index.note_inputs(note)
         for name in index.names:
             self._loads.add_replica(name)
+            self._noted("join", None, replica=name)
 
     @property
     def loads(self) -> ReplicaLoads:
@@ -101,11 +115,13 @@ class Router:
         """Add a replica. Raises ConfigurationError: it is there already, or there are too many."""
         self.index.add_replica(name, now_s)
         self._loads.add_replica(name)
+        self._noted("join", now_s, replica=name)
 
     def remove_replica(self, name: str) -> tuple[int, ...]:
         """Remove a replica; return the numbers of its outstanding requests, which are to be routed again."""
         self._promises.clear(self.index.number_of(name))
         self.index.remove_replica(name)
+        self._noted("leave", None, replica=name)
         return self._loads.remove_replica(name)
 
     def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool:
@@ -135,10 +151,15 @@ class Router:
 
         Cost: O(tokens + blocks x replicas).
         """
+        return self.choose_hashed(request, self.index.hash(token_ids, keys), now_s, among=among)
+
+    def choose_hashed(
+        self, request: int, prompt: HashedPrompt, now_s: float, *, among: Iterable[str] | None = None
+    ) -> Choice:
+        """Choose a replica for a prompt that :meth:`ReplicaIndex.hash` has hashed; else as :meth:`choose`."""
         names = self.index.names if among is None else tuple(among)
         if not names:
             raise ConfigurationError("no replica can serve: there is none, or none of those that may be chosen")
-        prompt = self.index.hash(token_ids, keys)
         self._promises.advance(now_s)
         confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
         seen = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
@@ -147,16 +168,25 @@ class Router:
         num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
         self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
         self.num_by_reason[reason] += 1
+        if self._note is not None:
+            of_prompt = {"num_tokens": prompt.num_tokens, "digests": prompt, "among": None if among is None else names}
+            self._noted("arrival", now_s, request=request, **of_prompt, chosen=chosen.name, reason=str(reason))
         others = tuple(each for each in seen if each.name != chosen.name)
         return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
 
     def prefilled(self, request: int) -> None:
         """Note that a request's first token came."""
         self._loads.prefilled(request)
+        self._noted("first_token", None, request=request)
 
     def ended(self, request: int) -> None:
         """Note that a request ended, whatever became of it."""
         self._loads.end(request)
+        self._noted("end", None, request=request)
+
+    def _noted(self, kind: str, now_s: float | None, **values: object) -> None:
+        if self._note is not None:
+            self._note(kind, now_s, values)
 
     def _candidates(
         self, names: Sequence[str], now_s: float, num_tokens: int, hits: Sequence[int], confirmed: Sequence[int]

@@ -26,7 +26,7 @@ from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.memory.contract.events import CacheEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.routing import Choice, IndexState, ReplicaIndex, Router, Routing, RoutingRules
+from pagedkv.memory.routing import Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.memory.space import StoredBlocks
 from pagedkv.planner.simulation.cluster.cluster_figures import ClusterFigures
 from pagedkv.planner.simulation.cluster.kills import Kills
@@ -72,6 +72,7 @@ class VirtualCluster:
         routing: how requests are routed; rules: the numbers of the router.
         network: which messages reach the router, and when.
         kills: when replicas die.
+        record: takes all inputs and choices of the router; None: they are not recorded.
 
     Attributes:
         log: the records of all requests, by number.
@@ -92,6 +93,7 @@ class VirtualCluster:
         rules: RoutingRules | None = None,
         network: Network | None = None,
         kills: Kills = NO_KILLS,
+        record: RecordWriter | None = None,
     ) -> None:
         as_count(num_replicas, "num_replicas", least=1)
         self._config, self._costs = config, costs
@@ -99,7 +101,7 @@ class VirtualCluster:
         self._random = Random(self._network.seed)  # noqa: S311 - of a simulation
         self._victims = Random(kills.seed)  # noqa: S311 - as above
         self._restart_s = kills.restart_s
-        self.router = Router(ReplicaIndex(config.group_specs), routing, rules)
+        self.router = Router(ReplicaIndex(config.group_specs), routing, rules, note=record)
         self.log = RequestLog(config.scheduling_config())
         self.errors: dict[int, str] = {}
         self._names = tuple(f"r{number}" for number in range(num_replicas))
