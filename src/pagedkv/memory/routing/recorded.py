@@ -17,7 +17,7 @@ can be examined later, and other rules can be tried on the same sequence::
         "reason": "...",
     }
 
-A prompt is recorded by the digests of its blocks, without its tokens. 16 bytes of each digest are kept, as in the index.
+A prompt is recorded by the digests of its blocks, without its tokens. Of a digest 16 bytes are kept, as in the index.
 Arrays are base64 of little-endian integers. Clocks are the caller's: where an input has no time, ``t`` is that of the
 line before.
 """
