@@ -1,6 +1,8 @@
 """A cluster on the virtual clock: routing by cost against an oracle, by load alone, and in turn.
 
     python -m benchmarks.routing TRACE [--replicas 4 8] [--load X] [--blocks N] [--cost NAME] [--requests N]
+    python -m benchmarks.routing TRACE --load X --slack 0 4096 16384     the bound of balance
+    python -m benchmarks.routing                                         decisions alone
 
 Without ``--load`` requests arrive so fast that replicas compute 70 % of the time when they are routed by cost. The
 messages of the oracle, the same router, come at once; those of the others come 100 ms late, and 1 % of the batches of
@@ -9,9 +11,9 @@ events never. "one pool" is a single replica with the memory of all, whose hits 
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import count, islice, product
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -20,16 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import describe
-from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing
+from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.memory.space import StoredBlocks
-from pagedkv.planner.simulation.cluster import ClusterFigures, Network, VirtualCluster
+from pagedkv.planner.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 
-LATE: Final = Network(delay_s=0.1, loss=0.01)
 AT_ONCE: Final = Network()
+ORACLE: Final = "oracle"
+ONE_POOL: Final = "one pool"
+WAYS: Final = (ORACLE, *ROUTINGS, ONE_POOL)
 TARGET: Final = 0.7
 FIRST_GUESS: Final = 1.0
 NUM_GUESSES: Final = 5
@@ -47,12 +51,13 @@ class Setup:
     """What is simulated.
 
     Args:
-        num_blocks: of a replica, of 64 tokens; costs: of its steps; requests: the trace.
+        num_blocks: of a replica, of 64 tokens; costs: of its steps; requests: the trace; rules: of the router.
     """
 
     num_blocks: int
     costs: CostModel
     requests: Sequence[Request]
+    rules: RoutingRules = RoutingRules()  # noqa: RUF009 - a value: frozen
 
     @property
     def config(self) -> ServingConfig:
@@ -62,7 +67,7 @@ class Setup:
     def serve(self, num_replicas: int, load: float, routing: Routing, network: Network) -> ClusterFigures:
         """Serve the trace."""
         config = replace(self.config, load=load)
-        cluster = VirtualCluster(config, self.costs, num_replicas, routing=routing, network=network)
+        cluster = VirtualCluster(config, self.costs, num_replicas, routing=routing, rules=self.rules, network=network)
         figures = cluster.run(self.requests)
         cluster.check()
         return figures
@@ -88,20 +93,23 @@ class Setup:
         return load
 
 
-def compare(setup: Setup, num_replicas: int, load: float) -> dict[str, ClusterFigures]:
-    """Serve the trace in all ways."""
-    figures = {
-        "oracle": setup.serve(num_replicas, load, "prefix", AT_ONCE),
-        "prefix": setup.serve(num_replicas, load, "prefix", LATE),
-    }
-    figures |= {routing: setup.serve(num_replicas, load, routing, LATE) for routing in ROUTINGS if routing != "prefix"}
+def compare(setup: Setup, num_replicas: int, load: float, ways: Collection[str]) -> dict[str, ClusterFigures]:
+    """Serve the trace in several ways, the oracle's first."""
+    figures = {}
+    routings: dict[str, Routing] = {ORACLE: "prefix"} | {routing: routing for routing in ROUTINGS}
+    for way, routing in routings.items():
+        if way not in ways:
+            continue
+        figures[way] = setup.serve(num_replicas, load, routing, AT_ONCE if way == ORACLE else LATE)
+        show(way, figures[way], figures.get(ORACLE))
     return figures
 
 
-def show(name: str, figures: ClusterFigures, oracle: ClusterFigures) -> None:
+def show(name: str, figures: ClusterFigures, oracle: ClusterFigures | None) -> None:
     """Print a row."""
+    of_oracle = figures.hit_ratio / max(oracle.hit_ratio, 1e-9) if oracle else float("nan")
     print(
-        f"{name:14} {100 * figures.hit_ratio:7.2f} {figures.hit_ratio / max(oracle.hit_ratio, 1e-9):10.3f} "
+        f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} "
         f"{figures.imbalance:10.3f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
         f"{1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
         f"{figures.num_snapshots:6}   {figures.num_by_reason}",
@@ -178,6 +186,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7000, help="of 64 tokens, of each replica (default: %(default)s)")
     parser.add_argument("--cost", default="llama-3.1-8b/h100")
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--slack", type=float, nargs="+", default=[RoutingRules().share_slack_tokens])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     times = decision_times()
@@ -186,26 +196,27 @@ def main() -> None:
     rows = []
     for trace in given.trace:
         requests = list(islice(TraceReader(trace), given.requests))
-        setup = Setup(given.blocks, read_cost_model(given.cost), requests)
-        for num_replicas in given.replicas:
+        for num_replicas, slack in product(given.replicas, given.slack):
+            rules = RoutingRules(share_slack_tokens=slack)
+            setup = Setup(given.blocks, read_cost_model(given.cost), requests, rules)
             load = given.load or setup.load_of(num_replicas)
-            print(f"\n{Path(trace).name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}")
+            name = Path(trace).name
+            print(f"\n{name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}, slack {slack:,.0f}")
             print(
                 f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'TTFT p50':>10} {'p99, ms':>10} "
                 f"{'busy':>6} {'lost':>6} {'snaps':>6}"
             )
             begun = perf_counter()
-            figures = compare(setup, num_replicas, load)
-            for name, each in figures.items():
-                show(name, each, figures["oracle"])
-            pooled = setup.hit_ratio_of_one_pool(num_replicas, load)
-            print(f"{'one pool':14} {100 * pooled:7.2f} {pooled / max(figures['oracle'].hit_ratio, 1e-9):10.3f}")
-            print(f"{perf_counter() - begun:.0f} s")
+            figures = compare(setup, num_replicas, load, given.ways)
+            pooled = setup.hit_ratio_of_one_pool(num_replicas, load) if ONE_POOL in given.ways else None
+            if pooled is not None:
+                print(f"{ONE_POOL:14} {100 * pooled:7.2f}")
+            print(f"{perf_counter() - begun:.0f} s", flush=True)
             rows.append({
-                "trace": Path(trace).name, "replicas": num_replicas, "load": load, "one_pool_hit_ratio": pooled,
-                "ways": {name: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
+                "trace": name, "replicas": num_replicas, "load": load, "slack": slack, "one_pool_hit_ratio": pooled,
+                "ways": {way: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
                                 "p50_s": each.first_token_percentile_s(50), "p99_s": each.first_token_percentile_s(99)}
-                         for name, each in figures.items()},
+                         for way, each in figures.items()},
             })  # fmt: skip
     if given.json is not None:
         given.json.write_text(json.dumps({"machine": describe(), "decision_us": times, "rows": rows}, indent=1))
