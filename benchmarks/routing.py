@@ -96,7 +96,7 @@ class Setup:
 def compare(setup: Setup, num_replicas: int, load: float, ways: Collection[str]) -> dict[str, ClusterFigures]:
     """Serve the trace in several ways, the oracle's first."""
     figures = {}
-    routings: dict[str, Routing] = {ORACLE: "prefix"} | {routing: routing for routing in ROUTINGS}
+    routings: dict[str, Routing] = {ORACLE: "prefix", **{str(routing): routing for routing in ROUTINGS}}
     for way, routing in routings.items():
         if way not in ways:
             continue
@@ -110,7 +110,7 @@ def show(name: str, figures: ClusterFigures, oracle: ClusterFigures | None) -> N
     of_oracle = figures.hit_ratio / max(oracle.hit_ratio, 1e-9) if oracle else float("nan")
     print(
         f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} "
-        f"{figures.imbalance:10.3f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
+        f"{figures.imbalance:10.3f} {figures.imbalance_of_minutes:8.2f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
         f"{1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
         f"{figures.num_snapshots:6}   {figures.num_by_reason}",
         flush=True,
@@ -203,7 +203,7 @@ def main() -> None:
             name = Path(trace).name
             print(f"\n{name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}, slack {slack:,.0f}")
             print(
-                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'TTFT p50':>10} {'p99, ms':>10} "
+                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'minutes':>8} {'TTFT p50':>10} {'p99, ms':>10} "
                 f"{'busy':>6} {'lost':>6} {'snaps':>6}"
             )
             begun = perf_counter()
@@ -214,7 +214,8 @@ def main() -> None:
             print(f"{perf_counter() - begun:.0f} s", flush=True)
             rows.append({
                 "trace": name, "replicas": num_replicas, "load": load, "slack": slack, "one_pool_hit_ratio": pooled,
-                "ways": {way: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
+                "ways": {way: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance,
+                                "imbalance_of_minutes": each.imbalance_of_minutes, "busy": each.busy,
                                 "p50_s": each.first_token_percentile_s(50), "p99_s": each.first_token_percentile_s(99)}
                          for way, each in figures.items()},
             })  # fmt: skip

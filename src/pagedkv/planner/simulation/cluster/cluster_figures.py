@@ -18,7 +18,8 @@ class ClusterFigures:
         num_requests: requests that arrived; num_prompt_tokens: of them all; num_hit_tokens: those that were hits when
             the request was admitted for the first time.
         first_token_s: seconds from arrival to the first token of each request: float64 ``[requests]``, NaN without one.
-        computed_tokens: tokens computed by each replica in each minute: float64 ``[replicas, minutes]``.
+        computed_tokens: tokens computed by each replica in each whole minute until the last arrival, else in the first:
+            float64 ``[replicas, minutes]``.
         busy: fraction of the time until the last arrival that replicas computed, their mean.
         num_by_reason: decisions by reason.
         num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were taken for it.
@@ -46,7 +47,16 @@ class ClusterFigures:
 
     @property
     def imbalance(self) -> float:
-        """Largest over mean of the tokens that replicas computed in a minute; the mean of all minutes with work."""
+        """Largest over mean of the tokens that replicas computed in a minute, in the mean of all computed tokens.
+
+        So a minute counts as much as it has work. In a minute with next to none a few requests are out of balance.
+        """
+        largest, mean = self.computed_tokens.max(axis=0).sum(), self.computed_tokens.mean(axis=0).sum()
+        return float(largest / mean) if mean else 1.0
+
+    @property
+    def imbalance_of_minutes(self) -> float:
+        """The same in the mean of all minutes with work, however little of it."""
         minutes = self.computed_tokens[:, self.computed_tokens.any(axis=0)]
         return float((minutes.max(axis=0) / minutes.mean(axis=0)).mean()) if minutes.size else 1.0
 

@@ -183,7 +183,7 @@ class VirtualCluster:
         computed = np.zeros((num_replicas, 1 + max((minute for _, minute in self._computed), default=0)))
         for (name, minute), number in self._computed.items():
             computed[self._names.index(name), minute] += number
-        until = 1 + int(self._last_arrival_s // MINUTE_S)
+        until = max(1, int(self._last_arrival_s // MINUTE_S))
         return ClusterFigures(
             self._num_requests,
             int(log.counts("num_prompt_tokens").sum()),

@@ -48,7 +48,7 @@ class ClusterSummary:
     """What only a cluster has.
 
     Args:
-        imbalance: largest over mean of the tokens that replicas computed in a minute, the mean of all minutes.
+        imbalance: largest over mean of the tokens that replicas computed in a minute, in the mean of all these tokens.
         busy: fraction of the time until the last arrival that replicas computed, their mean.
         num_by_reason: the router's decisions by reason.
         num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were taken for it.
