@@ -110,8 +110,8 @@ def show(name: str, figures: ClusterFigures, oracle: ClusterFigures | None) -> N
     of_oracle = figures.hit_ratio / max(oracle.hit_ratio, 1e-9) if oracle else float("nan")
     print(
         f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} "
-        f"{figures.imbalance:10.3f} {figures.imbalance_of_minutes:8.2f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
-        f"{1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
+        f"{figures.imbalance:10.3f} {figures.imbalance_of_minutes:8.2f} "
+        f"{1e3 * figures.first_token_percentile_s(50):10.0f} {1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
         f"{figures.num_snapshots:6}   {figures.num_by_reason}",
         flush=True,
     )
@@ -203,8 +203,8 @@ def main() -> None:
             name = Path(trace).name
             print(f"\n{name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}, slack {slack:,.0f}")
             print(
-                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'minutes':>8} {'TTFT p50':>10} {'p99, ms':>10} "
-                f"{'busy':>6} {'lost':>6} {'snaps':>6}"
+                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'minutes':>8} {'TTFT p50':>10} "
+                f"{'p99, ms':>10} {'busy':>6} {'lost':>6} {'snaps':>6}"
             )
             begun = perf_counter()
             figures = compare(setup, num_replicas, load, given.ways)
