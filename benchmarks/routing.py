@@ -108,11 +108,11 @@ def compare(setup: Setup, num_replicas: int, load: float, ways: Collection[str])
 def show(name: str, figures: ClusterFigures, oracle: ClusterFigures | None) -> None:
     """Print a row."""
     of_oracle = figures.hit_ratio / max(oracle.hit_ratio, 1e-9) if oracle else float("nan")
+    first_ms, last_ms = (1e3 * figures.first_token_percentile_s(percent) for percent in (50, 99))
     print(
-        f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} "
-        f"{figures.imbalance:10.3f} {figures.imbalance_of_minutes:8.2f} "
-        f"{1e3 * figures.first_token_percentile_s(50):10.0f} {1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
-        f"{figures.num_snapshots:6}   {figures.num_by_reason}",
+        f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} {figures.imbalance:10.3f} "
+        f"{figures.imbalance_of_minutes:8.2f} {first_ms:10.0f} {last_ms:10.0f} {figures.busy:6.2f} "
+        f"{figures.num_lost_batches:6} {figures.num_snapshots:6}   {figures.num_by_reason}",
         flush=True,
     )
 
