@@ -1,6 +1,8 @@
 """A cluster on the virtual clock: routing by cost against an oracle, by load alone, and in turn.
 
     python -m benchmarks.routing TRACE [--replicas 4 8] [--load X] [--blocks N] [--cost NAME] [--requests N]
+    python -m benchmarks.routing TRACE --load X --slack 0 4096 16384     the bound of balance
+    python -m benchmarks.routing                                         decisions alone
 
 Without ``--load`` requests arrive so fast that replicas compute 70 % of the time when they are routed by cost. The
 messages of the oracle, the same router, come at once; those of the others come 100 ms late, and 1 % of the batches of
@@ -9,9 +11,9 @@ events never. "one pool" is a single replica with the memory of all, whose hits 
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice, product
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -20,21 +22,26 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import describe
-from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing
+from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.memory.space import StoredBlocks
-from pagedkv.planner.simulation.cluster import ClusterFigures, Network, VirtualCluster
+from pagedkv.planner.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 
-LATE: Final = Network(delay_s=0.1, loss=0.01)
 AT_ONCE: Final = Network()
+ORACLE: Final = "oracle"
+ONE_POOL: Final = "one pool"
+WAYS: Final = (ORACLE, *ROUTINGS, ONE_POOL)
 TARGET: Final = 0.7
 FIRST_GUESS: Final = 1.0
 NUM_GUESSES: Final = 5
-NUM_TIMED: Final = 200
+NUM_TIMED: Final = 192
+NUM_CACHED: Final = 16
 NUM_INDEXED: Final = 1_000_000
+NUM_REPLICAS: Final = 8
+BLOCK_SIZE: Final = 16
 PROMPTS: Final = (4096, 131_072)
 MICROSECONDS: Final = 1e6
 
@@ -44,12 +51,13 @@ class Setup:
     """What is simulated.
 
     Args:
-        num_blocks: of a replica, of 64 tokens; costs: of its steps; requests: the trace.
+        num_blocks: of a replica, of 64 tokens; costs: of its steps; requests: the trace; rules: of the router.
     """
 
     num_blocks: int
     costs: CostModel
     requests: Sequence[Request]
+    rules: RoutingRules = RoutingRules()  # noqa: RUF009 - a value: frozen
 
     @property
     def config(self) -> ServingConfig:
@@ -59,7 +67,7 @@ class Setup:
     def serve(self, num_replicas: int, load: float, routing: Routing, network: Network) -> ClusterFigures:
         """Serve the trace."""
         config = replace(self.config, load=load)
-        cluster = VirtualCluster(config, self.costs, num_replicas, routing=routing, network=network)
+        cluster = VirtualCluster(config, self.costs, num_replicas, routing=routing, rules=self.rules, network=network)
         figures = cluster.run(self.requests)
         cluster.check()
         return figures
@@ -85,23 +93,26 @@ class Setup:
         return load
 
 
-def compare(setup: Setup, num_replicas: int, load: float) -> dict[str, ClusterFigures]:
-    """Serve the trace in all ways."""
-    figures = {
-        "oracle": setup.serve(num_replicas, load, "prefix", AT_ONCE),
-        "prefix": setup.serve(num_replicas, load, "prefix", LATE),
-    }
-    figures |= {routing: setup.serve(num_replicas, load, routing, LATE) for routing in ROUTINGS if routing != "prefix"}
+def compare(setup: Setup, num_replicas: int, load: float, ways: Collection[str]) -> dict[str, ClusterFigures]:
+    """Serve the trace in several ways, the oracle's first."""
+    figures = {}
+    routings: dict[str, Routing] = {ORACLE: "prefix", **{str(routing): routing for routing in ROUTINGS}}
+    for way, routing in routings.items():
+        if way not in ways:
+            continue
+        figures[way] = setup.serve(num_replicas, load, routing, AT_ONCE if way == ORACLE else LATE)
+        show(way, figures[way], figures.get(ORACLE))
     return figures
 
 
-def show(name: str, figures: ClusterFigures, oracle: ClusterFigures) -> None:
+def show(name: str, figures: ClusterFigures, oracle: ClusterFigures | None) -> None:
     """Print a row."""
+    of_oracle = figures.hit_ratio / max(oracle.hit_ratio, 1e-9) if oracle else float("nan")
+    first_ms, last_ms = (1e3 * figures.first_token_percentile_s(percent) for percent in (50, 99))
     print(
-        f"{name:14} {100 * figures.hit_ratio:7.2f} {figures.hit_ratio / max(oracle.hit_ratio, 1e-9):10.3f} "
-        f"{figures.imbalance:10.3f} {1e3 * figures.first_token_percentile_s(50):10.0f} "
-        f"{1e3 * figures.first_token_percentile_s(99):10.0f} {figures.busy:6.2f} {figures.num_lost_batches:6} "
-        f"{figures.num_snapshots:6}   {figures.num_by_reason}",
+        f"{name:14} {100 * figures.hit_ratio:7.2f} {of_oracle:10.3f} {figures.imbalance:10.3f} "
+        f"{figures.imbalance_of_minutes:8.2f} {first_ms:10.0f} {last_ms:10.0f} {figures.busy:6.2f} "
+        f"{figures.num_lost_batches:6} {figures.num_snapshots:6}   {figures.num_by_reason}",
         flush=True,
     )
 
@@ -112,27 +123,58 @@ def stored(digests: npt.NDArray[np.uint8]) -> StoredBlocks:
     return StoredBlocks("device", np.zeros_like(ids), ids, digests, np.zeros_like(digests), np.zeros(len(ids), bool))
 
 
-def decision_times() -> dict[int, float]:
-    """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds."""
-    config = ServingConfig(num_blocks=64)
-    index = ReplicaIndex(config.group_specs, num_expected=NUM_INDEXED)
+def words_as_bytes(digests: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Digests as words, uint32 ``[n, 8]``, in the form of events and snapshots: uint8 ``[n, 32]``."""
+    return digests.astype(">u4").view(np.uint8).reshape(len(digests), 32)
+
+
+def decision_times() -> dict[str, float]:
+    """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds.
+
+    No replica has any of the new prompts. Each of the cached ones is on one replica, all but its last tokens.
+    """
+    index = ReplicaIndex(ServingConfig(num_blocks=64).group_specs, num_expected=NUM_INDEXED)
     router = Router(index)
     rng = np.random.default_rng(1)
-    for number in range(8):
+    cached = {length: [_tokens(rng, length) for _ in range(NUM_CACHED)] for length in PROMPTS}
+    for number in range(NUM_REPLICAS):
+        own = [index.hash(each[number]).digests[BLOCK_SIZE] for each in cached.values()]
+        own += [index.hash(each[number + NUM_REPLICAS]).digests[BLOCK_SIZE] for each in cached.values()]
+        known = words_as_bytes(np.concatenate(own))
+        others = rng.integers(0, 256, (NUM_INDEXED // NUM_REPLICAS - len(known), 32), dtype=np.uint8)
         router.add_replica(f"r{number}")
-        digests = rng.integers(0, 256, (NUM_INDEXED // 8, 32), dtype=np.uint8)
-        router.index.restore(f"r{number}", "1", 0, [stored(digests)])
-    times = {}
+        index.restore(f"r{number}", "1", 0, [stored(np.concatenate([known, others]))])
+    times, clock = {}, count()
     for length in PROMPTS:
-        seconds = []
-        for request in range(NUM_TIMED):
-            tokens = rng.integers(0, 100_000, length, dtype=np.int32)
-            begun = perf_counter()
-            router.choose(request, tokens, float(request))
-            seconds.append(perf_counter() - begun)
-            router.ended(request)
-        times[length] = MICROSECONDS * float(np.median(seconds))
+        new = [_tokens(rng, length) for _ in range(NUM_TIMED)]
+        times[f"new {length}"] = _time(router, new, clock)
+        times[f"cached {length}"] = _time(router, (NUM_TIMED // NUM_CACHED) * cached[length], clock)
+        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in new])
     return times
+
+
+def _tokens(rng: np.random.Generator, length: int) -> npt.NDArray[np.int32]:
+    return rng.integers(0, 100_000, length, dtype=np.int32)
+
+
+def _time(router: Router, prompts: Sequence[npt.NDArray[np.int32]], clock: Iterator[int]) -> float:
+    """Time the decisions of prompts that come a second apart; return their median in microseconds."""
+    seconds = []
+    for tokens in prompts:
+        request = next(clock)
+        seconds.append(_seconds(router.choose, request, tokens, float(request)))
+        router.ended(request)
+    return _median(seconds)
+
+
+def _seconds(call: Callable[..., object], *arguments: object) -> float:
+    begun = perf_counter()
+    call(*arguments)
+    return perf_counter() - begun
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return MICROSECONDS * float(np.median(seconds))
 
 
 def main() -> None:
@@ -144,34 +186,38 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7000, help="of 64 tokens, of each replica (default: %(default)s)")
     parser.add_argument("--cost", default="llama-3.1-8b/h100")
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--slack", type=float, nargs="+", default=[RoutingRules().share_slack_tokens])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     times = decision_times()
-    for length, us in times.items():
-        print(f"a decision for a prompt of {length:,} tokens, a million blocks indexed: {us:,.0f} us")
+    for name, us in times.items():
+        print(f"{name:>16} {us:8,.0f} us", flush=True)
     rows = []
     for trace in given.trace:
         requests = list(islice(TraceReader(trace), given.requests))
-        setup = Setup(given.blocks, read_cost_model(given.cost), requests)
-        for num_replicas in given.replicas:
+        for num_replicas, slack in product(given.replicas, given.slack):
+            rules = RoutingRules(share_slack_tokens=slack)
+            setup = Setup(given.blocks, read_cost_model(given.cost), requests, rules)
             load = given.load or setup.load_of(num_replicas)
-            print(f"\n{Path(trace).name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}")
+            name = Path(trace).name
+            print(f"\n{name}, {len(requests):,} requests, {num_replicas} replicas, load {load:.2f}, slack {slack:,.0f}")
             print(
-                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'TTFT p50':>10} {'p99, ms':>10} "
-                f"{'busy':>6} {'lost':>6} {'snaps':>6}"
+                f"{'':14} {'hits, %':>7} {'of oracle':>10} {'imbalance':>10} {'minutes':>8} {'TTFT p50':>10} "
+                f"{'p99, ms':>10} {'busy':>6} {'lost':>6} {'snaps':>6}"
             )
             begun = perf_counter()
-            figures = compare(setup, num_replicas, load)
-            for name, each in figures.items():
-                show(name, each, figures["oracle"])
-            pooled = setup.hit_ratio_of_one_pool(num_replicas, load)
-            print(f"{'one pool':14} {100 * pooled:7.2f} {pooled / max(figures['oracle'].hit_ratio, 1e-9):10.3f}")
-            print(f"{perf_counter() - begun:.0f} s")
+            figures = compare(setup, num_replicas, load, given.ways)
+            pooled = setup.hit_ratio_of_one_pool(num_replicas, load) if ONE_POOL in given.ways else None
+            if pooled is not None:
+                print(f"{ONE_POOL:14} {100 * pooled:7.2f}")
+            print(f"{perf_counter() - begun:.0f} s", flush=True)
             rows.append({
-                "trace": Path(trace).name, "replicas": num_replicas, "load": load, "one_pool_hit_ratio": pooled,
-                "ways": {name: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance, "busy": each.busy,
+                "trace": name, "replicas": num_replicas, "load": load, "slack": slack, "one_pool_hit_ratio": pooled,
+                "ways": {way: {"hit_ratio": each.hit_ratio, "imbalance": each.imbalance,
+                                "imbalance_of_minutes": each.imbalance_of_minutes, "busy": each.busy,
                                 "p50_s": each.first_token_percentile_s(50), "p99_s": each.first_token_percentile_s(99)}
-                         for name, each in figures.items()},
+                         for way, each in figures.items()},
             })  # fmt: skip
     if given.json is not None:
         given.json.write_text(json.dumps({"machine": describe(), "decision_us": times, "rows": rows}, indent=1))

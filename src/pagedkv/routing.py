@@ -6,12 +6,15 @@ from pagedkv.memory.routing import (
     Choice,
     HashedPrompt,
     IndexState,
+    RecordWriter,
+    ReplayedChoice,
     ReplicaIndex,
     ReplicaView,
     Router,
     Routing,
     RoutingReason,
     RoutingRules,
+    replay,
 )
 
 __all__ = [
@@ -20,10 +23,13 @@ __all__ = [
     "Choice",
     "HashedPrompt",
     "IndexState",
+    "RecordWriter",
+    "ReplayedChoice",
     "ReplicaIndex",
     "ReplicaView",
     "Router",
     "Routing",
     "RoutingReason",
     "RoutingRules",
+    "replay",
 ]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing.residency import Residency
+from pagedkv.memory.routing.residency import Residency, leading_blocks
 
 pytestmark = pytest.mark.interpreted
 
@@ -55,6 +55,34 @@ def test_it_has_what_a_dictionary_of_sets_has(operations: list[tuple[str, list[i
     assert len(table) == sum(map(bool, expected.values()))
 
 
+HELD = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 39), st.sampled_from([0, 1, 31, 63])), max_size=60)
+
+
+@given(HELD, st.integers(0, 40), st.sampled_from([0, 1 << 31 | 3, 1 << 63 | 1]))
+def test_leading_blocks_end_at_the_first_that_is_missing(
+    held: list[tuple[int, int, int]], num_blocks: int, replicas: int
+) -> None:
+    """Table 0 has what replicas hold, 1 and 2 what they are promised; all have the first blocks of one replica."""
+    tables = [Residency() for _ in range(3)]
+    has = (
+        {(table, block, 0) for table in (0,) for block in range(7)}
+        | {(1, block, 0) for block in range(7, 12)}
+        | set(held)
+    )
+    for table, block, replica in has:
+        tables[table].add(WORDS[[block]], groups_of(1, 5), replica)
+    held_leading, had_leading = leading_blocks(tables[0], (tables[1], tables[2]), WORDS[:num_blocks], 5, replicas)
+
+    def leading(replica: int, among: tuple[int, ...]) -> int:
+        lacks = [block for block in range(num_blocks) if not any((table, block, replica) in has for table in among)]
+        return min(lacks, default=num_blocks)
+
+    for replica in (0, 1, 31, 63):
+        counts = replicas >> replica & 1
+        assert held_leading[replica] == counts * leading(replica, (0,))
+        assert had_leading[replica] == counts * leading(replica, (0, 1, 2))
+
+
 def test_it_grows_and_drops_what_no_replica_has() -> None:
     table = Residency()
     rng = np.random.default_rng(2)
@@ -69,8 +97,13 @@ def test_it_grows_and_drops_what_no_replica_has() -> None:
     assert table.nbytes <= 24 * 8192
 
 
-def test_room_is_made_at_once() -> None:
-    assert Residency(100_000).nbytes == 24 * 2**18
+def test_room_is_made_at_once_and_kept() -> None:
+    table = Residency(100_000)
+    table.add(WORDS, groups_of(40, 0), 3)
+    table.empty()
+    assert table.nbytes == 24 * 2**18
+    assert not len(table)
+    assert not table.look_up(WORDS).any()
 
 
 @pytest.mark.parametrize("digests", [np.zeros((2, 8), np.int64), np.zeros((2, 4), np.uint32), np.zeros(8, np.uint32)])

@@ -76,7 +76,9 @@ def test_it_is_the_same_every_time() -> None:
 
 def test_imbalance_is_the_largest_over_the_mean_of_each_minute() -> None:
     figures = replace(serve(2), computed_tokens=np.array([[30.0, 0, 10], [10.0, 0, 10]]))
-    assert figures.imbalance == pytest.approx((1.5 + 1) / 2)
+    assert figures.imbalance == pytest.approx((30 + 10) / (20 + 10))
+    assert figures.imbalance_of_minutes == pytest.approx((1.5 + 1) / 2)
+    assert replace(figures, computed_tokens=np.zeros((2, 1))).imbalance == 1
 
 
 def test_wrong_calls_are_refused() -> None:

@@ -43,6 +43,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "patience_s": "--patience",
         "policies": "--eviction",
         "replay": "--replay",
+        "replicas": "--replicas",
         "salt": "--salt",
         "session_interval_s": "--session-interval",
         "skip_bad": "--skip-bad",

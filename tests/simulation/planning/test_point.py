@@ -7,10 +7,11 @@ import pytest
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.planner.simulation import ServingConfig, VirtualServer
+from pagedkv.planner.simulation.cluster import ClusterSetting, Network
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
 from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
-from pagedkv.planner.simulation.planning.request_log import StepHistogram
+from pagedkv.planner.simulation.request_log import StepHistogram
 from pagedkv.planner.traces.request import Request
 
 COSTS = CostModel(fixed_s=0.01, token_compute_s=0.001)
@@ -138,3 +139,34 @@ def test_the_histogram_is_within_a_percent() -> None:
         histogram.add(number / 1000, 3)
     for percent in (10, 50, 90, 99):
         assert histogram.percentile_s(percent) == pytest.approx(percent / 100, rel=0.01)
+
+
+def test_a_cluster_of_one_is_a_server_and_its_figures_come_back_from_a_file() -> None:
+    requests = checked(traffic())
+    alone = run_point(PlanPoint(CONFIG, COSTS, Bounds(ttft_s=0.5)), requests)
+    point = PlanPoint(CONFIG, COSTS, Bounds(ttft_s=0.5), cluster=ClusterSetting(1))
+    figures = run_point(point, requests)
+    assert alone.as_dict().items() <= figures.as_dict().items()
+    assert figures.cluster is not None
+    assert figures.cluster.imbalance == 1
+    assert figures.cluster.num_by_reason == {"it is the only one": len(requests)}
+    assert PointFigures.from_dict(figures.as_dict()) == figures
+    assert "cluster" not in alone.as_dict()
+    assert point.as_dict()["cluster"] != PlanPoint(CONFIG, COSTS, cluster=ClusterSetting(2)).as_dict()["cluster"]
+
+
+def test_a_cluster_counts_each_request_once_and_shows_each_arrival() -> None:
+    requests, shown = checked(traffic()), []
+    point = PlanPoint(CONFIG, COSTS, cluster=ClusterSetting(3, "least-loaded", network=Network(delay_s=0.2, loss=0.3)))
+    figures = run_point(point, requests, lambda: shown.append(1))
+    assert figures.num_requests == figures.num_finished == len(shown) == len(requests)
+    assert sum(part.num_finished for part in figures.parts) == len(requests)
+
+
+def test_wrong_clusters_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a closed loop has one server"):
+        PlanPoint(CONFIG, COSTS, loop=ClosedLoop(), cluster=ClusterSetting(2))
+    with pytest.raises(ConfigurationError, match="replicas"):
+        ClusterSetting(0)
+    with pytest.raises(ConfigurationError, match="routing must be one of"):
+        ClusterSetting(2, "random")  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from pagedkv.planner.simulation import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
 from pagedkv.planner.simulation.planning.load_reasons import change_of, reason_of
-from pagedkv.planner.simulation.planning.request_log import RequestLog
 from pagedkv.planner.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.traces.request import Request
 
 ONE_AT_A_TIME = CostModel(fixed_s=0.5)

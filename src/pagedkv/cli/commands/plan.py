@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from pagedkv.cli.commands.report import import_page, require_page_output
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
+from pagedkv.cli.planning.beside import BesideRuns
 from pagedkv.cli.planning.document import plan_document
 from pagedkv.cli.planning.loads import LoadRuns
 from pagedkv.cli.planning.runs import PointRunner
@@ -22,8 +23,12 @@ from pagedkv.cli.planning.store import PointStore, default_folder, digest_of_fil
 from pagedkv.cli.planning.tables import print_plan
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.memory.contract.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pagedkv.cli.planning.ray_runs import RayRunner
 
 __all__ = ["plan"]
 
@@ -37,12 +42,27 @@ class PlanRuns:
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for figures of points. Default: the user's cache."),
     ] = None
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Run points as Ray tasks, on the cluster that RAY_ADDRESS names if it is set; pagedkv\\[cluster].",
+        ),
+    ] = False
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished points again, too.")] = False
 
     @property
     def num_processes(self) -> int:
         """Points run at once. Raises ConfigurationError."""
         return opt.num_jobs(self.jobs)
+
+    def runner(self, traces: Sequence[str], reading: SeveralTimedTracesOptions) -> "PointRunner | RayRunner":
+        """Return what runs the points. Raises MissingExtraError: Ray is not installed."""
+        if not self.ray:
+            return PointRunner(traces, reading, self.num_processes)
+        from pagedkv.cli.planning.ray_runs import RayRunner  # noqa: PLC0415 - importing Ray takes a second
+
+        return RayRunner(traces, reading, self.num_processes)
 
 
 @command
@@ -72,13 +92,15 @@ def plan(
 
     pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --host-memory 0,64GiB,256GiB --eviction lru --load 1
 
+    pagedkv plan trace.jsonl.gz --model llama-3.1-8b --gpu h100 --replicas 2,4,8 --routing prefix,least-loaded
+
     pagedkv plan team-a.jsonl team-b.jsonl --model llama-3.1-8b --gpu h100 --isolate --window 09:00-18:00
 
     pagedkv plan lengths.csv --model gemma-3-27b --memory 40,80 --cost-model cost.json --split need,0.8 --json -
     """
     if json_file is not None:
         require_writable(json_file, *traces)
-    num_processes = runs.num_processes
+    runner = runs.runner(traces, axes.trace)
     if page is not None:
         require_page_output(page, traces)
     if page is not None and page == json_file:
@@ -89,13 +111,15 @@ def plan(
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
     loads = LoadRuns(seen.planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
-    _run(PointRunner(traces, axes.trace, num_processes), loads)
+    _run(runner, loads)
     found = loads.results()
+    beside = BesideRuns(found, store, runs.fresh)
+    _run(runner, beside)
     most = max((figures for _, figures in found), key=lambda figures: figures.num_finished)
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
     head = {"trace": name_of(traces) if len(traces) > 1 else traces[0], "command": command_line()}
-    document = plan_document({**head, "read_as": seen.read_as}, axes, found)
+    document = plan_document({**head, "read_as": seen.read_as}, axes, found, beside)
     document["warnings"][:0] = seen.notes
     if json_file is not None:
         write_json(json_file, document)
@@ -138,7 +162,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
         return _Seen(trace.recognised, trace.notes, points)
 
 
-def _run(runner: PointRunner, loads: LoadRuns) -> None:
+def _run(runner: "PointRunner | RayRunner", loads: LoadRuns | BesideRuns) -> None:
     """Run the points whose figures are unknown, and those of a search."""
     points = loads.first()
     if points:

@@ -1,13 +1,13 @@
 """The compared values: lists as typed, and the settings made of them, each with the names of its values.
 
 The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
-many are tried as well, if the weights and a prompt fit.
+many are tried as well, if the weights and a prompt fit, unless there are replicas, each of which has what is given.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeVar, cast
 
 import typer
 
@@ -20,18 +20,22 @@ from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.whose_seconds import origin_of
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import keeps_whole_prefix
+from pagedkv.memory.routing import ROUTINGS, Routing
 from pagedkv.planner.models import ModelMemory, model_names, read_model
 from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation.cluster import ClusterSetting
 from pagedkv.planner.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
 from pagedkv.planner.simulation.planning import Bounds, PlanPoint
 from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
-from pagedkv.planner.simulation.planning.decision import GPU_AXIS
+from pagedkv.planner.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
 from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 
 AXES: Final = "Axes: lists; the other values are compared with the first"
+ROUTING_AXIS: Final = "routing"
 MOST_POINTS: Final = 1000
+MOST_REPLICAS: Final = 64
 BY_NEED: Final = "need"
 MOST_OF_MEMORY: Final = 0.98
 GOALS: Final = "Goals"
@@ -109,6 +113,19 @@ class PlanAxes:
         str | None,
         typer.Option(
             "--admission", metavar="RULE,...", help="Of these two: always,second-offer.", rich_help_panel=AXES
+        ),
+    ] = None
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Replicas behind a router, each with this memory.", rich_help_panel=AXES),
+    ] = None
+    routings: Annotated[
+        str | None,
+        typer.Option(
+            "--routing",
+            metavar="NAME,...",
+            help=f"With --replicas, how requests are routed: {', '.join(ROUTINGS)}. Default: prefix.",
+            rich_help_panel=AXES,
         ),
     ] = None
     loads: Annotated[
@@ -199,6 +216,8 @@ class PlanAxes:
         self._require_prices(axes)
         if not has_content:
             axes["policy"] = axes["policy"][:1]
+            if ROUTING_AXIS in axes:
+                axes[ROUTING_AXIS] = axes[ROUTING_AXIS][:1]
         loads = [1.0] if self.loads is None else _listed("--load", self.loads, _load)
         num_points = len(loads)
         for axis in axes.values():
@@ -230,9 +249,11 @@ class PlanAxes:
                 raise ConfigurationError("--memory goes with one --gpu, whose seconds count: give one of the two lists")
             axes[GPU_AXIS] = list(self._gpus(self.gpus))
         elif self.memory is not None:
-            axes["memory"] = list(_with_half_and_double(_listed("--memory", self.memory, _positive)))
+            memory = _listed("--memory", self.memory, _positive)
+            axes["memory"] = list(memory if self.replicas is not None else _with_half_and_double(memory))
         else:
             raise ConfigurationError("say what to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)")
+        axes |= self._cluster_axes()
         axes["block size"] = list(_listed("--block-size", self.block_sizes, int))
         axes["policy"] = list(_listed("--eviction", self.evictions, str))
         axes["split"] = list(_listed("--split", self.splits, _split))
@@ -246,9 +267,23 @@ class PlanAxes:
             axes["admission"] = list(_listed("--admission", self.admissions, str))
         return axes
 
+    def _cluster_axes(self) -> dict[str, list[object]]:
+        """Return the axes of a cluster, none without replicas."""
+        if self.replicas is None:
+            if self.routings is not None:
+                raise ConfigurationError("--routing is how requests come to replicas: give --replicas as well")
+            return {}
+        if self.closed_loop:
+            raise ConfigurationError("--closed-loop has one server: leave it out, or --replicas")
+        routings = _listed("--routing", self.routings or ROUTINGS[0], _routing)
+        return {
+            REPLICAS_AXIS: list(_listed("--replicas", self.replicas, _num_replicas)),
+            ROUTING_AXIS: list(routings),
+        }
+
     def _gpus(self, text: str) -> Iterator[str]:
         given = _listed("--gpu", text, str)
-        if len(given) > 1:
+        if len(given) > 1 or self.replicas is not None:
             yield from given
             return
         num_gpus, name = parse_gpu(given[0])
@@ -285,9 +320,9 @@ class PlanAxes:
         choices = {
             axis: _named(axis, value)
             for axis, value in setting.items()
-            if len(axes[axis]) > 1 or axis in {GPU_AXIS, "memory"}
+            if len(axes[axis]) > 1 or axis in {GPU_AXIS, REPLICAS_AXIS, "memory"}
         }
-        return PlannedPoint(choices, load, PlanPoint(config, costs, self.bounds, self.loop))
+        return PlannedPoint(choices, load, PlanPoint(config, costs, self.bounds, self.loop, _cluster_of(setting)))
 
 
 class _OutOfRangeError(ValueError):
@@ -330,6 +365,25 @@ def _load(text: str) -> float:
     return value
 
 
+def _num_replicas(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MOST_REPLICAS:
+        raise _OutOfRangeError(f"each must be from 1 to {MOST_REPLICAS}, got {text:.60}")
+    return number
+
+
+def _routing(text: str) -> str:
+    if text not in ROUTINGS:
+        raise _OutOfRangeError(f"each must be one of {', '.join(ROUTINGS)}, got {text!r:.60}")
+    return text
+
+
+def _cluster_of(setting: Mapping[str, object]) -> ClusterSetting | None:
+    """Return the cluster of a setting; None: one server, which needs no router."""
+    number = int(_number(setting.get(REPLICAS_AXIS, 1)))
+    return ClusterSetting(number, cast("Routing", setting[ROUTING_AXIS])) if number > 1 else None
+
+
 def _size(option: str) -> Callable[[str], str]:
     """Return a reader of sizes, which stay as typed."""
 
@@ -369,7 +423,7 @@ def _named(axis: str, value: object) -> str:
     if axis in SIZED_TIERS:
         return f"no {axis}" if value == "0" else f"{axis} {value}"
     match axis:
-        case "gpu" | "policy" | "admission":
+        case "gpu" | "policy" | "admission" | "routing":
             return str(value)
         case "memory":
             return f"{value:g} GiB"
@@ -378,7 +432,7 @@ def _named(axis: str, value: object) -> str:
         case "split":
             return "split by need" if value == BY_NEED else f"full attention x{value}"
         case _:
-            return f"{value:,} {axis}"
+            return f"{value:,} {axis.removesuffix('s') if value == 1 else axis}"
 
 
 def _split_by(config: ServingConfig, split: object) -> ServingConfig:

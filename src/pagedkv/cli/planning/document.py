@@ -6,13 +6,15 @@ from typing import Any, Final
 
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
+from pagedkv.cli.planning.beside import IN_TURN, ONE_POOL, BesideRuns
 from pagedkv.cli.planning.prices import token_cost
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
 from pagedkv.memory.contract.budget import GIB
-from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.planner.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.planner.simulation.cluster import LATE
 from pagedkv.planner.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
-from pagedkv.planner.simulation.planning.decision import GPU_AXIS
+from pagedkv.planner.simulation.planning.decision import GPU_AXIS, num_gpus, num_replicas
 from pagedkv.planner.simulation.planning.effects import limits_of, settings_of
 from pagedkv.planner.simulation.planning.load_reasons import change_of, reason_of
 from pagedkv.planner.simulation.planning.request_parts import busiest_and_quietest
@@ -24,17 +26,23 @@ LOADS_SEARCHED: Final = "searched"
 LOADS_GIVEN: Final = "given"
 
 
-def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Plan:
+def plan_document(
+    head: Mapping[str, str],
+    axes: PlanAxes,
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+    beside: BesideRuns,
+) -> Plan:
     """Make the document of a plan.
 
     Args:
         head: trace, command and read_as.
         axes: the options.
         found: all points with their figures.
+        beside: what clusters are compared with.
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
-    settings = _settings(axes, results, found)
+    settings = _settings(axes, results, found, beside)
     seconds = _seconds(axes, decision, found)
     chosen = _chosen_figures(decision, settings, found)
     return {
@@ -49,7 +57,13 @@ def plan_document(head: Mapping[str, str], axes: PlanAxes, found: Sequence[tuple
         "prices": axes.prices,
         "warnings": list(_warnings(axes, found)),
         "headline": f"{decision.headline} (seconds: {seconds.in_short})",
-        "reasons": [*_stops(decision, found), *_windows(chosen), *decision.reasons, *_costs(axes, settings)],
+        "reasons": [
+            *_stops(decision, found),
+            *_windows(chosen),
+            *_cluster(chosen, decision, beside),
+            *decision.reasons,
+            *_costs(axes, settings),
+        ],
         "chosen": dict(decision.chosen),
         "effects": [_effect(effect) for effect in decision.effects],
         "settings": settings,
@@ -66,14 +80,17 @@ def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPo
 
 
 def _settings(
-    axes: PlanAxes, results: Sequence[PointResult], found: Sequence[tuple[PlannedPoint, PointFigures]]
+    axes: PlanAxes,
+    results: Sequence[PointResult],
+    found: Sequence[tuple[PlannedPoint, PointFigures]],
+    beside: BesideRuns,
 ) -> list[PlanSettingDocument]:
-    """Return the load limit of each setting, and its cost."""
+    """Return the load limit of each setting, its cost, and what a cluster is compared with."""
     best = settings_of(results)
     documents: list[PlanSettingDocument] = []
     for key, limit in limits_of(results).items():
         steady = best[key].figures.steadiness
-        gpus = best[key].choices.get(GPU_AXIS, axes.gpus)
+        gpus = _all_gpus(best[key].choices, axes)
         cost = None if limit.held is None or gpus is None else token_cost(gpus, axes.prices, steady)
         documents.append(
             {
@@ -83,10 +100,44 @@ def _settings(
                 "is_told": limit.is_told,
                 "sustained_per_s": None if limit.held is None else steady.good_per_s,
                 "cost": None if cost is None else cost.as_dict(),
+                "beside": [_beside(name, each) for name, each in beside.of(best[key].choices).items()],
             }
         )
     assert len(documents) <= len(found), "a setting without a run"
     return documents
+
+
+def _all_gpus(choices: Mapping[str, str], axes: PlanAxes) -> str | None:
+    """Return the GPUs of a setting, those of all its replicas."""
+    gpus = choices.get(GPU_AXIS, axes.gpus)
+    if gpus is None or num_replicas(choices) == 1:
+        return gpus
+    name = gpus.removeprefix(f"{num_gpus(gpus)}x")
+    return f"{num_gpus(gpus) * num_replicas(choices)}x{name}"
+
+
+def _beside(name: str, figures: PointFigures) -> BesideDocument:
+    return {
+        "name": name,
+        "hit_ratio": figures.hit_ratio,
+        "imbalance": None if figures.cluster is None else figures.cluster.imbalance,
+        "ttft_s": None if figures.cluster is None else dict(figures.ttft_s),
+    }
+
+
+def _cluster(figures: PointFigures, decision: Decision, beside: BesideRuns) -> Iterator[str]:
+    """Describe the hits and the balance of the headline's cluster, beside one pool and requests in turn."""
+    others = beside.of(decision.chosen)
+    if figures.cluster is None or not others:
+        return
+    if figures.hit_ratio is not None:
+        told = [
+            f"{each.hit_ratio:.1%} {where}"
+            for name, where in ((IN_TURN, "with requests in turn"), (ONE_POOL, "in one pool with the memory of all"))
+            if (each := others[name]).hit_ratio is not None
+        ]
+        yield f"{figures.hit_ratio:.1%} of the prompt tokens hit, {' and '.join(told)}"
+    yield f"the busiest replica computes {figures.cluster.imbalance:.2f} times the mean of all in a minute"
 
 
 def _chosen_figures(
@@ -135,7 +186,7 @@ def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[
         return
     by_gpus: dict[str, float] = {}
     for setting in settings:
-        gpus, cost = setting["choices"].get(GPU_AXIS, axes.gpus), setting["cost"]
+        gpus, cost = _all_gpus(setting["choices"], axes), setting["cost"]
         if gpus is not None and cost is not None and (each := cost["a_million_output_tokens"]) is not None:
             by_gpus[gpus] = min(by_gpus.get(gpus, each), each)
     typed = ", ".join(f"{name}={price:g}" for name, price in axes.prices.items())
@@ -163,6 +214,11 @@ def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]
         "--gpu or --cost-model", str(found[0][0].point.config.model)
     )
     everything = [figures for _, figures in found]
+    if any(planned.point.cluster is not None for planned, _ in found):
+        yield (
+            f"the router reads events {1e3 * LATE.delay_s:g} ms late, and {LATE.loss:.0%} of them never, which is "
+            "assumed and not measured"
+        )
     short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
     if len(short) == len(everything):
         reason = as_typed(reason_of(short[0], axes.bounds))
@@ -195,6 +251,7 @@ def _point(planned: PlannedPoint, figures: PointFigures, decision: Decision) -> 
     config = planned.point.config
     num_blocks = dict(config.space_config(is_watched=False).blocks_by_pool())
     nbytes = sum(count * config.block_nbytes.get(pool, 0) for pool, count in num_blocks.items())
+    nbytes *= num_replicas(planned.choices)
     return {
         "choices": dict(planned.choices),
         "load": planned.load,

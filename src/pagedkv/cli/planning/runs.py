@@ -22,10 +22,11 @@ from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.simulation import compile_loops
+from pagedkv.planner.simulation.cluster import compile_routing
 from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
 from pagedkv.planner.simulation.planning.request_parts import Division
 
-__all__ = ["PointRunner"]
+__all__ = ["PointRunner", "compile_for", "run_in_process"]
 
 LOOK_EVERY_S: Final = 0.2
 
@@ -72,7 +73,7 @@ class PointRunner:
             ConfigurationError: a point cannot be run, or a process was ended from outside.
             InterruptedRunError: Ctrl-C.
         """
-        prepare(partial(_compile_for, points))
+        prepare(partial(compile_for, points))
         left = deque(enumerate(points))
         num_points, num_done = len(left), 0
         number = min(self.num_processes, num_points)
@@ -101,9 +102,12 @@ class PointRunner:
             raise InterruptedRunError(told) from error
 
 
-def _compile_for(points: Sequence[PlanPoint]) -> None:
+def compile_for(points: Sequence[PlanPoint]) -> None:
+    """Compile the loops that points use, so that their processes find them compiled."""
     for eviction in sorted({point.config.eviction for point in points}):
         compile_loops(eviction)
+    if any(point.cluster is not None for point in points):
+        compile_routing()
 
 
 def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
@@ -177,12 +181,30 @@ def _work(
             _, point = line.recv()
         except EOFError:
             return
-        try:
-            line.send(_run(point, shares, place, paths, reading))
-        except (ConfigurationError, TraceError) as error:
-            line.send(str(error))
-        except MemoryError:
-            line.send("not enough memory: run fewer points at once (--jobs 1), or ask for less memory")
+        line.send(run_in_process(point, shares, place, paths, reading))
+
+
+def run_in_process(
+    point: PlanPoint,
+    shares: Any,  # noqa: ANN401 - as above
+    place: int,
+    paths: Sequence[str],
+    reading: SeveralTimedTracesOptions,
+) -> PointFigures | str:
+    """Run a point; return its figures, or else the error for the user, which is a text since not all errors are sent.
+
+    Args:
+        point: the point.
+        shares: numbers of all processes; the share of the trace that was read is written to ``shares[place]``.
+        place: the place of this process.
+        paths: the trace; reading: how it is read.
+    """
+    try:
+        return _run(point, shares, place, paths, reading)
+    except (ConfigurationError, TraceError) as error:
+        return str(error)
+    except MemoryError:
+        return "not enough memory: run fewer points at once (--jobs 1), or ask for less memory"
 
 
 def _run(

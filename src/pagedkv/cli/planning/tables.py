@@ -19,6 +19,11 @@ WHOLE_FROM: Final = 100
 VERDICTS: Final = {"holds": "yes", "too short": "?"}
 BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
 """Words for the cause that a load does not hold."""
+CLUSTERS: Final = (
+    "Clusters, at the highest load that holds, else the lowest that was run, beside the same requests in turn and one "
+    "pool of all their memory; imbalance: tokens computed in a minute, the largest over the mean; TTFT in seconds"
+)
+CLUSTER_HEADINGS: Final = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
 INTERVALS: Final = (
     "In brackets: 95 % intervals of paired differences, by eighths of the trace. --json has those of both halves."
 )
@@ -43,6 +48,8 @@ def print_plan(plan: Plan) -> None:
         "yes, or the cause if not (? if the trace is too short to decide)"
     )
     print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
+    if any(setting["beside"] for setting in plan["settings"]):
+        print_numbers(CLUSTERS, CLUSTER_HEADINGS, _cluster_rows(plan), num_keys=2)
     has_bounds = any(bound is not None for bound in plan["bounds"].values())
     kinds = ("by_tenant", "by_window")
     parts = [PartFigures.from_dict(part) for kind in kinds for part in plan["divided"].get(kind, ())]
@@ -93,6 +100,31 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
         _seconds(figures["tpot_s"], "p99"),
         _seconds(figures["itl_s"], "p99"),
         f"{figures['num_preemptions']:,}",
+    )
+
+
+def _cluster_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Return the rows of each cluster: its own, and those beside it."""
+    for setting in (each for each in plan["settings"] if each["beside"]):
+        runs = [point for point in plan["points"] if point["choices"] == setting["choices"]]
+        held = min(point["load"] for point in runs) if setting["held"] is None else setting["held"]
+        point = next(point for point in runs if point["load"] == held)
+        figures = point["figures"]
+        key = (", ".join(point["choices"].values()), f"{held:g}x")
+        own = setting["choices"].get("routing", "prefix")
+        yield *key, own, *_cluster_cells(figures["hit_ratio"], figures["cluster"]["imbalance"], figures["ttft_s"])
+        for each in setting["beside"]:
+            if each["name"] != own:
+                yield *key, each["name"], *_cluster_cells(each["hit_ratio"], each["imbalance"], each["ttft_s"])
+
+
+def _cluster_cells(
+    hit_ratio: float | None, imbalance: float | None, ttft_s: dict[str, float | None] | None
+) -> tuple[str, ...]:
+    return (
+        "unknown" if hit_ratio is None else f"{hit_ratio:.1%}",
+        "-" if imbalance is None else f"{imbalance:.2f}",
+        *("-" if ttft_s is None else _seconds(ttft_s, name) for name in ("p50", "p99")),
     )
 
 

@@ -42,6 +42,7 @@ class HitLengths:
     Attributes:
         numbers: the groups that are cached; block_sizes: tokens of a block of each of them.
         alignment: tokens; hits end at multiples of it.
+        is_plain: whether there is one group, which keeps whole prefixes, so that hits are leading blocks.
 
     Raises:
         ConfigurationError: no group is cached.
@@ -54,7 +55,7 @@ class HitLengths:
             raise ConfigurationError(f"an index needs a group with prefix caching, got {tuple(groups)}")
         self.block_sizes = [group.block_size for group in self._groups]
         self.alignment = lcm(*self.block_sizes)
-        self._is_plain = len(self._groups) == 1 and keeps_whole_prefix(self._groups[0])
+        self.is_plain = len(self._groups) == 1 and keeps_whole_prefix(self._groups[0])
         self._ends_hits = not any(map(keeps_whole_prefix, self._groups))
 
     def of_replica(self, present: Sequence[BoolArray], most: int) -> int:
@@ -64,7 +65,7 @@ class HitLengths:
             present: for each cached group, bool ``[blocks]``: which leading blocks of the prompt the replica has.
             most: tokens that may be hit: fewer than the prompt has, since its last token is computed.
         """
-        if self._is_plain:  # the blocks before the first one that is missing
+        if self.is_plain:  # the blocks before the first one that is missing
             has = present[0][: most // self.alignment]
             return self.alignment * (len(has) if has.all() else int(has.argmin()))
         ends = np.arange(self.alignment, most + 1, self.alignment)

@@ -15,7 +15,7 @@ import numpy as np
 from pagedkv.memory.contract.events import CacheEvents
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.prompts import HashedPrompt
-from pagedkv.memory.routing.residency import Residency, Uint64Array
+from pagedkv.memory.routing.residency import Residency
 
 __all__ = ["Promises"]
 
@@ -39,13 +39,24 @@ class Promises:
         """Drop promises whose time is over."""
         if now_s >= self._began_s + self._period_s:
             is_long = now_s >= self._began_s + 2 * self._period_s
-            self._old, self._young = (Residency(), Residency()) if is_long else (self._young, Residency())
+            self._old, self._young = (
+                self._young,
+                self._old,
+            )  # their room is kept: new memory costs more than to clear it
+            self._young.empty()
+            if is_long:
+                self._old.empty()
             self._began_s = now_s
 
-    def promise(self, prompt: HashedPrompt, replica: int) -> None:
-        """Note that a replica, by number, was given a prompt. O(blocks)."""
+    @property
+    def generations(self) -> tuple[Residency, Residency]:
+        """The younger and the older promises."""
+        return self._young, self._old
+
+    def promise(self, prompt: HashedPrompt, replica: int, num_confirmed_tokens: int = 0) -> None:
+        """Note that a replica, by number, was given a prompt, of which it has some tokens already. O(blocks)."""
         for number, size in self._groups:
-            digests = prompt.digests[size]
+            digests = prompt.digests[size][num_confirmed_tokens // size :]
             self._young.add(digests, np.full(len(digests), number, np.int32), replica)
 
     def settle(self, events: Iterable[CacheEvents], replica: int) -> None:
@@ -60,10 +71,3 @@ class Promises:
         """Drop the promises of a replica, as when it is gone."""
         self._young.clear(replica)
         self._old.clear(replica)
-
-    def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
-        """Return, for each cached group, the replicas that are promised to have each block: uint64 ``[blocks]``."""
-        return [
-            self._young.look_up(prompt.digests[size], number) | self._old.look_up(prompt.digests[size], number)
-            for number, size in self._groups
-        ]

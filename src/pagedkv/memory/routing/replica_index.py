@@ -11,10 +11,10 @@ of a replica is
       ^---------------------------- another lifetime | forget ----------------------------|
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -26,9 +26,12 @@ from pagedkv.memory.contract.spec import GroupSpec, TokenIds
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.hit_lengths import HitLengths
 from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
-from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array
+from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks
 
-__all__ = ["IndexState", "ReplicaIndex", "ReplicaView"]
+__all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]
+
+Note: TypeAlias = Callable[[str, float | None, Mapping[str, object]], None]
+"""Takes an input of a router: its kind, its time if it has one, and its values."""
 
 LARGEST_BATCH: Final = 2**62
 
@@ -91,8 +94,11 @@ class ReplicaIndex:
         self._hasher = PromptHasher(self._lengths.block_sizes, weights_epoch)
         self._pool_of_group = [group.pool for group in groups]
         self._pools = {name: Residency(num_expected) for name in dict.fromkeys(self._pool_of_group)}
+        self._unpromised = Residency(), Residency()
         self._replicas: dict[str, _Replica] = {}
         self._vacant = list(range(MOST_REPLICAS - 1, -1, -1))
+        self._mask = 0  # the bits of all replicas
+        self._note: Note | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,6 +115,10 @@ class ReplicaIndex:
         """Bytes of the tables of blocks."""
         return sum(blocks.nbytes for blocks in self._pools.values())
 
+    def note_inputs(self, note: Note) -> None:
+        """Let a function take all that comes from replicas, before it is applied; a router that records calls this."""
+        self._note = note
+
     # Replicas and their events
 
     def add_replica(self, name: str, now_s: float = 0.0) -> None:
@@ -121,16 +131,18 @@ class ReplicaIndex:
             raise ConfigurationError(f"replica {name!r} is in the index already")
         if not self._vacant:
             raise ConfigurationError(f"an index has at most {MOST_REPLICAS} replicas")
-        self._replicas[name] = _Replica(self._vacant.pop(), since_s=now_s)
+        replica = self._replicas[name] = _Replica(self._vacant.pop(), since_s=now_s)
+        self._mask |= 1 << replica.number
 
     def remove_replica(self, name: str) -> None:
         """Remove a replica and its blocks. O(table). Raises ConfigurationError for an unknown one."""
         replica = self._replica(name)
         self._clear(replica)
         self._vacant.append(replica.number)
+        self._mask &= ~(1 << replica.number)
         del self._replicas[name]
 
-    def apply(self, name: str, lifetime: str, batch: int, events: Iterable[CacheEvents], now_s: float = 0.0) -> bool:
+    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0) -> bool:
         """Apply a batch of a replica's events; return whether the index is exact afterwards.
 
         A batch that came before is ignored. A batch after a gap is applied, and degrades the replica. A batch of
@@ -146,6 +158,9 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            values = {"replica": name, "lifetime": lifetime, "batch": batch, "events": tuple(events)}
+            self._note("events", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if batch < replica.next_batch:
             return replica.state is IndexState.EXACT
@@ -167,6 +182,8 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            self._note("alive", now_s, {"replica": name, "lifetime": lifetime, "next_batch": next_batch})
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch > replica.next_batch:
             replica.num_lost_batches += next_batch - replica.next_batch
@@ -177,7 +194,7 @@ class ReplicaIndex:
         return replica.state is IndexState.EXACT
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float = 0.0
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
     ) -> None:
         """Replace the index of a replica by a snapshot, so that it is exact.
 
@@ -192,6 +209,9 @@ class ReplicaIndex:
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
+        if self._note is not None:
+            values = {"replica": name, "lifetime": lifetime, "next_batch": next_batch, "blocks": tuple(blocks)}
+            self._note("snapshot", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch < replica.next_batch:
             return  # older than what was applied
@@ -205,6 +225,8 @@ class ReplicaIndex:
     def forget(self, name: str, now_s: float = 0.0) -> None:
         """Empty the index of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
         replica = self._replica(name)
+        if self._note is not None:
+            self._note("forget", now_s, {"replica": name})
         self._clear(replica)
         self._set_state(replica, IndexState.EMPTY, now_s)
         replica.lifetime, replica.next_batch, replica.num_lost_batches = "", 0, 0
@@ -246,16 +268,41 @@ class ReplicaIndex:
             prompt: the prompt.
             bits: which replicas have which block, as from :meth:`look_up`; None: those of the index.
         """
-        bits = self.look_up(prompt) if bits is None else bits
-        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
-        hits = dict.fromkeys(self._replicas, 0)
-        if having:
-            most = max(0, prompt.num_tokens - 1)
-            for name, replica in self._replicas.items():
-                if having >> replica.number & 1:
-                    mask = np.uint64(1 << replica.number)
-                    hits[name] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
-        return hits
+        if bits is None:
+            held, _ = self.hits_and_promised(prompt)
+        else:
+            held = self._lengths_of(bits, max(0, prompt.num_tokens - 1))
+        return {name: held[replica.number] for name, replica in self._replicas.items()}
+
+    def hits_and_promised(
+        self, prompt: HashedPrompt, promised: tuple[Residency, Residency] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return how many tokens of a prompt each replica would hit, by its number, without and with promises.
+
+        Args:
+            prompt: the prompt.
+            promised: two tables of blocks that replicas are promised to have; None: there are none.
+
+        Cost: O(blocks of the prompt), of which those behind the longest hit are not looked up if whole prefixes are
+        cached; O(blocks x replicas) for other models.
+        """
+        tables = promised or self._unpromised
+        most = max(0, prompt.num_tokens - 1)
+        if self._lengths.is_plain:
+            (number,), (size,) = self._lengths.numbers, self._lengths.block_sizes
+            pool = self._pools[self._pool_of_group[number]]
+            blocks = leading_blocks(pool, tables, prompt.digests[size][: most // size], number, self._mask)
+            held, had = (size * blocks).tolist()
+            return held, had
+        bits = self.look_up(prompt)
+        more = [
+            tables[0].look_up(prompt.digests[size], number) | tables[1].look_up(prompt.digests[size], number)
+            for number, size in zip(self._lengths.numbers, self._lengths.block_sizes, strict=True)
+        ]
+        held = self._lengths_of(bits, most)
+        if not any(map(np.any, more)):
+            return held, held
+        return held, self._lengths_of([mine | theirs for mine, theirs in zip(bits, more, strict=True)], most)
 
     def number_of(self, name: str) -> int:
         """Return the number of a replica's bit. Raises ConfigurationError for an unknown one."""
@@ -268,6 +315,16 @@ class ReplicaIndex:
         return list(zip(self._lengths.numbers, self._lengths.block_sizes, pools, strict=True))
 
     # Inside
+
+    def _lengths_of(self, bits: Sequence[Uint64Array], most: int) -> list[int]:
+        """Return how many tokens each replica hits, by its number, from the replicas that have each block."""
+        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
+        hits = [0] * MOST_REPLICAS
+        for replica in self._replicas.values():
+            if having >> replica.number & 1:
+                mask = np.uint64(1 << replica.number)
+                hits[replica.number] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
+        return hits
 
     def _replica(self, name: str) -> _Replica:
         if name not in self._replicas:

@@ -2,7 +2,13 @@
 
 Open addressing with linear probing, from the place that the digest itself gives. An entry that no replica has any more
 stays as a tombstone until the table is rebuilt. Of a digest 128 bits are kept, so that two blocks of one name are less
-likely than a fault of memory. Bytes of an entry: 16 of digest, 8 of bits; the table is at most 60 % full.
+likely than a fault of memory. The table is at most 60 % full. An entry is one piece of 24 bytes::
+
+    64 bits of digest, xor group | 64 bits of digest | a bit for each replica
+
+so that three of four probes read one line of the caches. A million entries are larger than the caches, and the time of
+a look-up is that of memory. So the entries of the next blocks are fetched ahead. Rejected: to fetch a block's entry as
+soon as it is hashed. That made hashing a prompt of 131,072 tokens 0.15 ms slower, and its look-up 0.04 to 0.09 faster.
 """
 
 from typing import Final, TypeAlias, final
@@ -11,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.memory.compilation.instructions import prefetch
 from pagedkv.memory.contract.arguments import as_count
-from pagedkv.memory.contract.arrays import Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["MOST_REPLICAS", "Residency", "Uint64Array"]
+__all__ = ["MOST_REPLICAS", "Residency", "Uint64Array", "leading_blocks"]
 
 Uint64Array: TypeAlias = npt.NDArray[np.uint64]
 
@@ -25,9 +32,12 @@ SMALLEST: Final = 1024
 MOST_FULL: Final = 0.6
 HIGH: Final = 0
 LOW: Final = 1
+BITS: Final = 2
+NUM_FIELDS: Final = 3
 ONE: Final = np.uint64(1)
 NOTHING: Final = np.uint64(0)
 HALF_WORD: Final = np.uint64(32)
+FETCHED_AHEAD: Final = 16  # blocks whose entries are fetched before they are compared
 
 
 @inlined
@@ -36,67 +46,122 @@ def _word(digest: Uint32Array, at: int) -> np.uint64:
 
 
 @inlined
-def _place(keys: Uint64Array, high: np.uint64, low: np.uint64) -> int:
+def _high(digest: Uint32Array, group: int) -> np.uint64:
+    return _word(digest, 0) ^ np.uint64(group)
+
+
+@inlined
+def _place(rows: Uint64Array, high: np.uint64, low: np.uint64) -> int:
     """Return the place of a key, or the empty one where it would be."""
-    last = np.uint64(len(keys) - 1)
+    last = np.uint64(len(rows) - 1)
     place = high & last
     while True:
         here = int(place)
-        if keys[here, HIGH] == high and keys[here, LOW] == low:
+        if rows[here, HIGH] == high and rows[here, LOW] == low:
             return here
-        if keys[here, HIGH] == NOTHING and keys[here, LOW] == NOTHING:
+        if rows[here, HIGH] == NOTHING and rows[here, LOW] == NOTHING:
             return here
         place = (place + ONE) & last
 
 
 @inlined
-def _high(digest: Uint32Array, group: int) -> np.uint64:
-    return _word(digest, 0) ^ np.uint64(group)
+def _fetch(words: Uint32Array, digest: Uint32Array, group: int) -> None:
+    """Fetch a block's entry into the caches; ``words`` are those of the table."""
+    prefetch(words, int(_high(digest, group) & np.uint64(len(words) - 1)), 0)
+
+
+@inlined
+def _bits(rows: Uint64Array, digest: Uint32Array, group: int) -> np.uint64:
+    """Return the replicas that have a block."""
+    bits: np.uint64 = rows[_place(rows, _high(digest, group), _word(digest, 2)), BITS]
+    return bits
 
 
 @compiled
-def _add(keys: Uint64Array, bits: Uint64Array, digests: Uint32Array, groups: npt.NDArray[np.int32], bit: int) -> int:
+def _add(rows: Uint64Array, words: Uint32Array, digests: Uint32Array, groups: Int32Array, bit: int) -> int:
     """Set a replica's bit of each digest; return how many entries are new to the table."""
     num_new = 0
     for index in range(len(digests)):
+        if index + FETCHED_AHEAD < len(digests):
+            _fetch(words, digests[index + FETCHED_AHEAD], groups[index + FETCHED_AHEAD])
         high, low = _high(digests[index], groups[index]), _word(digests[index], 2)
-        place = _place(keys, high, low)
-        if keys[place, HIGH] == NOTHING and keys[place, LOW] == NOTHING:
-            keys[place, HIGH], keys[place, LOW] = high, low
+        place = _place(rows, high, low)
+        if rows[place, HIGH] == NOTHING and rows[place, LOW] == NOTHING:
+            rows[place, HIGH], rows[place, LOW] = high, low
             num_new += 1
-        bits[place] |= ONE << np.uint64(bit)
+        rows[place, BITS] |= ONE << np.uint64(bit)
     return num_new
 
 
 @compiled
-def _remove(keys: Uint64Array, bits: Uint64Array, digests: Uint32Array, groups: npt.NDArray[np.int32], bit: int) -> int:
+def _remove(rows: Uint64Array, digests: Uint32Array, groups: Int32Array, bit: int) -> int:
     """Clear a replica's bit of each digest; return how many were set."""
     num_set = 0
     for index in range(len(digests)):
-        place = _place(keys, _high(digests[index], groups[index]), _word(digests[index], 2))
+        place = _place(rows, _high(digests[index], groups[index]), _word(digests[index], 2))
         mask = ONE << np.uint64(bit)
-        num_set += 1 if bits[place] & mask else 0
-        bits[place] &= ~mask
+        num_set += 1 if rows[place, BITS] & mask else 0
+        rows[place, BITS] &= ~mask
     return num_set
 
 
 @compiled
-def _look_up(keys: Uint64Array, bits: Uint64Array, digests: Uint32Array, group: int, out: Uint64Array) -> None:
+def _look_up(rows: Uint64Array, words: Uint32Array, digests: Uint32Array, group: int, out: Uint64Array) -> None:
     """Write the replicas that have each block."""
     for index in range(len(digests)):
-        place = _place(keys, _high(digests[index], group), _word(digests[index], 2))
-        out[index] = bits[place]
+        if index + FETCHED_AHEAD < len(digests):
+            _fetch(words, digests[index + FETCHED_AHEAD], group)
+        out[index] = _bits(rows, digests[index], group)
+
+
+@inlined
+def _note(num_blocks: Int32Array, replicas: np.uint64, number: int) -> None:
+    """Write a number for each of some replicas."""
+    for replica in range(MOST_REPLICAS):
+        if replicas >> np.uint64(replica) & ONE:
+            num_blocks[replica] = number
 
 
 @compiled
-def _move(old_keys: Uint64Array, old_bits: Uint64Array, keys: Uint64Array, bits: Uint64Array) -> int:
+def _lead(  # noqa: PLR0913, PLR0917 - three tables, what is looked up, and where it is written
+    held: Uint64Array,
+    words: Uint32Array,
+    young: Uint64Array,
+    old: Uint64Array,
+    digests: Uint32Array,
+    group: int,
+    replicas: np.uint64,
+    out: Int32Array,
+) -> None:
+    """See :func:`leading_blocks`. It ends at the first block that no replica has behind all those before it."""
+    holding = having = replicas
+    for index in range(len(digests)):
+        if index + FETCHED_AHEAD < len(digests):
+            _fetch(words, digests[index + FETCHED_AHEAD], group)
+        bits = _bits(held, digests[index], group)
+        if holding & ~bits != NOTHING:
+            _note(out[0], holding & ~bits, index)
+            holding &= bits
+        if having & ~bits != NOTHING:
+            bits |= _bits(young, digests[index], group) | _bits(old, digests[index], group)
+            if having & ~bits != NOTHING:
+                _note(out[1], having & ~bits, index)
+                having &= bits
+                if having == NOTHING:
+                    return
+    _note(out[0], holding, len(digests))
+    _note(out[1], having, len(digests))
+
+
+@compiled
+def _move(old: Uint64Array, rows: Uint64Array) -> int:
     """Enter what an old table has into an empty one; return how many entries that are."""
     num_entries = 0
-    for index in range(len(old_keys)):
-        if old_bits[index] != NOTHING:
-            place = _place(keys, old_keys[index, HIGH], old_keys[index, LOW])
-            keys[place, HIGH], keys[place, LOW] = old_keys[index, HIGH], old_keys[index, LOW]
-            bits[place] = old_bits[index]
+    for index in range(len(old)):
+        if old[index, BITS] != NOTHING:
+            place = _place(rows, old[index, HIGH], old[index, LOW])
+            for field in range(NUM_FIELDS):
+                rows[place, field] = old[index, field]
             num_entries += 1
     return num_entries
 
@@ -117,17 +182,17 @@ class Residency:
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
-        return self._keys.nbytes + self._bits.nbytes
+        return self._rows.nbytes
 
     def __len__(self) -> int:
         """Count the blocks that some replica has. O(table)."""
-        return int(np.count_nonzero(self._bits))
+        return int(np.count_nonzero(self._rows[:, BITS]))
 
     def num_blocks_of(self, replica: int) -> int:
         """Count the blocks that a replica has. O(table)."""
-        return int(np.count_nonzero(self._bits & self._mask(replica)))
+        return int(np.count_nonzero(self._rows[:, BITS] & self._mask(replica)))
 
-    def add(self, digests: Uint32Array, groups: npt.NDArray[np.int32], replica: int) -> None:
+    def add(self, digests: Uint32Array, groups: Int32Array, replica: int) -> None:
         """Note that a replica has blocks.
 
         Args:
@@ -135,23 +200,33 @@ class Residency:
             replica: number of the replica.
         """
         self._require(digests, groups)
-        if self._num_entries + len(digests) > MOST_FULL * len(self._keys):
+        if self._num_entries + len(digests) > MOST_FULL * len(self._rows):
             self._rebuild(len(digests))
-        self._num_entries += int(_add(self._keys, self._bits, digests, groups, self._number(replica)))
+        self._num_entries += int(_add(self._rows, self._words, digests, groups, self._number(replica)))
 
-    def remove(self, digests: Uint32Array, groups: npt.NDArray[np.int32], replica: int) -> int:
+    def remove(self, digests: Uint32Array, groups: Int32Array, replica: int) -> int:
         """Note that a replica has blocks no longer; return how many of them it had."""
         self._require(digests, groups)
-        return int(_remove(self._keys, self._bits, digests, groups, self._number(replica)))
+        return int(_remove(self._rows, digests, groups, self._number(replica)))
 
     def clear(self, replica: int) -> None:
         """Note that a replica has no block. O(table)."""
-        self._bits &= ~self._mask(replica)
+        self._rows[:, BITS] &= ~self._mask(replica)
+
+    def empty(self) -> None:
+        """Note that no replica has any block; the table keeps its room. O(table)."""
+        self._rows.fill(0)
+        self._num_entries = 0
+
+    @property
+    def arrays(self) -> tuple[Uint64Array, Uint32Array]:
+        """The table for loops of this module, until it grows: uint64 ``[places, 3]``, and its words, uint32."""
+        return self._rows, self._words
 
     def look_up(self, digests: Uint32Array, group: int = 0) -> Uint64Array:
         """Return the replicas that have each block of a group, uint32 ``[n, 8]``, a bit each: uint64 ``[n]``."""
         out = np.empty(len(digests), np.uint64)
-        _look_up(self._keys, self._bits, digests, group, out)
+        _look_up(self._rows, self._words, digests, group, out)
         return out
 
     def _mask(self, replica: int) -> np.uint64:
@@ -162,7 +237,7 @@ class Residency:
         return as_count(replica, "the number of a replica", most=MOST_REPLICAS - 1)
 
     @staticmethod
-    def _require(digests: Uint32Array, groups: npt.NDArray[np.int32]) -> None:
+    def _require(digests: Uint32Array, groups: Int32Array) -> None:
         if digests.dtype != np.uint32 or digests.shape[1:] != (DIGEST_WORDS,):
             raise ConfigurationError(f"digests must be uint32 [n, 8], got {digests.dtype} {list(digests.shape)}")
         if groups.dtype != np.int32 or groups.shape != (len(digests),):
@@ -174,11 +249,30 @@ class Residency:
         size = SMALLEST
         while MOST_FULL * size < num_entries:
             size *= 2
-        self._keys = np.zeros((size, 2), np.uint64)
-        self._bits = np.zeros(size, np.uint64)
+        self._rows = np.zeros((size, NUM_FIELDS), np.uint64)
+        self._words = self._rows.view(np.uint32)
 
     def _rebuild(self, num_more: int) -> None:
         """Drop tombstones, and make room for more entries."""
-        keys, bits = self._keys, self._bits
+        rows = self._rows
         self._allocate(2 * (len(self) + num_more))
-        self._num_entries = int(_move(keys, bits, self._keys, self._bits))
+        self._num_entries = int(_move(rows, self._rows))
+
+
+def leading_blocks(
+    held: Residency, promised: tuple[Residency, Residency], digests: Uint32Array, group: int, replicas: int
+) -> Int32Array:
+    """Count the leading blocks of a prompt that each replica has; no block is looked up behind those that count.
+
+    Args:
+        held: blocks that replicas have; promised: two tables of those that they are promised to have.
+        digests: uint32 ``[n, 8]``; group: whose blocks they are.
+        replicas: the replicas of interest, a bit each.
+
+    Returns:
+        int32 ``[2, 64]``, by number of the replica: leading blocks that it holds, and that it holds or is promised.
+    """
+    out = np.zeros((2, MOST_REPLICAS), np.int32)
+    (young, _), (old, _) = (each.arrays for each in promised)
+    _lead(*held.arrays, young, old, digests, group, np.uint64(replicas), out)
+    return out

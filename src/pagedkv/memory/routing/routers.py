@@ -13,12 +13,10 @@ A replica that has computed more than its share of late, by more than ``most_ove
 has cached: one prefix must not occupy one replica while others are idle.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal, TypeAlias, final
-
-import numpy as np
 
 from pagedkv.memory.contract.arguments import as_choice, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -27,8 +25,9 @@ from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
 from pagedkv.memory.routing.promises import Promises
-from pagedkv.memory.routing.replica_index import ReplicaIndex
-from pagedkv.memory.routing.replica_loads import ReplicaLoad, ReplicaLoads
+from pagedkv.memory.routing.prompts import HashedPrompt
+from pagedkv.memory.routing.replica_index import Note, ReplicaIndex
+from pagedkv.memory.routing.replica_loads import ReplicaLoads
 
 __all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
 
@@ -69,15 +68,6 @@ class RoutingRules:
                 raise ConfigurationError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Sight:
-    """A request and its candidates: its tokens, the mean of what these computed of late, and how many they are."""
-
-    num_tokens: int
-    mean_recent_tokens: float
-    num_candidates: int
-
-
 @final
 class Router:
     """Routes requests to the replicas of an index.
@@ -86,12 +76,20 @@ class Router:
         index: what replicas have cached; the router adds and removes its replicas.
         routing: "prefix" by cost; "least-loaded" by the cost of a prompt that no replica has; "round-robin" in turn.
         rules: the numbers.
+        note: takes all inputs and choices from the first one on, as :class:`~pagedkv.routing.RecordWriter` does.
 
     Raises:
         ConfigurationError: an unknown routing.
     """
 
-    def __init__(self, index: ReplicaIndex, routing: Routing = "prefix", rules: RoutingRules | None = None) -> None:
+    def __init__(
+        self,
+        index: ReplicaIndex,
+        routing: Routing = "prefix",
+        rules: RoutingRules | None = None,
+        *,
+        note: Note | None = None,
+    ) -> None:
         self.index = index
         self.rules = rules or RoutingRules()
         as_choice(routing, ROUTINGS, "routing")
@@ -100,8 +98,13 @@ class Router:
         self._promises = Promises(index.cached_groups, self.rules.promise_s)
         self._turns = count()
         self.num_by_reason: dict[RoutingReason, int] = dict.fromkeys(RoutingReason, 0)
+        self._note = note
+        if note is not None:
+            note("router", 0.0, {"routing": routing, "rules": self.rules})
+            index.note_inputs(note)
         for name in index.names:
             self._loads.add_replica(name)
+            self._noted("join", None, replica=name)
 
     @property
     def loads(self) -> ReplicaLoads:
@@ -112,11 +115,13 @@ class Router:
         """Add a replica. Raises ConfigurationError: it is there already, or there are too many."""
         self.index.add_replica(name, now_s)
         self._loads.add_replica(name)
+        self._noted("join", now_s, replica=name)
 
     def remove_replica(self, name: str) -> tuple[int, ...]:
         """Remove a replica; return the numbers of its outstanding requests, which are to be routed again."""
         self._promises.clear(self.index.number_of(name))
         self.index.remove_replica(name)
+        self._noted("leave", None, replica=name)
         return self._loads.remove_replica(name)
 
     def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool:
@@ -146,70 +151,94 @@ class Router:
 
         Cost: O(tokens + blocks x replicas).
         """
+        return self.choose_hashed(request, self.index.hash(token_ids, keys), now_s, among=among)
+
+    def choose_hashed(
+        self, request: int, prompt: HashedPrompt, now_s: float, *, among: Iterable[str] | None = None
+    ) -> Choice:
+        """Choose a replica for a prompt that :meth:`ReplicaIndex.hash` has hashed; else as :meth:`choose`."""
         names = self.index.names if among is None else tuple(among)
-        for name in names:
-            self.index.number_of(name)
         if not names:
             raise ConfigurationError("no replica can serve: there is none, or none of those that may be chosen")
-        prompt = self.index.hash(token_ids, keys)
         self._promises.advance(now_s)
-        bits, promised = self.index.look_up(prompt), self._promises.look_up(prompt)
-        confirmed = hits = self.index.hits(prompt, bits)
-        if any(map(np.any, promised)):
-            hits = self.index.hits(prompt, [mine | theirs for mine, theirs in zip(bits, promised, strict=True)])
-        loads = {name: self._loads.load(name, now_s) for name in names}
-        mean = sum(load.recent_tokens for load in loads.values()) / len(names)
-        sight = _Sight(prompt.num_tokens, mean, len(names))
-        seen = [self._candidate(name, loads[name], hits[name], confirmed[name], sight) for name in names]
+        confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
+        seen = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
         chosen, reason = self._decide(seen)
         self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
-        self._promises.promise(prompt, self.index.number_of(chosen.name))
+        num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
+        self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
         self.num_by_reason[reason] += 1
+        if self._note is not None:
+            of_prompt = {"num_tokens": prompt.num_tokens, "digests": prompt, "among": None if among is None else names}
+            self._noted("arrival", now_s, request=request, **of_prompt, chosen=chosen.name, reason=str(reason))
         others = tuple(each for each in seen if each.name != chosen.name)
         return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
 
     def prefilled(self, request: int) -> None:
         """Note that a request's first token came."""
         self._loads.prefilled(request)
+        self._noted("first_token", None, request=request)
 
     def ended(self, request: int) -> None:
         """Note that a request ended, whatever became of it."""
         self._loads.end(request)
+        self._noted("end", None, request=request)
 
-    def _candidate(self, name: str, load: ReplicaLoad, num_hit: int, num_confirmed: int, sight: _Sight) -> Candidate:
-        new = sight.num_tokens - num_hit
-        mean = sight.mean_recent_tokens + new / sight.num_candidates
-        most = max(mean * (1 + self.rules.most_over_share), mean + self.rules.share_slack_tokens)
-        counted = num_hit if self._routing == "prefix" else 0
-        lacks = self.rules.lack_weight * (sight.num_tokens - counted)
-        cost = load.num_prefill_tokens + lacks + self.rules.decode_tokens * load.num_decoding
-        return Candidate(
-            name,
-            self.index.state(name),
-            num_hit,
-            num_hit - num_confirmed,
-            load.num_prefill_tokens,
-            load.num_decoding,
-            load.recent_tokens,
-            cost,
-            load.recent_tokens + new > most,
-        )
+    def _noted(self, kind: str, now_s: float | None, **values: object) -> None:
+        if self._note is not None:
+            self._note(kind, now_s, values)
+
+    def _candidates(
+        self, names: Sequence[str], now_s: float, num_tokens: int, hits: Sequence[int], confirmed: Sequence[int]
+    ) -> list[Candidate]:
+        """Weigh replicas; ``hits`` and ``confirmed`` are by number of a replica."""
+        index, rules, counts_hits = self.index, self.rules, self._routing == "prefix"
+        numbers = [index.number_of(name) for name in names]
+        loads = [self._loads.load(name, now_s) for name in names]
+        mean = sum(load.recent_tokens for load in loads) / len(names)
+        seen = []
+        for name, number, load in zip(names, numbers, loads, strict=True):
+            num_hit = hits[number]
+            num_new = num_tokens - num_hit
+            share = mean + num_new / len(names)
+            most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
+            lacks = num_new if counts_hits else num_tokens
+            cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * load.num_decoding
+            seen.append(
+                Candidate(
+                    name,
+                    index.state(name),
+                    num_hit,
+                    num_hit - confirmed[number],
+                    load.num_prefill_tokens,
+                    load.num_decoding,
+                    load.recent_tokens,
+                    cost,
+                    load.recent_tokens + num_new > most,
+                )
+            )
+        return seen
 
     def _decide(self, seen: list[Candidate]) -> tuple[Candidate, RoutingReason]:
         if len(seen) == 1:
             return seen[0], RoutingReason.ONLY
         if self._routing == "round-robin":
             return seen[next(self._turns) % len(seen)], RoutingReason.IN_TURN
-        by_cost = sorted(seen, key=lambda each: (each.cost, each.recent_tokens, each.name))
+        cheapest = min(seen, key=_by_cost)
         if self._routing == "least-loaded":
-            return by_cost[0], RoutingReason.LEAST_LOADED
-        within = [each for each in by_cost if not each.is_over_share] or by_cost
-        chosen = within[0]
+            return cheapest, RoutingReason.LEAST_LOADED
+        chosen = cheapest
+        if cheapest.is_over_share:
+            chosen = min((each for each in seen if not each.is_over_share), key=_by_cost, default=cheapest)
         most = max(each.num_hit_tokens for each in seen)
-        if chosen is not by_cost[0]:
+        if chosen is not cheapest:
             reason = RoutingReason.BALANCE
         elif not most:
             reason = RoutingReason.NOT_CACHED
         else:
             reason = RoutingReason.MOST_CACHED if chosen.num_hit_tokens == most else RoutingReason.SHORTER_QUEUE
         return chosen, reason
+
+
+def _by_cost(candidate: Candidate) -> tuple[float, float, str]:
+    return candidate.cost, candidate.recent_tokens, candidate.name

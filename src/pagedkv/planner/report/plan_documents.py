@@ -4,7 +4,16 @@ from typing import Any, TypedDict
 
 from pagedkv.planner.report.documents import Seconds
 
-__all__ = ["Plan", "PlanPointDocument", "PlanSettingDocument"]
+__all__ = ["BesideDocument", "Plan", "PlanPointDocument", "PlanSettingDocument"]
+
+
+class BesideDocument(TypedDict):
+    """What a cluster is compared with: requests in turn, and one pool, of which the hits alone compare."""
+
+    name: str
+    hit_ratio: float | None
+    imbalance: float | None
+    ttft_s: dict[str, float | None] | None
 
 
 class PlanSettingDocument(TypedDict):
@@ -16,6 +25,7 @@ class PlanSettingDocument(TypedDict):
     is_told: bool
     sustained_per_s: float | None
     cost: dict[str, float | None] | None
+    beside: list[BesideDocument]
 
 
 class PlanPointDocument(TypedDict):

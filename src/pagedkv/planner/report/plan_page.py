@@ -47,6 +47,11 @@ METHOD: Final = (
     "the requests at least); intervals are those of the jackknife over eighths of the trace, 95 %. docs/planning.md "
     "has more."
 )
+CLUSTERS: Final = (
+    "Each cluster under the highest load that it holds, else the lowest that was run, beside the same requests in turn "
+    "and one pool with the memory of all replicas, of which the hits alone compare. Imbalance is the largest over the "
+    "mean of the tokens that replicas compute in a minute."
+)
 GLOSSARY: Final = (
     Caption("Load", "How many times the recorded traffic came."),
     Caption("Holds", "Whether a load could go on: nine of ten requests are good, and the queue does not grow."),
@@ -131,7 +136,7 @@ def render_plan(plan: Plan, *, version: str) -> str:
         runs=(),
         tiles=_tiles(plan),
         warnings=tuple(without_folders(f"{warning[:1].upper()}{warning[1:]}") for warning in plan["warnings"]),
-        sections=tuple(filter(None, (_reasons(plan), _divided(plan), _figures(plan), _points(plan)))),
+        sections=tuple(filter(None, (_reasons(plan), _divided(plan), _clusters(plan), _figures(plan), _points(plan)))),
         glossary=GLOSSARY,
         method=METHOD,
         version=version,
@@ -191,6 +196,35 @@ def _reasons(plan: Plan) -> Section:
 
 def _divided(plan: Plan) -> Section | None:
     return divided_section(plan["divided"], has_bounds=any(bound is not None for bound in plan["bounds"].values()))
+
+
+def _clusters(plan: Plan) -> Section | None:
+    """Show each cluster beside the same requests in turn and one pool; None without replicas."""
+    points = {_key(point["choices"]): point for point in _compared(plan)}
+    rows: list[tuple[Cell, ...]] = []
+    for setting in plan["settings"]:
+        beside = setting.get("beside", [])  # older documents have none
+        if not beside:
+            continue
+        point = points[_key(setting["choices"])]
+        figures = point["figures"]
+        own = setting["choices"].get("routing", "prefix")
+        runs = [(own, figures["hit_ratio"], figures["cluster"]["imbalance"], figures["ttft_s"])]
+        runs += [(each["name"], each["hit_ratio"], each["imbalance"], each["ttft_s"]) for each in beside]
+        rows += [
+            (
+                *_named(point),
+                Cell(name),
+                Cell("unknown" if hits is None else RATIO.text(hits)),
+                Cell(NONE if imbalance is None else f"{imbalance:.2f}"),
+                *(Cell(NONE if ttft_s is None else SECONDS.text(ttft_s[percent])) for percent in ("p50", "p99")),
+            )
+            for name, hits, imbalance, ttft_s in runs
+        ]
+    if not rows:
+        return None
+    columns = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
+    return Section("clusters", "Replicas", (CLUSTERS,), tables=(Table("Beside one pool", columns, tuple(rows)),))
 
 
 def _bounds(plan: Plan) -> str:

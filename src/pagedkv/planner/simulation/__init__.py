@@ -11,6 +11,7 @@ In the order in which data flows::
     running_rows      RunningRows: running rows, in arrays for the meters
     step_work         StepWork: counts of a plan's work, for the cost model
     request_timings   RequestTimings: times and losses of each request under way
+    request_log       RequestLog: the times and hits of each request, in place of all meters
     meters            measurements: waste, ages, latencies, sharing, time series
     result            ServingResult: all figures
     queue_file        QueueFile: requests far back in the queue, in a file

@@ -21,8 +21,8 @@ from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.meters.meters import Meters
 from pagedkv.planner.simulation.planning.bounds import Bounds
-from pagedkv.planner.simulation.planning.request_log import RequestLog
 from pagedkv.planner.simulation.planning.request_parts import Division, PartFigures, parts_of
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.result import ServingResult, sum_up
 from pagedkv.planner.simulation.space_watch import SpaceWatch
 from pagedkv.planner.simulation.virtual_clock import VirtualClock

@@ -18,7 +18,7 @@ from pagedkv.memory.space import BlockSpace
 from pagedkv.planner.simulation.calibration.bench_results import DETAILS, REMEDY
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.virtual_clock import VirtualClock
 from pagedkv.planner.traces.formats.parsing import MAX_LENGTH, check_range
 from pagedkv.planner.traces.lines import Line

@@ -14,7 +14,7 @@ from pagedkv.planner.simulation.meters.occupancy import Level, Occupancy
 from pagedkv.planner.simulation.meters.sharing import Branches, SharingMeter
 from pagedkv.planner.simulation.meters.timeline import Timeline
 from pagedkv.planner.simulation.meters.waste import WasteMeter
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.request_timings import RequestTimings
 from pagedkv.planner.simulation.running_rows import RunningRows
 from pagedkv.planner.simulation.space_watch import SpaceWatch

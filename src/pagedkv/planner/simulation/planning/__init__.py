@@ -3,7 +3,6 @@
 In the order in which data flows::
 
     bounds        Bounds: the definition of a good answer
-    request_log   RequestLog: the times and hits of each request, in place of all meters
     steadiness    Steadiness: whether a setting holds a load: after a warm-up, for long enough, without a growing queue
     figures       PointFigures: the figures of one run, in all and in parts of the trace
     arrivals      open loop, as recorded; closed loop, after the previous answer

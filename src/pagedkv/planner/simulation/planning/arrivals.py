@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.virtual_clock import VirtualClock
 from pagedkv.planner.traces.request import Request
 

@@ -24,9 +24,10 @@ from pagedkv.planner.simulation.planning.load_reasons import seconds_text
 from pagedkv.planner.simulation.planning.searching import LoadLimit
 from pagedkv.planner.simulation.planning.steadiness import HOLDS, TOO_SHORT
 
-__all__ = ["GPU_AXIS", "Decision", "decide", "num_gpus"]
+__all__ = ["GPU_AXIS", "REPLICAS_AXIS", "Decision", "decide", "num_gpus", "num_replicas"]
 
 GPU_AXIS: Final = "gpu"
+REPLICAS_AXIS: Final = "replicas"
 TRAFFIC: Final = "the traffic"
 SPEED: Final = "the speed at which these requests are answered"
 WHOLE_FROM: Final = 10
@@ -176,7 +177,7 @@ def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tu
     for key, result in settings.items():
         gpus = result.choices.get(GPU_AXIS)
         if gpus is not None and limits[key].held is not None:
-            by_gpus[gpus] = max(by_gpus.get(gpus, 0.0), _rate(result) / num_gpus(gpus))
+            by_gpus[gpus] = max(by_gpus.get(gpus, 0.0), _rate(result) / num_gpus(gpus) / num_replicas(result.choices))
     if len(by_gpus) <= 1:
         return []
     told = ", ".join(f"{gpus} {each:.2g}" for gpus, each in by_gpus.items())
@@ -193,10 +194,24 @@ def num_gpus(gpus: str) -> int:
     return int(number) if cross and number.isdecimal() else 1
 
 
+def num_replicas(choices: Mapping[str, str]) -> int:
+    """Count the replicas of a setting, each of so many GPUs as its choices say.
+
+    >>> num_replicas({"replicas": "4 replicas"}), num_replicas({"gpu": "h100"})
+    (4, 1)
+    """
+    return int(choices.get(REPLICAS_AXIS, "1").partition(" ")[0])
+
+
+def _shown_axis(choices: Mapping[str, str]) -> str:
+    """Return the axis for each value of which capacities are described: replicas, or else the first one."""
+    return REPLICAS_AXIS if REPLICAS_AXIS in choices else next(iter(choices))
+
+
 def _good_shares(results: Sequence[PointResult]) -> list[str]:
-    """Describe the best share of good answers under the lowest load, for each value of the first axis."""
+    """Describe the best share of good answers under the lowest load, for each value of the axis that is shown."""
     lowest = min(result.load for result in results)
-    axis = next(iter(results[0].choices))
+    axis = _shown_axis(results[0].choices)
     shares: dict[str, float] = {}
     for result in results:
         if result.load == lowest and result.figures.num_requests:
@@ -212,10 +227,10 @@ def _limits(
     limits: Mapping[tuple[str, ...], LoadLimit],
     results: Sequence[PointResult],
 ) -> list[str]:
-    """Describe the capacity of each value of the first axis, with the others as chosen; or that it is unknown."""
+    """Describe the capacity of each value of the axis that is shown, with the others as chosen, if it is known."""
     if all(each.figures.steadiness.verdict == TOO_SHORT for each in results):
         return ["nothing here says how much traffic is sustained: on a trace so short a queue is filled and drained"]
-    axis = next(iter(taken.choices))
+    axis = _shown_axis(taken.choices)
     others = {name: value for name, value in taken.choices.items() if name != axis}
     told = [
         f"{best[key].choices[axis]} {_limit(limit)}"

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Float64Array, Int32Array
+from pagedkv.planner.simulation.cluster import ClusterFigures
 from pagedkv.planner.simulation.planning.bounds import Bounds
-from pagedkv.planner.simulation.planning.request_log import RequestLog
 from pagedkv.planner.simulation.planning.request_parts import PartFigures
 from pagedkv.planner.simulation.planning.steadiness import Steadiness, steadiness_of
+from pagedkv.planner.simulation.request_log import RequestLog
 
-__all__ = ["NUM_PARTS", "Part", "PointFigures", "figures_of"]
+__all__ = ["NUM_PARTS", "ClusterSummary", "Part", "PointFigures", "figures_of"]
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -43,6 +44,31 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSummary:
+    """What only a cluster has.
+
+    Args:
+        imbalance: largest over mean of the tokens that replicas computed in a minute, in the mean of all these tokens.
+        busy: fraction of the time until the last arrival that replicas computed, their mean.
+        num_by_reason: the router's decisions by reason.
+        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were taken for it.
+    """
+
+    imbalance: float
+    busy: float
+    num_by_reason: dict[str, int]
+    num_lost_batches: int
+    num_snapshots: int
+
+    @classmethod
+    def of(cls, figures: ClusterFigures) -> "ClusterSummary":
+        """Summarize the figures of a run."""
+        return cls(
+            figures.imbalance, figures.busy, figures.num_by_reason, figures.num_lost_batches, figures.num_snapshots
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PointFigures:
     """The figures of one run.
 
@@ -61,6 +87,7 @@ class PointFigures:
         parts: the same in parts.
         steadiness: whether the load holds.
         divided: the same by tenant and by window of recorded time, if there are any.
+        cluster: what only a cluster has; None: one server. Seconds of steps are then those of all replicas together.
     """
 
     num_requests: int
@@ -83,6 +110,7 @@ class PointFigures:
     parts: tuple[Part, ...]
     steadiness: Steadiness
     divided: tuple[PartFigures, ...] = ()
+    cluster: ClusterSummary | None = None
 
     @property
     def hit_ratio(self) -> float | None:
@@ -106,8 +134,11 @@ class PointFigures:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON; :meth:`from_dict` reads them back."""
+        values = asdict(self)
+        if self.cluster is None:
+            del values["cluster"]
         return {
-            **asdict(self),
+            **values,
             "steadiness": self.steadiness.as_dict(),
             "divided": [part.as_dict() for part in self.divided],
             "hit_ratio": self.hit_ratio,
@@ -119,15 +150,21 @@ class PointFigures:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PointFigures":
         """Read the result of :meth:`as_dict`. Raises KeyError and TypeError for anything else."""
-        known = {name: values[name] for name in cls.__slots__}
+        known = {name: values[name] for name in cls.__slots__ if name != "cluster"}
+        cluster = ClusterSummary(**values["cluster"]) if "cluster" in values else None
         parts = tuple(Part(**part) for part in values["parts"])
         divided = tuple(map(PartFigures.from_dict, values["divided"]))
         steadiness = Steadiness.from_dict(values["steadiness"])
-        return cls(**known | {"parts": parts, "steadiness": steadiness, "divided": divided})
+        return cls(**known | {"parts": parts, "steadiness": steadiness, "divided": divided, "cluster": cluster})
 
 
-def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...] = ()) -> PointFigures:
-    """Sum up a finished run, with the given ``divided`` figures. O(requests log requests)."""
+def figures_of(
+    log: RequestLog,
+    bounds: Bounds,
+    divided: tuple[PartFigures, ...] = (),
+    cluster: ClusterSummary | None = None,
+) -> PointFigures:
+    """Sum up a finished run, with the given figures of its parts and its cluster. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
     ttft_s, is_good = _first_tokens(log, is_finished, bounds)
@@ -160,6 +197,7 @@ def figures_of(log: RequestLog, bounds: Bounds, divided: tuple[PartFigures, ...]
         steadiness=steadiness_of(log, bounds),
         parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[order]),
         divided=divided,
+        cluster=cluster,
     )
 
 

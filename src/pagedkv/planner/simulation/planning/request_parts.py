@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Float64Array, Int32Array, Int64Array
 from pagedkv.planner.simulation.planning.bounds import Bounds
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.traces.windows import WindowRule
 
 __all__ = ["TENANT", "WINDOW", "Division", "PartFigures", "busiest_and_quietest", "parts_of"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Float64Array
 from pagedkv.planner.simulation.planning.bounds import Bounds
-from pagedkv.planner.simulation.planning.request_log import RequestLog
+from pagedkv.planner.simulation.request_log import RequestLog
 
 __all__ = ["FAILS", "GOOD_SHARE", "HOLDS", "LEAST_MEASURED_S", "TOO_SHORT", "Steadiness", "steadiness_of"]
 

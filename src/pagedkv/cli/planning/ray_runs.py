@@ -1,0 +1,115 @@
+"""Points as tasks of Ray: on a cluster, or in local processes where there is none.
+
+``RAY_ADDRESS`` names the cluster. Its machines need this version of pagedkv, and the trace under the same path. Without
+it local processes are started, even beside another instance of Ray on this machine, which may have other packages.
+Figures depend on neither processes nor machines, so they equal those of a run without Ray.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from pagedkv.cli.planning.runs import compile_for, run_in_process
+from pagedkv.cli.progress import prepare, progress_bars
+from pagedkv.cli.trace_options import SeveralTimedTracesOptions
+from pagedkv.cli.user_errors import InterruptedRunError
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.extras import needing
+from pagedkv.planner.simulation.planning import PlanPoint, PointFigures
+
+with needing("cluster", "--ray"):
+    import ray
+
+__all__ = ["RayRunner"]
+
+ADDRESS: Final = "RAY_ADDRESS"
+LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RayRunner:
+    """Runs points of one trace, like :class:`~pagedkv.cli.planning.runs.PointRunner`.
+
+    Args:
+        paths: the trace, or several as one.
+        reading: how they are read.
+        num_processes: points that run at once, where there is no cluster.
+    """
+
+    paths: Sequence[str]
+    reading: SeveralTimedTracesOptions
+    num_processes: int
+
+    def run(
+        self,
+        points: Sequence[PlanPoint],
+        keep: Callable[[int, PointFigures], Sequence[PlanPoint]],
+        count_known: Callable[[], int],
+    ) -> None:
+        """Run points in any order, and the points that follow from them; arguments and errors as without Ray.
+
+        Raises:
+            ConfigurationError: a point cannot be run, or its process ended from outside more often than Ray tries.
+            InterruptedRunError: Ctrl-C.
+        """
+        prepare(partial(compile_for, points))
+        paths = [str(Path(path).absolute()) for path in self.paths]
+        num_points, num_done = len(points), 0
+        try:
+            with _connected(self.num_processes), progress_bars() as progress:
+                bar = progress.add_task("plan", total=num_points + count_known(), come_to="")
+                task: Any = ray.remote(_run_task)  # Ray has types for plain arguments of few functions
+                under_way = {task.remote(point, paths, self.reading): place for place, point in enumerate(points)}
+                while under_way:
+                    done, _ = ray.wait(list(under_way), timeout=LOOK_EVERY_S)
+                    for each in done:
+                        more = keep(under_way.pop(each), _answer(each))
+                        for place, point in enumerate(more, num_points):
+                            under_way[task.remote(point, paths, self.reading)] = place
+                        num_points, num_done = num_points + len(more), num_done + 1
+                    known, total = num_done + count_known(), num_points + count_known()
+                    progress.update(bar, completed=known, total=total, come_to=f"{known} of {total} points")
+        except KeyboardInterrupt as error:
+            known, total = num_done + count_known(), num_points + count_known()
+            told = f"interrupted after {known} of {total} points; they are kept, the same command goes on from there"
+            raise InterruptedRunError(told) from error
+
+
+def _run_task(point: PlanPoint, paths: Sequence[str], reading: SeveralTimedTracesOptions) -> PointFigures | str:
+    return run_in_process(point, [0.0], 0, paths, reading)
+
+
+def _answer(task: Any) -> PointFigures:  # noqa: ANN401 - a reference of Ray
+    """Receive the answer of a task. Raises ConfigurationError."""
+    try:
+        answer: PointFigures | str = ray.get(task)
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ConfigurationError(
+            f"a task that ran a point failed; the points that are done are kept: {reason:.300}"
+        ) from error
+    if isinstance(answer, str):
+        raise ConfigurationError(answer)
+    return answer
+
+
+@contextmanager
+def _connected(num_processes: int) -> Iterator[None]:
+    """Connect to the cluster, or start one of local processes; leave a connection that is there as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if ADDRESS in os.environ:
+        ray.init(address=os.environ[ADDRESS], **quiet)
+    else:
+        ray.init(address="local", num_cpus=num_processes, include_dashboard=False, **quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()

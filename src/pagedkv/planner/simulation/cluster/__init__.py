@@ -1,0 +1,14 @@
+"""Several replicas on one virtual clock, behind the router that serves.
+
+Reading order: ``network`` (which messages reach the router, and when), ``kills`` (when replicas die), ``replica`` (one
+replica: its clock, its space, its requests), ``cluster_figures`` (the result), ``virtual_cluster``, which runs all, and
+``setting``, by which a plan names a cluster.
+"""
+
+from pagedkv.planner.simulation.cluster.cluster_figures import ClusterFigures
+from pagedkv.planner.simulation.cluster.kills import Kills
+from pagedkv.planner.simulation.cluster.network import Network
+from pagedkv.planner.simulation.cluster.setting import LATE, ClusterSetting
+from pagedkv.planner.simulation.cluster.virtual_cluster import VirtualCluster, compile_routing
+
+__all__ = ["LATE", "ClusterFigures", "ClusterSetting", "Kills", "Network", "VirtualCluster", "compile_routing"]
