@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import DeviceLostError, EngineError
 from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, PromptLookup, SamplingParams, StepRecord
+from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, PromptLookup, SamplingParams, StepRecord
 from pagedkv.serving.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison
@@ -89,16 +89,16 @@ PROBLEMS = (ValueError("mine"), torch.OutOfMemoryError("no room"), MemoryError("
 
 @settings(max_examples=12)
 @given(
-    memory=st.sampled_from(list(MEMORY)),
-    overlap=st.booleans(),
+    config=st.tuples(st.sampled_from(list(MEMORY)), st.booleans()),
     place=st.sampled_from(("embedding", 0, 1, "head", "sampler")),
     at=st.integers(1, 24),
     problem=st.sampled_from(PROBLEMS),
 )
 def test_a_step_that_fails_once_changes_no_answer(
-    model: PreTrainedModel, memory: str, overlap: bool, place: int | str, at: int, problem: Exception
+    model: PreTrainedModel, config: tuple[str, bool], place: int | str, at: int, problem: Exception
 ) -> None:
-    """Whichever step fails, in whichever layer, or when its tokens are sampled."""
+    """Whichever step fails, in whichever layer, or when its tokens are sampled; with overlap and without."""
+    memory, overlap = config
     params = tuple(each for each in PARAMS if place != "sampler" or each.num_beams == 1)
     llm = LLM(model, replace(MEMORY[memory], overlap=overlap))
     poison(llm)
@@ -147,7 +147,7 @@ def test_windows_latents_and_states_are_computed_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_prompts_of_a_step_that_fails_twice_end_and_others_go_on(model: PreTrainedModel, overlap: bool) -> None:
+def test_prompts_of_a_step_that_fails_twice_end_and_others_go_on(model: PreTrainedModel, *, overlap: bool) -> None:
     """The error has the reason; who decodes is not disturbed, and neither is who waits."""
     llm = LLM(model, replace(ROOMY, overlap=overlap, max_sequences=2))
     expected = LLM(model, ROOMY).generate(PROMPTS[:3], GREEDY)
@@ -172,7 +172,7 @@ def test_prompts_of_a_step_that_fails_twice_end_and_others_go_on(model: PreTrain
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_rows_that_decode_end_with_what_they_have_if_no_prompt_is_to_blame(
-    model: PreTrainedModel, overlap: bool
+    model: PreTrainedModel, *, overlap: bool
 ) -> None:
     """A model that is out of order ends all requests, each with its tokens, and serves when it is in order again."""
     expected = LLM(model, ROOMY).generate(PROMPTS[:2], GREEDY)
@@ -208,9 +208,10 @@ def test_after_a_shortage_of_memory_steps_are_half_as_large(model: PreTrainedMod
         sizes.append(llm.step().num_prefilled)
     assert sizes[:STEPS_UNTIL_FULL] == [4] * STEPS_UNTIL_FULL
     assert sizes[STEPS_UNTIL_FULL] == 16
-    assert again.output().token_ids == LLM(model, llm.core.config).generate([prompt], replace(GREEDY, max_tokens=1))[
-        0
-    ].token_ids
+    assert (
+        again.output().token_ids
+        == LLM(model, llm.core.config).generate([prompt], replace(GREEDY, max_tokens=1))[0].token_ids
+    )
 
 
 def test_a_retry_is_one_and_errors_of_this_library_have_none() -> None:
@@ -233,7 +234,7 @@ def test_a_retry_is_one_and_errors_of_this_library_have_none() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_lost_device_ends_the_engine_and_every_request_has_what_was_known(
-    model: PreTrainedModel, overlap: bool
+    model: PreTrainedModel, *, overlap: bool
 ) -> None:
     """No request is left without an end."""
     expected = LLM(model, ROOMY).generate(PROMPTS[:2], GREEDY)
@@ -257,6 +258,12 @@ def test_a_lost_device_ends_the_engine_and_every_request_has_what_was_known(
         llm.generate(PROMPTS[:1])
 
 
+async def listen(stream: AnswerStream, seen: list[int]) -> None:
+    """Note the tokens of a stream as they come."""
+    async for update in stream:
+        seen += update.token_ids
+
+
 def test_streams_of_a_lost_device_give_their_tokens_and_then_the_error(model: PreTrainedModel) -> None:
     """Their result has what was known, as that of a request that failed."""
     llm = LLM(model, ROOMY)
@@ -267,8 +274,7 @@ def test_streams_of_a_lost_device_give_their_tokens_and_then_the_error(model: Pr
         for stream in streams:
             seen: list[int] = []
             with pytest.raises(EngineError, match="illegal memory access"):
-                async for update in stream:
-                    seen += update.token_ids
+                await listen(stream, seen)
             assert stream.result is not None
             assert stream.result.completions[0].finish_reason == "failed"
             assert seen == list(stream.result.token_ids)

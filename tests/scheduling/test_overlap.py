@@ -196,6 +196,13 @@ class Server:
                 self.finish()
         return num_steps
 
+    def require_cut_off(self, aborted: set[Request]) -> None:
+        """Compare what aborted requests have, and forget them."""
+        for request in aborted:
+            for sample, tokens in enumerate(self.asked[request].samples):
+                assert tokens == answer_of(request.number, sample, request.max_new_tokens)[: len(tokens)]
+            del self.asked[request]
+
     def require_answers(self) -> None:
         """Compare every answer that was served to its end."""
         for request, asked in self.asked.items():
@@ -235,6 +242,21 @@ GROUPS: tuple[tuple[GroupSpec, ...], ...] = (
 )
 
 
+def add_any(data: st.DataObject, served: Server, *, is_guessing: bool) -> None:
+    """Let a request of any kind arrive."""
+    number = len(served.asked)
+    prompt = [token_of(number % 2, 9, place) for place in range(data.draw(st.integers(1, 30)))]
+    num_sequences = data.draw(st.integers(1, 3))
+    kind = data.draw(st.sampled_from(("ahead", "ahead", "apart", "guessed")))
+    served.add(
+        prompt,
+        data.draw(st.integers(1, 12)),
+        num_sequences=num_sequences,
+        runs_ahead=kind != "apart",
+        is_guessed=kind == "guessed" and is_guessing,
+    )
+
+
 @given(st.data())
 @settings(max_examples=60)
 def test_answers_are_those_of_one_step_after_the_other(data: st.DataObject) -> None:
@@ -262,17 +284,7 @@ def test_answers_are_those_of_one_step_after_the_other(data: st.DataObject) -> N
     for choice in data.draw(st.lists(st.sampled_from(choices), max_size=60)):
         running = served.scheduler.running
         if choice == "add":
-            number = len(served.asked)
-            prompt = [token_of(number % 2, 9, place) for place in range(data.draw(st.integers(1, 30)))]
-            num_sequences = data.draw(st.integers(1, 3))
-            kind = data.draw(st.sampled_from(("ahead", "ahead", "apart", "guessed")))
-            served.add(
-                prompt,
-                data.draw(st.integers(1, 12)),
-                num_sequences=num_sequences,
-                runs_ahead=kind != "apart",
-                is_guessed=kind == "guessed" and is_guessing,
-            )
+            add_any(data, served, is_guessing=is_guessing)
         elif choice == "schedule" and len(served.in_flight) < 3:
             served.schedule()
         elif choice in {"finish", "hold"} and served.in_flight:
@@ -289,10 +301,7 @@ def test_answers_are_those_of_one_step_after_the_other(data: st.DataObject) -> N
     while served.held:
         served.supply()
     served.run()
-    for request in aborted:
-        for sample, tokens in enumerate(served.asked[request].samples):
-            assert tokens == answer_of(request.number, sample, request.max_new_tokens)[: len(tokens)]
-        del served.asked[request]
+    served.require_cut_off(aborted)
     served.require_answers()
 
 

@@ -359,8 +359,7 @@ class PlanExecutor:
             ticket = self.transfers.swap_out(moves.pool, moves.src_ids, moves.dst_ids)
             self._reading.append(_Reading(moves.pool, frozenset(moves.src_ids.tolist()), ticket))
             tickets.append(ticket)
-        for moves in plan.swaps_in:
-            tickets.append(self.transfers.swap_in(moves.pool, moves.src_ids, moves.dst_ids))
+        tickets.extend(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)
 
     def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         """Make the forward pass wait for swaps that still read a block which it writes."""

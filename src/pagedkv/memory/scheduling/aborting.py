@@ -1,4 +1,4 @@
-"""Batches whose step failed are undone: their requests go back to what finished batches computed, and are scheduled again.
+"""Batches whose step failed are undone: their requests go back to what finished batches computed, and go on.
 
 ::
 
