@@ -14,11 +14,21 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import DeviceLostError, EngineError
 from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, PromptLookup, SamplingParams, StepRecord
+from pagedkv.serving.engine import (
+    LLM,
+    AnswerStream,
+    AsyncLLM,
+    EngineConfig,
+    EngineRequest,
+    PromptLookup,
+    SamplingParams,
+    StepRecord,
+)
 from pagedkv.serving.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
-from tests.engine.families import make_model
+from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROOMY = replace(CONFIG, num_blocks=200)
 MEMORY: dict[str, EngineConfig] = {
     "room": ROOMY,
@@ -40,12 +50,13 @@ Answer = list[tuple[tuple[int, ...], str | None]]
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    return make_model("llama")
+    return moved(make_model("llama"), DEVICE)
 
 
 def answers(llm: LLM, params: tuple[SamplingParams, ...] = PARAMS) -> tuple[list[Answer], list[StepRecord]]:
     """Serve a request for each of these parameters, which arrive one after the other; all receipts add up."""
-    requests, records = [], []
+    requests: list[EngineRequest] = []
+    records: list[StepRecord] = []
     while len(requests) < len(params) or llm.core.has_work:
         if len(requests) < len(params) and len(records) % 2 == 0:
             requests += llm.submit([PROMPTS[len(requests) % len(PROMPTS)]], params[len(requests)])
@@ -133,7 +144,7 @@ def fail_when_sampling(llm: LLM, at: int, problem: Exception) -> None:
 @pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "bamba"])
 def test_windows_latents_and_states_are_computed_again(name: str) -> None:
     """What a window has let go, and a state that advanced in place, is computed from known tokens."""
-    network: Any = make_model(name)
+    network: Any = moved(make_model(name), DEVICE)
     params = (*[replace(GREEDY, max_tokens=12)] * 3, replace(GREEDY, n=2, temperature=1.0, seed=4))
     expected, _ = answers(LLM(network, ROOMY), params)
     for overlap, at in ((False, 4), (True, 9)):
@@ -228,8 +239,9 @@ def test_a_retry_is_one_and_errors_of_this_library_have_none() -> None:
     assert steps.max_batched_tokens == 1
     assert may_be_retried(RuntimeError("shapes do not match"))
     assert may_be_retried(torch.OutOfMemoryError("CUDA out of memory"))
-    for problem in (AssertionError(), EngineError("other layers"), RuntimeError("CUDA error: misaligned address")):
-        assert not may_be_retried(problem)
+    assert not may_be_retried(AssertionError())
+    assert not may_be_retried(EngineError("other layers"))
+    assert not may_be_retried(RuntimeError("CUDA error: misaligned address"))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
