@@ -171,12 +171,12 @@ GPU_LOOPS := $(GPU_PYTHON) -c 'from pagedkv.memory.warming import warm_up; print
 GPU_FAMILIES := test_a_family or further_families or bfloat16
 # Every memory access of some tests of each kernel is watched, and races for shared memory. Each tensor is then memory of
 # its own, but where a graph is captured, which may not allocate.
-GPU_SANITIZER := compute-sanitizer --target-processes all --error-exitcode 9
+GPU_SANITIZER := OMP_NUM_THREADS=1 $(GPU_PYTHON) -m benchmarks.device.watched --processes $(GPU_WORKERS)
 GPU_ALONE := PYTORCH_NO_CUDA_MEMORY_CACHING=1
 GPU_WATCHED := (many_heads and (64-512 or 20-256)) or (each_reading and (plain or sink)) or (shared_prefix and 64) or \
 	latents_of_eight or (eight_bits and plain and tensor) or (lists and sink) or greedy or (words_are and triton) or \
-	(those_of_sorting and triton) or few_tokens or other_types or survives or valid_again
-GPU_RACES := (many_heads and 20-256) or (lists and plain and 40) or few_tokens or each_filter or greedy
+	(those_of_sorting and triton) or few_tokens or other_types or read_whole or survives or valid_again
+GPU_RACES := (many_heads and 20-256) or (lists and plain and 40) or few_tokens or each_filter or read_whole or greedy
 GPU_SAMPLING := tests/device/kernels/test_drawing.py tests/device/kernels/test_filtering.py
 GPU_OLDER_KERNELS := $(addprefix tests/device/kernels/test_,blocks.py states.py tables.py tokens.py)
 
@@ -199,13 +199,13 @@ gpu-device:
 
 gpu-memory:
 	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed" >&2; exit 1; }
-	$(GPU_ALONE) $(GPU_SANITIZER) env $(GPU_MANY) tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
+	$(GPU_ALONE) $(GPU_SANITIZER) tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
 		tests/device/test_reserved_memory.py -k "($(GPU_WATCHED)) and not one_graph"
-	$(GPU_SANITIZER) env $(GPU_MANY) tests/attention/test_captured_steps.py tests/attention/test_on_gpu.py \
+	$(GPU_SANITIZER) tests/attention/test_captured_steps.py tests/attention/test_on_gpu.py \
 		tests/device/kernels/test_drawing.py -k "one_graph and not models"
-	$(GPU_ALONE) $(GPU_SANITIZER) --tool racecheck env $(GPU_MANY) tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
+	$(GPU_ALONE) $(GPU_SANITIZER) --tool racecheck tests/device/kernels/test_attention.py $(GPU_SAMPLING) \
 		-k "$(GPU_RACES)"
-	$(GPU_ALONE) $(GPU_SANITIZER) env $(GPU_MANY) $(GPU_OLDER_KERNELS)
+	$(GPU_ALONE) $(GPU_SANITIZER) $(GPU_OLDER_KERNELS)
 
 gpu-matrix:
 	$(GPU_COMPILED) $(GPU_LOOPS)
@@ -215,7 +215,7 @@ gpu-engine:
 	$(GPU_COMPILED) $(GPU_LOOPS)
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_on_gpu.py -k "not ($(GPU_FAMILIES))"
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py tests/engine/test_captured_passes.py \
-		tests/engine/test_compiled_model.py
+		tests/engine/test_compiled_model.py tests/engine/test_failed_steps.py tests/engine/test_overlap.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json

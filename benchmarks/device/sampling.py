@@ -36,8 +36,13 @@ def sampling_figures() -> Iterator[Figure]:
         yield figure(
             f"{name}, {what}", by_graph([partial(kernels.draw_tokens, draws, scores, out)] * RUNS_A_GRAPH, NUM_RUNS)
         )
-    for what, top_k, top_p in (("top-k 50", 50, 1.0), ("top-p 0.9", 0, 0.9)):
-        filters = Filters(ones, numbers * 0 + top_k, (ones * top_p).double(), ones * 0)
+    for what, top_k, top_p, temperature in (
+        ("top-k 50", 50, 1.0, 1.0),
+        ("top-k 50 and top-p 0.9", 50, 0.9, 1.0),
+        ("top-p 0.9 of few likely tokens", 0, 0.9, 0.4),
+        ("top-p 0.9 of many", 0, 0.9, 1.0),
+    ):
+        filters = Filters(ones * temperature, numbers * 0 + top_k, (ones * top_p).double(), ones * 0)
         kernels.find_least(filters, scores, least)
         expected_least = torch.zeros_like(least)
         reference.find_least(filters, scores, expected_least)

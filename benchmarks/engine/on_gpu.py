@@ -1,18 +1,21 @@
 """Decode steps of the engine on a GPU, by graphs or not, compiled or not: the shape of an 8B Llama, random weights.
 
-    python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways overlapped compiled captured plain] [--json FILE]
+    python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways overlapped compiled captured plain]
+                                       [--kinds greedy drawn by-host] [--json FILE]
 
 Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
 The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step. Idle is the
 share of a step during which the device waits for the host, between sampling and the next step, or before sampling.
+Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty of 1.1): by the
+device alone, or by the sampler, which asks the device for what it has found.
 """
 
 import argparse
 import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,12 +26,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import describe
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+from pagedkv.serving.engine.sampling import BatchSampler
 
 PROMPT: Final = 1024
 NUM_NEW: Final = 128
 VOCABULARY: Final = 128_256
 WAYS: Final = ("overlapped", "compiled", "captured", "plain")
 """Compiled and captured, steps that overlap; compiled and captured; captured; call by call."""
+KINDS: Final = ("greedy", "drawn", "by-host")
+DRAWN: Final = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1)
 PARTS: Final = ("schedule", "forward", "sample", "finish")
 
 
@@ -37,7 +43,7 @@ class Served:
     """What one engine did.
 
     Args:
-        num_rows: sequences; way: one of :data:`WAYS`.
+        num_rows: sequences; way: one of :data:`WAYS`; kind: one of :data:`KINDS`.
         tokens_per_s: of decode steps, the median step; step_ms: its time.
         parts_ms: of it, each part.
         graph_ms: the graph alone; None: there is none. idle_share: of the time of the steps measured for it.
@@ -53,6 +59,7 @@ class Served:
     idle_share: float
     built_s: float
     refusal: str | None
+    kind: str = "greedy"
 
 
 def make_model(num_layers: int) -> compat.Model:
@@ -80,7 +87,7 @@ def make_model(num_layers: int) -> compat.Model:
         torch.set_default_dtype(before)
 
 
-def serve(model: compat.Model, num_rows: int, way: str) -> Served:
+def serve(model: compat.Model, num_rows: int, way: str, kind: str = "greedy") -> Served:
     """Let as many sequences decode together."""
     begun = perf_counter()
     config = EngineConfig(
@@ -98,7 +105,10 @@ def serve(model: compat.Model, num_rows: int, way: str) -> Served:
     built_s = perf_counter() - begun
     generator = torch.Generator().manual_seed(2)
     prompts = torch.randint(5, VOCABULARY, (num_rows, PROMPT), generator=generator).tolist()
-    llm.submit(prompts, SamplingParams(max_tokens=NUM_NEW, ignore_eos=True))
+    params = SamplingParams() if kind == "greedy" else DRAWN
+    if kind == "by-host":
+        llm.core._answering._sampler = BatchSampler(VOCABULARY, draws_ahead=False)  # noqa: SLF001 - no other way to it
+    llm.submit(prompts, replace(params, max_tokens=NUM_NEW, ignore_eos=True))
     records: list[tuple[float, StepRecord]] = []
     graph_ms = None
     gaps = Gaps(llm)
@@ -116,7 +126,7 @@ def serve(model: compat.Model, num_rows: int, way: str) -> Served:
     parts = {part: median(getattr(record, f"{part}_seconds") for _, record in timed) * 1e3 for part in PARTS}
     state = llm.core.capture_state
     return Served(
-        num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, gaps.idle_share(), built_s, state.refusal
+        num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, gaps.idle_share(), built_s, state.refusal, kind
     )
 
 
@@ -174,13 +184,12 @@ def _graph_ms(llm: LLM, num_tokens: int) -> float:
     return median(times)
 
 
-def figures(model: compat.Model, rows: Sequence[int], ways: Sequence[str]) -> Iterator[Served]:
-    """Serve in each way, at each number of rows."""
-    for num_rows in rows:
-        for way in ways:
-            yield serve(model, num_rows, way)
-            gc.collect()
-            torch.cuda.empty_cache()
+def figures(model: compat.Model, rows: Sequence[int], ways: Sequence[str], kinds: Sequence[str]) -> Iterator[Served]:
+    """Serve in each way, at each number of rows, tokens of each kind."""
+    for num_rows, way, kind in product(rows, ways, kinds):
+        yield serve(model, num_rows, way, kind)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -188,18 +197,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:1])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     model = make_model(given.layers)
     told = []
-    for served in figures(model, given.rows, given.ways):
+    for served in figures(model, given.rows, given.ways, given.kinds):
         told.append(asdict(served))
         parts = ", ".join(f"{name} {value:.2f}" for name, value in served.parts_ms.items())
         graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
         print(
-            f"{served.num_rows} rows {served.way}: {served.tokens_per_s:,.0f} tokens/s, a step {served.step_ms:.2f} ms "
-            f"({parts}){graph}; idle {served.idle_share:.1%}; "
+            f"{served.num_rows} rows {served.way}, {served.kind}: {served.tokens_per_s:,.0f} tokens/s, a step "
+            f"{served.step_ms:.2f} ms ({parts}){graph}; idle {served.idle_share:.1%}; "
             f"built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
             flush=True,
         )

@@ -254,10 +254,9 @@ def test_draws_compile(kernel: Any, capability: int, is_one: bool) -> None:  # n
     types |= {"scores": "*bf16", "sums": "*fp64", "token_ids": "*i32"}
     types |= {"top_k": "*i64", "top_p": "*fp64", "min_p": "*fp32"}
     if kernel is filtering._least_kernel:
-        types["out"] = "*fp32"
-    sizes = {
-        name: value for name, value in {"TILE": 1024, "PART": 4096, "PARTS": 32}.items() if name in kernel.arg_names
-    }
+        types |= {"out": "*fp32", "kept": "*fp32"}
+    sizes = {"TILE": 1024, "PART": 4096, "PARTS": 32, "ROOM": 2048}
+    sizes = {name: value for name, value in sizes.items() if name in kernel.arg_names}
     if is_one:
         sizes |= {name: 1 for name in kernel.arg_names if types[name] == "i32" and name not in sizes}
     assert f"sm_{capability}" in compiled(kernel, capability, types, **sizes)

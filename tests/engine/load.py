@@ -1,7 +1,8 @@
 """A load on engines: requests that come, leave, expire and branch, over pools too small for them, and passes that fail.
 
-All of it follows from a seed: arrivals, cancellations and deadlines are counted in steps. An engine whose pass fails is
-at its end; another one is built, with other settings, and what the first had under way is lost, as it should be.
+All of it follows from a seed: arrivals, cancellations and deadlines are counted in steps. Every second failure is the
+model's, and the engine goes on. The others are faults of ours: then the engine is at its end, another one is built,
+with other settings, and what the first had under way is lost, as it should be.
 """
 
 from collections import Counter
@@ -91,6 +92,7 @@ class Load:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_undone: int = 0
     longest_stay: int = 0
 
     def __post_init__(self) -> None:
@@ -118,11 +120,14 @@ class Load:
             num_came += self._let_come(llm, num_left - num_came)
             self._let_leave(llm)
             if llm.core.has_work:
+                fails = self.num_steps >= fails_at
                 try:
-                    self._step(llm, fails=self.num_steps >= fails_at)
+                    self._step(llm, fails=fails)
                 except EngineError:
                     self._lose(llm)
                     return num_came
+                if fails:
+                    fails_at = self.num_steps + int(self._draw.geometric(1 / STEPS_A_LIFE))
             self._see_off(llm)
         self._require_nothing_left(llm)
         return num_came
@@ -156,14 +161,16 @@ class Load:
         handle = None
         if fails:  # before anything is computed, or when all of it is
             module = self.model if self._draw.random() < 0.5 else self.model.get_input_embeddings()
-            handle = module.register_forward_hook(_fail)
+            handle = module.register_forward_hook(_fail if self._draw.random() < 0.5 else _be_wrong)
         try:
             record = llm.step()
         finally:
             self.num_steps += 1
             if handle is not None:
                 handle.remove()
-        assert record.num_tokens or record.num_resumed or record.num_swapped_out, f"nobody advances: {record}"
+        is_something = record.num_tokens or record.num_resumed or record.num_swapped_out or record.failure
+        assert is_something, f"nobody advances: {record}"
+        self.num_undone += record.failure is not None
         self.num_preemptions += record.num_swapped_out + record.num_recomputed
         self.num_drafted += record.num_drafted
         self.num_accepted += record.num_accepted
@@ -224,3 +231,7 @@ class Load:
 
 def _fail(module: torch.nn.Module, *_: object) -> None:
     raise ValueError(f"injected into {type(module).__name__}")
+
+
+def _be_wrong(module: torch.nn.Module, *_: object) -> None:
+    raise AssertionError(f"injected into {type(module).__name__}")

@@ -237,16 +237,16 @@ def test_memory_is_split_by_bytes(model: PreTrainedModel) -> None:
     assert list(llm.generate(PROMPTS[:1], PARAMS)[0].token_ids) == answers(model)[0]
 
 
-def test_a_model_that_fails_ends_the_engine(llm: LLM, model: PreTrainedModel) -> None:
+def test_a_broken_invariant_ends_the_engine(llm: LLM, model: PreTrainedModel) -> None:
     llm.submit(PROMPTS[:1], PARAMS)
     llm.step()
-    handle = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("broken weights")))
+    handle = model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(AssertionError("a fault of ours")))
     try:
-        with pytest.raises(EngineError, match="ValueError: broken weights"):
+        with pytest.raises(EngineError, match="AssertionError: a fault of ours"):
             llm.step()
     finally:
         handle.remove()
-    with pytest.raises(EngineError, match="has failed before: ValueError: broken weights"):
+    with pytest.raises(EngineError, match="has failed before: AssertionError: a fault of ours"):
         llm.generate(PROMPTS[:1], PARAMS)
 
 

@@ -1,6 +1,7 @@
 """The engine with a model on a GPU: families answer as the model does there by itself."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pagedkv.memory.attention import TritonBackend
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence
 from pagedkv.tiers import FolderTier, HostTier, Tier
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.guesses import guess
@@ -139,3 +141,117 @@ def test_forks_and_beams() -> None:
         answers = llm.generate([PROMPTS[0], PROMPTS[3]], params)
         told.append([each.token_ids for answer in answers for each in answer.completions])
     assert told[0] == told[1]
+
+
+KINDS: Final = (
+    SamplingParams(max_tokens=24, temperature=1.0, seed=1),
+    SamplingParams(max_tokens=24, temperature=0.7, top_k=20, repetition_penalty=1.3, seed=2, logprobs=2),
+    SamplingParams(max_tokens=24, temperature=1.2, top_p=0.8, bad_words=[[5], [2, 9]], seed=3),
+    SamplingParams(max_tokens=24, temperature=0.9, min_p=0.05, logit_bias={8: 2.0, 9: -3.0}, seed=4, n=2),
+    SamplingParams(max_tokens=24, presence_penalty=1.0, frequency_penalty=0.5, min_tokens=9),
+    SamplingParams(max_tokens=24, temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=6, logprobs=0),
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rows_that_the_device_draws_alone_are_answered_as_by_the_sampler(*, overlap: bool) -> None:
+    """Every kind of row, with a graph for each step; log-probabilities to the rounding of their sums."""
+    model = moved(make_model("llama"), "cuda")
+    told = []
+    for draws_ahead in (False, None):
+        llm = LLM(model, replace(CONFIG, num_blocks=200, max_sequences=8, overlap=overlap))
+        llm.core._answering._sampler = BatchSampler(llm.core.vocabulary_size, draws_ahead=draws_ahead)
+        told.append(llm.generate(PROMPTS, KINDS))
+    for by_host, by_device in zip(*told, strict=True):
+        for expected, found in zip(by_host.completions, by_device.completions, strict=True):
+            assert found.token_ids == expected.token_ids
+            for one, other in zip(found.logprobs or (), expected.logprobs or (), strict=True):
+                assert (one.token_id, one.rank) == (other.token_id, other.rank)
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+def places_of_kinds(num_rows: int, vocab_size: int, kinds: Sequence[SamplingParams] = KINDS) -> list[Place]:
+    """Make rows of every kind, no two of which draw with the same noise."""
+    return [
+        Place(
+            SampledSequence(replace(kinds[row % len(kinds)], seed=row), [1, 2, 3], vocab_size=vocab_size),
+            [4] * (row // len(kinds) % 3),
+        )
+        for row in range(num_rows)
+    ]
+
+
+def test_the_host_waits_for_nothing_when_rows_are_drawn() -> None:
+    """Or torch would raise: no number is read, and no copy waits for the device. What comes of it is the sampler's."""
+    vocab_size = 128_256
+    logits = torch.randn(24, vocab_size, device="cuda") * 4
+    places = places_of_kinds(24, vocab_size)
+    sampler = BatchSampler(vocab_size)
+    sampler.begin(logits, places).wait()  # compiles
+    before = logits.clone()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = sampler.begin(logits, places)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found = pending.wait()
+    assert torch.equal(logits, before)
+    expected = sampler.sample(logits, places)
+    assert found.token_ids.tolist() == expected.token_ids.tolist() == pending.token_ids.tolist()
+    assert not found.failures
+    assert {row: told.token_id for row, told in found.logprobs.items()} == {
+        row: told.token_id for row, told in expected.logprobs.items()
+    }
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_tokens_drawn_by_the_device_are_those_of_the_sampler(kind: int) -> None:
+    """Thousands of rows of each kind, of few likely tokens and of many. Make GPU_DRAWS more for a long run."""
+    num_draws = int(os.environ.get("GPU_DRAWS", "16384"))
+    vocab_size, num_rows = 2048, min(num_draws, 8192)
+    sampler = BatchSampler(vocab_size)
+    generator = torch.Generator("cuda").manual_seed(kind)
+    num_different = 0
+    for start in range(0, num_draws, num_rows):
+        spread = (0.5, 2.0, 6.0)[start // num_rows % 3]
+        logits = torch.randn(num_rows, vocab_size, device="cuda", generator=generator) * spread
+        params = replace(KINDS[kind], logprobs=None)
+        places = [
+            Place(SampledSequence(replace(params, seed=start + row), [1, 2, 3], vocab_size=vocab_size))
+            for row in range(num_rows)
+        ]
+        expected, found = sampler.sample(logits, places), sampler.begin(logits, places).wait()
+        assert not found.failures
+        num_different += int((expected.token_ids.cpu() != found.token_ids).sum())
+    assert num_different <= 1 + num_draws / 100_000, f"{num_different} of {num_draws} tokens differ"
+
+
+@pytest.mark.parametrize("memory", ["room", "swap"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_fail_behind_their_kernels_change_no_answer(memory: str, *, overlap: bool) -> None:
+    """By graphs, with kernels and swaps under way when they fail; and by a shortage of memory."""
+    model = moved(make_model("llama"), "cuda")
+    config = replace(CONFIG, num_blocks=200)
+    if memory == "swap":
+        config = replace(CONFIG, num_blocks=22, preemption="swap", num_host_blocks=40, min_partial_hit=1)
+    params = SamplingParams(max_tokens=16, temperature=0.8, seed=3)
+    expected = [request.output().token_ids for request in serve(LLM(model, config), params=params)[0]]
+    llm = LLM(model, replace(config, overlap=overlap))
+    poison(llm)
+    compute, calls = llm.core._runner.compute, [0]
+
+    def fail(*given: Any) -> torch.Tensor:  # noqa: ANN401 - as they are
+        calls[0] += 1
+        logits = compute(*given)
+        if calls[0] % 9 == 5:
+            raise ValueError("mine")
+        return torch.empty(2**52, device="cuda") if calls[0] % 9 == 8 else logits  # no step and its retry fail
+
+    llm.core._runner.compute = fail  # type: ignore[method-assign,assignment]
+    requests, records = serve(llm, params=params)
+    assert [request.output().token_ids for request in requests] == expected
+    reasons = {(record.failure or "").split(":")[0] for record in records}
+    assert reasons == {"", "ValueError", "OutOfMemoryError"}
+    assert memory == "room" or sum(record.num_swapped_out for record in records) > 0
+    assert llm.core.space.num_live_blocks() == 0

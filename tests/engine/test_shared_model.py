@@ -128,8 +128,7 @@ def test_a_step_that_fails_gives_the_model_back(model: PreTrainedModel) -> None:
         raise ValueError("out of order")
 
     handle = model.register_forward_hook(fail)
-    with pytest.raises(EngineError, match="out of order"):
-        failing.generate(PROMPTS, PARAMS)
+    assert all("out of order" in (output.error or "") for output in failing.generate(PROMPTS, PARAMS))
     handle.remove()
     require_as_it_was(model, implementation)
     with ThreadPoolExecutor(1) as thread:

@@ -18,6 +18,8 @@ from pagedkv.memory.space import BlockSpace
 
 ENDS_AT = 7
 """Tokens that this divides end their sequence."""
+MOST_FAILURES = 12
+"""A request with recurrent states starts over at each, so it would never end if every fifth step failed."""
 
 
 @dataclass(eq=False)
@@ -54,6 +56,9 @@ class Server:
         self.held: list[tuple[Request, list[int]]] = []
         self.num_unknown = 0
         self.num_preempted = 0
+        self.fails_every = 0
+        self.num_failed = 0
+        self.num_preempted_by_failure = 0
 
     def add(
         self,
@@ -92,7 +97,7 @@ class Server:
         """Put one more batch in flight."""
         batch = self.scheduler.schedule()
         if batch.preempted:
-            assert not any(len(each.plan.compute.rows) for each, _ in self.in_flight)
+            assert not self.config.overlap or not any(len(each.plan.compute.rows) for each, _ in self.in_flight)
             self.num_preempted += len(batch.preempted)
             self.held = [each for each in self.held if each[0].awaited]
         places: list[tuple[Request, int]] = []
@@ -134,6 +139,25 @@ class Server:
         self.space.check()
         return progress
 
+    def fail(self) -> None:
+        """Let the oldest step in flight fail: all batches in flight are undone."""
+        in_flight = [batch for batch, _ in self.in_flight]
+        self.in_flight.clear()
+        lengths = {request: request.num_generated for request in self.asked}
+        aborted = self.scheduler.abort_in_flight()
+        self.space.check()
+        if aborted is None:
+            assert not in_flight
+            return
+        assert aborted.steps.step_ids == tuple(batch.plan.step_id for batch in in_flight)
+        assert all(request.is_done or not request.rows for request in (*aborted.withdrawn, *aborted.preempted))
+        assert not set(aborted.withdrawn) & set(aborted.preempted)
+        for request, num_generated in lengths.items():
+            assert request.num_generated in {num_generated, 0 if request.num_sequences > 1 else num_generated}
+        self.held = [each for each in self.held if each[0].awaited]
+        self.num_failed += 1
+        self.num_preempted_by_failure += len(aborted.preempted)
+
     def supply(self) -> None:
         """Bring the tokens of the request that was held first."""
         request, tokens = self.held.pop(0)
@@ -165,10 +189,19 @@ class Server:
             if not self.scheduler.is_idle:
                 num_steps += len(self.schedule().plan.compute.rows) > 0
                 num_rounds += 1
+                if self.fails_every and num_rounds % self.fails_every == 0 and self.num_failed < MOST_FAILURES:
+                    self.fail()
                 assert num_rounds < 3_000, "a request is never served"
             while self.in_flight and len(self.in_flight) > (not self.scheduler.is_idle):
                 self.finish()
         return num_steps
+
+    def require_cut_off(self, aborted: set[Request]) -> None:
+        """Compare what aborted requests have, and forget them."""
+        for request in aborted:
+            for sample, tokens in enumerate(self.asked[request].samples):
+                assert tokens == answer_of(request.number, sample, request.max_new_tokens)[: len(tokens)]
+            del self.asked[request]
 
     def require_answers(self) -> None:
         """Compare every answer that was served to its end."""
@@ -209,40 +242,57 @@ GROUPS: tuple[tuple[GroupSpec, ...], ...] = (
 )
 
 
+def add_any(data: st.DataObject, served: Server, *, is_guessing: bool) -> None:
+    """Let a request of any kind arrive."""
+    number = len(served.asked)
+    prompt = [token_of(number % 2, 9, place) for place in range(data.draw(st.integers(1, 30)))]
+    num_sequences = data.draw(st.integers(1, 3))
+    kind = data.draw(st.sampled_from(("ahead", "ahead", "apart", "guessed")))
+    served.add(
+        prompt,
+        data.draw(st.integers(1, 12)),
+        num_sequences=num_sequences,
+        runs_ahead=kind != "apart",
+        is_guessed=kind == "guessed" and is_guessing,
+    )
+
+
 @given(st.data())
 @settings(max_examples=60)
 def test_answers_are_those_of_one_step_after_the_other(data: st.DataObject) -> None:
-    """Short pools, samples, guesses, held and aborted requests: only aborted answers differ, and these are cut off."""
+    """Short pools, samples, guesses, held and aborted requests, failed steps.
+
+    Only aborted answers differ, and these are cut off.
+    """
     groups = data.draw(st.sampled_from(GROUPS))
     swaps = data.draw(st.booleans())
     budget = data.draw(st.sampled_from((8, 24, 500)))
     num_blocks = data.draw(st.sampled_from((26, 40, 200)))
     is_guessing = data.draw(st.booleans()) and len(groups) == 1
     served = server(
-        groups, num_blocks, 60 if swaps else 0, max_batched_tokens=budget, most_drafts=2 * is_guessing, first_promise=2
+        groups,
+        num_blocks,
+        60 if swaps else 0,
+        max_batched_tokens=budget,
+        most_drafts=2 * is_guessing,
+        first_promise=2,
+        overlap=data.draw(st.sampled_from((True, True, False))),
     )
+    served.fails_every = data.draw(st.sampled_from((0, 3, 5)))
     aborted: set[Request] = set()
-    choices = ("schedule", "schedule", "schedule", "finish", "finish", "hold", "add", "add", "supply", "abort")
+    choices = ("schedule", "schedule", "schedule", "finish", "finish", "hold", "add", "add", "supply", "abort", "fail")
     for choice in data.draw(st.lists(st.sampled_from(choices), max_size=60)):
         running = served.scheduler.running
         if choice == "add":
-            number = len(served.asked)
-            prompt = [token_of(number % 2, 9, place) for place in range(data.draw(st.integers(1, 30)))]
-            num_sequences = data.draw(st.integers(1, 3))
-            kind = data.draw(st.sampled_from(("ahead", "ahead", "apart", "guessed")))
-            served.add(
-                prompt,
-                data.draw(st.integers(1, 12)),
-                num_sequences=num_sequences,
-                runs_ahead=kind != "apart",
-                is_guessed=kind == "guessed" and is_guessing,
-            )
+            add_any(data, served, is_guessing=is_guessing)
         elif choice == "schedule" and len(served.in_flight) < 3:
             served.schedule()
         elif choice in {"finish", "hold"} and served.in_flight:
             served.finish(holds=choice == "hold")
         elif choice == "supply" and served.held:
             served.supply()
+        elif choice == "fail":
+            served.fail()
         elif choice == "abort" and running:
             request = running[data.draw(st.integers(0, len(running) - 1))]
             aborted.add(request)
@@ -251,10 +301,7 @@ def test_answers_are_those_of_one_step_after_the_other(data: st.DataObject) -> N
     while served.held:
         served.supply()
     served.run()
-    for request in aborted:
-        for sample, tokens in enumerate(served.asked[request].samples):
-            assert tokens == answer_of(request.number, sample, request.max_new_tokens)[: len(tokens)]
-        del served.asked[request]
+    served.require_cut_off(aborted)
     served.require_answers()
 
 

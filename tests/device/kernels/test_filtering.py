@@ -88,6 +88,18 @@ def test_thresholds_are_the_samplers(kind: str) -> None:
     require_same(filters, scores, found(filters, scores), theirs)
 
 
+@pytest.mark.parametrize("kind", ["peaked", "equal"])
+def test_rows_with_more_candidates_than_room_are_read_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some fit into the room, others do not, and of top-p alone some of those that fit have too little mass."""
+    triton_filtering = pytest.importorskip("pagedkv.memory.device.kernels.triton.filtering")
+    monkeypatch.setattr(triton_filtering, "ROOM", 32)
+    asked = ASKED[2:7]
+    filters, scores = filters_of(asked), scores_of(kind, len(asked), seed=2)
+    expected = torch.full((len(asked),), torch.nan)
+    reference.find_least(filters, scores, expected)
+    require_same(filters, scores, found(filters, scores), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_scores_of_other_types(dtype: torch.dtype) -> None:
     filters, scores = filters_of(ASKED), scores_of("flat", len(ASKED)).to(dtype)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from transformers.generation import logits_process as theirs
 
 from pagedkv.memory.contract.errors import ConfigurationError, SamplingError, TensorError
@@ -46,6 +47,48 @@ def test_what_is_begun_ends_as_what_is_sampled_at_once() -> None:
         assert list(map(str, found.failures.values())) == list(map(str, expected.failures.values()))
         assert pending.token_ids.tolist()[2:] == expected.token_ids.tolist()[2:]
         assert pending.wait() is found
+
+
+ASKED = {
+    "repetition_penalty": st.sampled_from((1.0, 1.4)),
+    "presence_penalty": st.sampled_from((0.0, 0.7)),
+    "frequency_penalty": st.sampled_from((0.0, -0.5)),
+    "logit_bias": st.sampled_from(({}, {3: 4.0, 9: -torch.inf})),
+    "bad_words": st.sampled_from(((), ((5,), (2, 8)))),
+    "min_tokens": st.sampled_from((0, 5)),
+    "logprobs": st.sampled_from((None, None, 0, 3)),
+}
+DRAWN = {
+    "temperature": st.sampled_from((0.3, 1.0, 2.5)),
+    "top_k": st.sampled_from((0, 0, 1, 9, 100, 400, 999)),
+    "top_p": st.sampled_from((1.0, 1.0, 0.2, 0.9)),
+    "min_p": st.sampled_from((0.0, 0.0, 0.01, 0.4)),
+    "seed": st.integers(0, 2**63 - 1),
+}
+AHEAD = st.one_of(st.builds(SamplingParams, **ASKED), *[st.builds(SamplingParams, **ASKED, **DRAWN)] * 3)
+
+
+@given(st.lists(AHEAD, min_size=1, max_size=6), st.sampled_from((10, 128, 400)), st.integers(0, 999))
+def test_tokens_that_the_device_chooses_alone_are_those_of_the_sampler(
+    asked: list[SamplingParams], vocab_size: int, seed: int
+) -> None:
+    """Rows of every kind together, with drafts; a row that allows nothing, and one that is no number, fail alike."""
+    logits = logits_of(2 * len(asked) + 2, seed, vocab_size)
+    logits[-2], logits[-1, 1] = -torch.inf, torch.nan
+    sequences = [sequence_of(params, [1, 2, 3], [4, 2], vocab_size) for params in asked]
+    places = [Place(sequence, drafts) for sequence in sequences for drafts in ((), (3, 4))]
+    places += [Place(sequences[0])] * 2
+    before = logits.clone()
+    expected = BatchSampler(vocab_size).sample(logits, places)
+    pending = BatchSampler(vocab_size, draws_ahead=True).begin(logits, places)
+    assert torch.equal(logits.view(torch.int32), before.view(torch.int32))
+    found = pending.wait()
+    assert found.token_ids.tolist() == expected.token_ids.tolist() == pending.token_ids.tolist()
+    assert found.logprobs == expected.logprobs
+    assert {row: str(failure) for row, failure in found.failures.items()} == {
+        row: str(failure) for row, failure in expected.failures.items()
+    }
+    assert {len(logits) - 2, len(logits) - 1} <= set(found.failures)
 
 
 @pytest.mark.parametrize("vocab_size", [3, 288, 1024, 1025, 3000])

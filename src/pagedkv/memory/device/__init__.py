@@ -12,7 +12,9 @@ with needing("torch", "pagedkv.device"):
 
 from pagedkv.memory.device.batched_copy import copy_batch
 from pagedkv.memory.device.block_tables import BlockTables
-from pagedkv.memory.device.executor import PlanExecutor
+from pagedkv.memory.device.drawing import Draws, Filters
+from pagedkv.memory.device.executor import PlanExecutor, is_device_failure
+from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.pinned_arena import PinnedArena
 from pagedkv.memory.device.shapes import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.memory.device.sizing import block_nbytes_of, free_nbytes, num_blocks_that_fit
@@ -23,6 +25,8 @@ from pagedkv.memory.device.transfers import CopyTicket, Transfers
 __all__ = [
     "BlockTables",
     "CopyTicket",
+    "Draws",
+    "Filters",
     "GroupShape",
     "KVStorage",
     "KernelPages",
@@ -37,5 +41,7 @@ __all__ = [
     "block_nbytes_of",
     "copy_batch",
     "free_nbytes",
+    "is_device_failure",
+    "kernels_for",
     "num_blocks_that_fit",
 ]

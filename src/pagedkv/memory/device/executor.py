@@ -45,7 +45,7 @@ from pagedkv.memory.device.step_inputs import StepInputs
 from pagedkv.memory.device.storage import KVStorage
 from pagedkv.memory.device.transfers import CopyTicket, Transfers, block_array, require_pairs
 
-__all__ = ["PlanExecutor"]
+__all__ = ["PlanExecutor", "is_device_failure"]
 
 Result = TypeVar("Result")
 
@@ -134,6 +134,7 @@ class PlanExecutor:
         self._aborted: set[int] = set()
         self._last_done = StepId(0)
         self._launched: deque[_Launched] = deque()
+        self._begun: list[CopyTicket] = []  # swaps of the step that is being launched, or whose launch failed
         self._stream: torch.cuda.Stream | None = None
         self._last_event: torch.cuda.Event | None = None
         self._reading: list[_Reading] = []
@@ -228,12 +229,17 @@ class PlanExecutor:
         if first <= self._last_done:
             raise StepError(f"step {first} cannot be aborted: the steps up to {self._last_done} were told to be done")
         try:
+            for ticket in self._begun:
+                ticket.wait()
+            if self._state is _State.FAILED and not self.in_order and self.storage.device.type == "cuda":
+                torch.cuda.synchronize(self.storage.device)  # the next step may be launched in another stream
             for launched in self._launched:
                 if launched.step_id >= first:
                     launched.wait()
         except Exception as problem:
             self._end_if_lost(problem)
             raise
+        self._begun = []
         self._launched = deque(each for each in self._launched if each.step_id < first)
         self.tables.forget_steps(first)
         following = self._next_step or 0
@@ -323,7 +329,8 @@ class PlanExecutor:
     ) -> Result:
         if self._swaps:
             self._host_tables.note(plan)
-        tickets = self._swap(plan)
+        tickets = self._begun = []
+        self._swap(plan, tickets)
         self.tables.launch()
         self.tables.fence(stream)
         if self.zero_new_blocks:
@@ -341,18 +348,18 @@ class PlanExecutor:
             event.record(stream)
         self._last_event = event
         launched = _Launched(plan.step_id, event, tuple(tickets))
+        self._begun = []
         self._launched.append(launched)
         self.storage.began(launched)
         return result
 
-    def _swap(self, plan: StepPlan) -> list[CopyTicket]:
+    def _swap(self, plan: StepPlan, tickets: list[CopyTicket]) -> None:
         """Begin the plan's swaps behind the steps before; those out come first, since they read before all else."""
-        tickets = []
         for moves in plan.swaps_out:
             ticket = self.transfers.swap_out(moves.pool, moves.src_ids, moves.dst_ids)
             self._reading.append(_Reading(moves.pool, frozenset(moves.src_ids.tolist()), ticket))
             tickets.append(ticket)
-        return [*tickets, *(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)]
+        tickets.extend(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)
 
     def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         """Make the forward pass wait for swaps that still read a block which it writes."""

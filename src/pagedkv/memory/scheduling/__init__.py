@@ -18,12 +18,14 @@ The modules, in the order in which data flows::
     admitting   the phase that lets further requests run: admit and swap in
     drafting    the phase that appends drafts where there is spare room, and rolls rejected ones back
     finishing   what the sampled tokens change
-    scheduler   Scheduler: schedule(), finish(), add(), abort()
+    aborting    AbortedBatches: batches whose step failed are undone
+    scheduler   Scheduler: schedule(), finish(), add(), abort(), abort_in_flight()
 
 There is no clock, model or trace here: an engine passes tokens that it sampled, a simulation passes scripted ones.
 docs/replay.md has the rules.
 """
 
+from pagedkv.memory.scheduling.aborting import AbortedBatches
 from pagedkv.memory.scheduling.batch import Admission, Batch, Chunk, Drafts, Preempted, Progress
 from pagedkv.memory.scheduling.config import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
@@ -35,6 +37,7 @@ from pagedkv.memory.scheduling.scheduler import Scheduler
 __all__ = [
     "NO_INTENT",
     "UNKNOWN_TOKEN",
+    "AbortedBatches",
     "Admission",
     "Batch",
     "Breakpoint",

@@ -95,9 +95,14 @@ class Decoding(CommonSteps):
         return min(request.max_new_tokens - num for request, num in zip(self.requests, self.num_before, strict=True))
 
     def close(self) -> None:
-        """Give the requests their own progress back; they no longer decode together."""
+        """Give the requests their own progress back; they no longer decode together.
+
+        Where the next tokens were not known when these steps began, requests keep the last ones that they know.
+        """
+        any_unknown = bool((self.next_token_ids == UNKNOWN_TOKEN).any())
         for request, token_ids in zip(self.requests, self.parts(self.next_token_ids), strict=True):
-            request.leave_decoding(token_ids)
+            is_unknown = any_unknown and bool((token_ids == UNKNOWN_TOKEN).any())
+            request.leave_decoding(request.next_token_ids if is_unknown else token_ids)
 
 
 def runs_ahead(request: Request) -> bool:

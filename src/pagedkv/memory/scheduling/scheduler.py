@@ -18,7 +18,7 @@ unknown tokens, which ``finish`` fills in. A sequence that has ended by then is 
 for it is ignored: only ``max_new_tokens`` is known when a batch is planned.
 
 This class checks arguments; the modules beside it do the work: ``growing``, ``admitting``, ``preempting``,
-``drafting``, ``finishing``.
+``drafting``, ``finishing``, ``aborting``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,10 +27,10 @@ from typing import Final
 
 import numpy.typing as npt
 
-from pagedkv.memory.contract.answers import AbortedSteps
 from pagedkv.memory.contract.arguments import as_token_array
 from pagedkv.memory.contract.errors import StepError, TokenError
 from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.memory.scheduling.aborting import AbortedBatches, abort_in_flight
 from pagedkv.memory.scheduling.admitting import fits_alone, let_in
 from pagedkv.memory.scheduling.batch import Batch, BatchDraft, Progress
 from pagedkv.memory.scheduling.branching import branch_off
@@ -130,26 +130,31 @@ class Scheduler:
             self._state.loading.remove(request)
             self._state.waiting.push(request)
 
-    def schedule(self) -> Batch:
+    def schedule(self, max_batched_tokens: int | None = None) -> Batch:
         """Go through the phases of a step and close it.
 
         Decoding sequences are served first; the rest of the budget goes to prompts under way, then to new prompts, then
         to drafts. While blocks are short, no request is admitted or swapped in, and there are no drafts. The batch may
         be empty while others are in flight.
 
+        Args:
+            max_batched_tokens: the budget of this step, if it is less than that of the configuration. Sequences that
+                decode are not limited by it.
+
         Cost: O(sequences), but little more than one append while the same sequences decode.
         """
         state, draft = self._state, BatchDraft()
         state.is_draining = state.is_draining and state.is_computing
         if not state.is_draining:
-            self._go_through(draft)
+            most = state.config.max_batched_tokens
+            self._go_through(draft, most if max_batched_tokens is None else min(most, max_batched_tokens))
         batch = draft.close(state.space.plan_step())
         state.in_flight.append(batch)
         return batch
 
-    def _go_through(self, draft: BatchDraft) -> None:
+    def _go_through(self, draft: BatchDraft, most_tokens: int) -> None:
         state = self._state
-        budget = state.config.max_batched_tokens - decode(state, draft)
+        budget = most_tokens - decode(state, draft)
         if not state.is_draining:
             budget = prefill(state, draft, budget)
         if not (draft.lacks_blocks or state.is_draining):
@@ -203,17 +208,15 @@ class Scheduler:
         state.in_flight.popleft()
         return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
 
-    def abort_in_flight(self) -> AbortedSteps | None:
-        """Abort all batches in flight, since a step failed and the engine ends; None if there are none.
+    def abort_in_flight(self) -> AbortedBatches | None:
+        """Abort all batches in flight, since a step failed; None if there are none.
 
-        In the space all rows return to their last known token. The requests stay as they are: nothing is scheduled or
-        finished from now on.
+        They are aborted in the space too. Their requests go back to the tokens that finished batches computed, and are
+        scheduled again (:mod:`~pagedkv.memory.scheduling.aborting`).
+
+        Cost: that of :meth:`BlockSpace.abort`, and O(running sequences).
         """
-        if not self._state.in_flight:
-            return None
-        first = self._state.in_flight[0].plan.step_id
-        self._state.in_flight.clear()
-        return self._state.space.abort(first)
+        return abort_in_flight(self._state)
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
         """Bring the tokens of a held request.

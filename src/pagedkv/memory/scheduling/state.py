@@ -75,6 +75,11 @@ class SchedulerState:
         else:
             self._has_newcomers = True
 
+    def prefill_again(self, request: Request) -> None:
+        """Let a running request compute known tokens again that had been scheduled."""
+        if request not in self.prefilling:
+            insort(self.prefilling, request, key=BY_KEY)
+
     def leave(self, request: Request) -> None:
         """Remove a request from the running ones."""
         if request.decoding is not None:

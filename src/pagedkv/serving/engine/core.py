@@ -9,8 +9,8 @@
       sample     answering.begin(logits, rows)     a token each, but for rows that wait or fail
       finish     answering.end, scheduler.finish   answers grow, and some end
 
-One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step that fails ends the
-engine: what it had computed is not known.
+One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step whose pass or sampling
+fails is aborted and tried once more (:mod:`~pagedkv.serving.engine.failed_steps`). Any other error ends the engine.
 
 If steps overlap (``EngineConfig.overlap``), a call launches a step and then finishes the one before, whose tokens the
 new step takes from device memory. Sampling comes last, since penalties need the tokens of the step before::
@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
@@ -36,13 +36,14 @@ from pagedkv.memory.contract.errors import (
     ConfigurationError,
     DeviceLostError,
     EngineError,
+    PagedKVError,
     RequestError,
     TokenError,
     UnsupportedModelError,
 )
 from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
-from pagedkv.memory.scheduling import Batch, Decoding, Progress, Request, Scheduler
+from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of, is_device_failure
+from pagedkv.memory.scheduling import AbortedBatches, Batch, Decoding, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Answering, Sampler, Sampling, Taken
@@ -51,6 +52,7 @@ from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, w
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.driving import Driver
 from pagedkv.serving.engine.engine_request import EngineRequest, Wish
+from pagedkv.serving.engine.failed_steps import FailedSteps, may_be_retried
 from pagedkv.serving.engine.flat_batch import flatten
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -69,6 +71,8 @@ from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
 
 __all__ = ["EngineCore"]
+
+Result = TypeVar("Result")
 
 
 @final
@@ -166,6 +170,7 @@ class EngineCore:
         self._decoding: Decoding | None = None
         self._decoding_rows: tuple[SampledRow, ...] = ()
         self._failure: str | None = None
+        self._failed_steps = FailedSteps(config.max_batched_tokens)
         self._flight: _Flight | None = None
         self._last_done = 0  # the last step that the device has run
 
@@ -491,9 +496,14 @@ class EngineCore:
     def step(self) -> StepRecord:
         """Run one step to its end.
 
+        If the model fails in it, or memory runs out, the step is aborted, its record has the failure, and the next
+        step tries again. If that one fails too, requests of it end, "failed" (:class:`FailedSteps
+        <pagedkv.serving.engine.failed_steps.FailedSteps>` has the rules).
+
         Raises:
-            EngineError: the model or the device failed in it, and the engine is at its end; or another thread drives
-                it, and nothing happened.
+            EngineError: the engine failed in it, or the device is lost, and the engine is at its end; or another thread
+                drives it, and nothing happened. If the device is lost, all requests have ended, "failed", with the
+                tokens that were known.
         """
         with self._driving(), self._at_stake():
             return self._step()
@@ -504,35 +514,40 @@ class EngineCore:
         times = [self._clock()]
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(self._failed_steps.max_batched_tokens)
         before = self._flight
         if not (_computes(batch) or (before is not None and _computes(before.batch))):
             self._tiers.await_load()
         self._note_admitted(batch)
         times.append(self._clock())
-        logits = self._forward(batch)
+        logits = self._tried(batch, lambda: self._forward(batch))
+        if logits is None:
+            return self._undone(batch, times, num_finished, self._finish_last())
         flight = _Flight(batch, self._rows(batch))
         times.append(self._clock())
         if self.config.overlap:
-            self._flight = flight
-            finished = self._finish(before)
+            finished = self._finish_last()
             times.append(self._clock())
-            self._sample(flight, logits)
+            if not self._sampled(flight, logits):
+                return self._undone(batch, times, num_finished, finished)
+            self._flight = flight
             times.append(self._clock())
             if self.scheduler.is_idle:  # nothing follows that could overlap with it
-                self._flight = None
-                finished = finished.plus(self._finish(flight))
+                finished = finished.plus(self._finish_last())
             seconds = np.diff(times)[[0, 1, 3, 2]]
         else:
-            self._sample(flight, logits)
+            if not self._sampled(flight, logits):
+                return self._undone(batch, times, num_finished, _Finished())
             times.append(self._clock())
             finished = self._finish(flight)
             times.append(self._clock())
             seconds = np.diff(times)
+        if _computes(batch):
+            self._failed_steps.note_success()
         self._tiers.after_step(batch, times[-1] - times[0], is_idle=self.scheduler.is_idle)
         return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
 
-    def _sample(self, flight: "_Flight", logits: torch.Tensor) -> None:
+    def _sample(self, flight: "_Flight", logits: torch.Tensor) -> "_Flight":
         """Begin to sample the rows of a step whose answers go on; their tokens stay on the device for the next step."""
         rows = flight.rows
         if self.config.overlap and not all(row.goes_on for row in rows):
@@ -540,11 +555,11 @@ class EngineCore:
             lines = lines_of(rows)
             logits = logits[[line for place in flight.places for line in lines[place]]]
             rows = [rows[place] for place in flight.places]
-        if not rows:
-            return
-        flight.sampling = self._answering.begin(logits, rows)
-        if self.config.overlap:
-            self._keep_last_tokens(flight)
+        if rows:
+            flight.sampling = self._answering.begin(logits, rows)
+            if self.config.overlap:
+                self._keep_last_tokens(flight)
+        return flight
 
     def _keep_last_tokens(self, flight: "_Flight") -> None:
         sampling = flight.sampling
@@ -578,11 +593,15 @@ class EngineCore:
         self._tiers.chunks_computed(batch, self._requests)
         return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
+    def _finish_last(self) -> "_Finished":
+        """Finish the step in flight, if there is one."""
+        flight, self._flight = self._flight, None
+        return self._finish(flight)
+
     def _land(self) -> None:
         """Finish the step in flight, if there is one. Raises EngineError, with the engine at its end."""
-        flight, self._flight = self._flight, None
         with self._at_stake():
-            self._finish(flight)
+            self._finish_last()
 
     def _supply(self) -> int:
         """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
@@ -700,27 +719,91 @@ class EngineCore:
             num_accepted=num_accepted,
         )
 
+    # Steps that fail
+
+    def _tried(self, batch: Batch, part: Callable[[], Result], *, is_repeatable: bool = True) -> Result | None:
+        """Run a part of a step; None if it failed in a way that can be tried again."""
+        try:
+            return part()
+        except Exception as problem:
+            if not (is_repeatable and _computes(batch) and may_be_retried(problem)):
+                raise
+            self._failed_steps.note_failure(problem)
+        return None
+
+    def _sampled(self, flight: "_Flight", logits: torch.Tensor) -> bool:
+        """Begin to sample a step; return False if that failed. Beams go on at once, so they cannot be sampled again."""
+        has_beams = any(row.request.beams is not None for row in flight.rows)
+        sampled = self._tried(flight.batch, lambda: self._sample(flight, logits), is_repeatable=not has_beams)
+        return sampled is not None
+
+    def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: "_Finished") -> StepRecord:
+        """Abort a step that failed, and end requests of it if it was a retry; the one before it is finished."""
+        if self.executor.storage.device.type == "cuda":
+            torch.cuda.empty_cache()  # memory of the failed pass, in pieces that the next one may not fit into
+        aborted = self._abort_in_flight()
+        assert aborted is not None, f"step {batch.plan.step_id} failed, and is not in flight"
+        for scheduled in aborted.withdrawn:
+            if not scheduled.num_preemptions:  # it was its first admission
+                request = self._requests[scheduled]
+                request.num_cached_tokens = request.explanation = request.admitted = None
+        for scheduled in aborted.preempted:
+            request = self._requests[scheduled]
+            request.num_preemptions += 1
+            self._answering.forget(request)
+        ended = self._ended_by_failure(batch, aborted) if self._failed_steps.is_final else []
+        for scheduled in ended:
+            error = f"a step that computes it failed twice: {self._failed_steps.reason}"
+            self._end(self._requests[scheduled], "failed", error)
+        seconds = [*np.diff([*times, self._clock()]).tolist(), 0.0, 0.0]
+        record = self._record(batch, num_finished + finished.num_requests + len(ended), finished.num_accepted, seconds)
+        return replace(
+            record,
+            num_decoded=0,
+            num_prefilled=0,
+            num_sampled=0,
+            num_admitted=0,
+            num_hit_tokens=0,
+            num_recomputed=record.num_recomputed + len(aborted.preempted),
+            num_drafted=0,
+            failure=self._failed_steps.reason,
+        )
+
+    def _ended_by_failure(self, batch: Batch, aborted: AbortedBatches) -> list[Request]:
+        """List the requests that end since a step and its retry failed: those whose prompts it computes, else all."""
+        prompts = [chunk.request for chunk in batch.prefilling if chunk.request in aborted.requests]
+        return prompts or list(aborted.requests)
+
+    def _abort_in_flight(self) -> AbortedBatches | None:
+        """Abort the batches in flight, in the space and on the device; None if there are none."""
+        aborted = self.scheduler.abort_in_flight()
+        if aborted is not None:
+            on_device = tuple(step_id for step_id in aborted.steps.step_ids if step_id > self._last_done)
+            self.executor.abort(replace(aborted.steps, step_ids=on_device))
+        return aborted
+
     # Checks
 
     @contextmanager
     def _at_stake(self) -> Iterator[None]:
-        """End the engine if a step fails. Raises EngineError."""
+        """End the engine if a step cannot be undone. Raises EngineError."""
         try:
             yield
         except Exception as problem:
             self._failure = f"{type(problem).__name__}: {problem}"
-            if self.config.overlap:
-                self._abort_flights()
+            self._flight = None
+            with suppress(PagedKVError):  # what failed is raised already
+                self._abort_in_flight()
+            if isinstance(problem, DeviceLostError) or is_device_failure(problem):
+                self._end_all(self._failure)
             raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
 
-    def _abort_flights(self) -> None:
-        """Abort the steps in flight in the space and on the device; rows return to their last known tokens."""
-        self._flight = None
-        aborted = self.scheduler.abort_in_flight()
-        if aborted is not None:
-            on_device = tuple(step_id for step_id in aborted.step_ids if step_id > self._last_done)
-            with suppress(DeviceLostError):  # what failed is raised already
-                self.executor.abort(replace(aborted, step_ids=on_device))
+    def _end_all(self, error: str) -> None:
+        """End all requests with the tokens that they have: the device is lost, and so are their blocks."""
+        now = self._clock()
+        for request in self._requests.values():
+            request.end("failed", now, error)
+        self._requests.clear()
 
     @contextmanager
     def _driving(self) -> Iterator[None]:

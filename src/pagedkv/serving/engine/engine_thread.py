@@ -349,6 +349,10 @@ class EngineThread:
                 self._door[command.mailbox] = command
             elif isinstance(command, Call):
                 command.refuse(problem)
+        for mailbox, under_way in list(self._under_way.items()):
+            if under_way.request.is_finished:  # the device is lost: what is known of the answer comes before the error
+                self._note(mailbox, under_way)
+                self._letters.append(Letter(mailbox, problem=problem))
         self._letters += [Letter(mailbox, problem=problem) for mailbox in (*self._under_way, *self._door)]
         self._under_way.clear()
         self._door.clear()

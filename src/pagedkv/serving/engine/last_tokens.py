@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagedkv.serving.engine.sampling.sending import sent
+
 __all__ = ["LastTokens"]
 
 
@@ -36,7 +38,8 @@ class LastTokens:
             rows: integers ``[n]``; where a row is named twice, either of its tokens stays.
             token_ids: integers ``[n]``, on the device or on the host.
         """
-        self._token_ids[self._sent(torch.from_numpy(rows.astype(np.int64)))] = self._sent(token_ids).long().clamp(min=0)
+        where = sent(torch.from_numpy(rows.astype(np.int64)), self._device)
+        self._token_ids[where] = sent(token_ids, self._device).long().clamp(min=0)
 
     def fill_in(self, token_ids: torch.Tensor, sources: npt.NDArray[np.integer]) -> None:
         """Replace token ids by the last ones of rows.
@@ -45,11 +48,5 @@ class LastTokens:
             token_ids: int64 ``[n]`` on the device, changed in place.
             sources: integers ``[n]``: the row whose last token it is, -1 where the token stays.
         """
-        rows = self._sent(torch.from_numpy(sources.astype(np.int64)))
+        rows = sent(torch.from_numpy(sources.astype(np.int64)), self._device)
         token_ids.copy_(torch.where(rows >= 0, self._token_ids[rows.clamp(min=0)], token_ids))
-
-    def _sent(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Send numbers to the device; from pinned memory, since the host would wait for the device otherwise."""
-        if self._device.type != "cuda" or numbers.is_cuda:
-            return numbers
-        return numbers.pin_memory().to(self._device, non_blocking=True)

@@ -22,6 +22,8 @@ class StepRecord:
         num_used_blocks, num_blocks: of all pools, null blocks left out; used: those of running sequences.
         schedule_seconds, forward_seconds, sample_seconds, finish_seconds: where the time went.
         num_drafted: guessed tokens that were computed; num_accepted: those of them that were right.
+        failure: why the step failed, and was aborted; None if it did not. Then it has computed and sampled nothing, and
+            those that it admitted wait again.
 
     If steps overlap, num_finished and num_accepted are those of the step before, which the same call finished.
     """
@@ -48,6 +50,7 @@ class StepRecord:
     finish_seconds: float
     num_drafted: int = 0
     num_accepted: int = 0
+    failure: str | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,8 @@
     parameters          what a request asks: SamplingParams
     sequence            what is kept of one sequence: history, bad_words
     sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
-    sampled_tokens, pending   what came of it, and what is still on its way to the host
+    ahead               a batch on a GPU: adjusting, and the device's kernels, while the host does something else
+    sampled_tokens, pending   what came of it, and what is still on its way to the host (sending)
     stopping, text      when an answer ends, and its text
     beams               beam search, scored
 

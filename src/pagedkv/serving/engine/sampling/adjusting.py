@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagedkv.serving.engine.sampling.sending import sent
 from pagedkv.serving.engine.sampling.sequence import Feature, SampledSequence
 
 __all__ = ["Adjustment", "Place", "beam_logprobs", "features_of"]
@@ -118,7 +119,7 @@ class Adjustment:
         return self._on_device(np.concatenate([NO_IDS, *flat]))
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._flat.device, non_blocking=True)
+        return sent(torch.from_numpy(array), self._flat.device)
 
     def _write(self, where: torch.Tensor, before: torch.Tensor, scores: torch.Tensor) -> None:
         self._undone.append((where, before))

@@ -17,7 +17,7 @@ from pagedkv.serving.engine.sampling.sequence import Feature
 from pagedkv.serving.engine.sampling.thresholds import WINDOW, Filters, thresholds
 from pagedkv.serving.engine.sampling.tiles import TiledScores, tiled
 
-__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "chosen_greatest", "greatest_words", "kept_least"]
+__all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "chosen_of_words", "greatest_words", "kept_least"]
 
 NO_TOKEN: Final = -1
 """Stands for the token of a row that waits or failed."""
@@ -62,7 +62,7 @@ def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
 
     The answer is int32 on the host, and the host waits for the device once.
     """
-    return chosen_greatest(greatest_words(scores).cpu(), places)
+    return chosen_of_words(greatest_words(scores).cpu(), places)
 
 
 def greatest_words(scores: torch.Tensor) -> torch.Tensor:
@@ -79,8 +79,8 @@ def greatest_words(scores: torch.Tensor) -> torch.Tensor:
     return torch.stack([token_ids.int(), greatest.view(torch.int32)])
 
 
-def chosen_greatest(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Take tokens from the answer of :func:`greatest_words`, on the host."""
+def chosen_of_words(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Take tokens from words as :func:`greatest_words` makes them, on the host."""
     return _but_failures(words[0], words[1].view(torch.float32), places)
 
 

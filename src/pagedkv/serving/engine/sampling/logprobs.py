@@ -7,7 +7,7 @@ memory: rows are computed some at a time, or the vocabulary is.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 
@@ -15,7 +15,7 @@ from pagedkv.memory.contract.errors import TensorError
 from pagedkv.serving.engine.sampling.thresholds import log_mass
 from pagedkv.serving.engine.sampling.tiles import TiledScores, as_scores, elements_at_once, tiled
 
-__all__ = ["SlicedLogprobs", "TokenLogprobs", "logprobs_of", "prompt_logprobs"]
+__all__ = ["LogprobColumns", "SlicedLogprobs", "TokenLogprobs", "logprob_columns", "logprobs_of", "prompt_logprobs"]
 
 LOGITS_ON_CPU: Final = 2**22
 
@@ -36,6 +36,47 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+class LogprobColumns(NamedTuple):
+    """Log-probabilities of some rows' tokens, as tensors that may still be on the device.
+
+    Args:
+        rows: which rows; counts: how many of the likeliest each wants.
+        own: float32 ``[n]``, of their tokens; ranks: int64 ``[n]``.
+        top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest, the likeliest first.
+    """
+
+    rows: Sequence[int]
+    counts: Sequence[int]
+    own: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+    def told(self, token_ids: Sequence[int]) -> dict[int, TokenLogprobs]:
+        """Tell them by row. ``token_ids``: the token of each of these rows."""
+        told = _told(token_ids, self.own, self.ranks, self.top_ids, self.top, self.counts)
+        return dict(zip(self.rows, told, strict=True))
+
+
+def logprob_columns(
+    tiles: TiledScores, rows: Sequence[int], places: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]
+) -> LogprobColumns:
+    """Compute log-probabilities of some rows' tokens where the scores are.
+
+    Args:
+        tiles: logits as the model gave them.
+        rows: which; places, tokens: these rows and the token of each, int64 ``[n]`` on the scores' device.
+        counts: how many of the likeliest each wants.
+
+    Cost: two passes over these rows; memory a bounded number of scores at once.
+    """
+    mass = log_mass(tiles, places)
+    own = tiles.scores[places, tokens]
+    ranks = _ranks(tiles.scores, places, own)
+    ids, values = tiles.largest(places, max(1, *counts))
+    return LogprobColumns(rows, counts, (own - mass).float(), ranks, ids, (values - mass[:, None]).float())
+
+
 def logprobs_of(
     tiles: TiledScores, rows: Sequence[int], token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
@@ -45,15 +86,11 @@ def logprobs_of(
         tiles: logits as the model gave them.
         rows: which; token_ids: the token of each; counts: how many of the likeliest each wants.
 
-    Cost: two passes over these rows; memory a bounded number of scores at once.
+    Cost: that of :func:`logprob_columns`.
     """
     device = tiles.scores.device
     places, tokens = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
-    mass = log_mass(tiles, places)
-    own = tiles.scores[places, tokens]
-    ranks = _ranks(tiles.scores, places, own)
-    ids, values = tiles.largest(places, max(1, *counts))
-    return _told(token_ids, (own - mass).float(), ranks, ids, (values - mass[:, None]).float(), counts)
+    return list(logprob_columns(tiles, rows, places, tokens, counts).told(token_ids).values())
 
 
 def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,10 @@ from typing import final
 import torch
 
 from pagedkv.serving.engine.sampling.adjusting import Place
-from pagedkv.serving.engine.sampling.choosing import chosen_greatest, greatest_words
+from pagedkv.serving.engine.sampling.choosing import chosen_of_words
+from pagedkv.serving.engine.sampling.logprobs import LogprobColumns
 from pagedkv.serving.engine.sampling.sampled_tokens import SampledTokens
+from pagedkv.serving.engine.sampling.sending import fetched
 
 __all__ = ["PendingTokens"]
 
@@ -32,15 +34,26 @@ class PendingTokens:
         self._sampled = sampled
         self._places: Sequence[Place] = ()
         self._words: torch.Tensor | None = None
+        self._logprobs: LogprobColumns | None = None
         self._copied: torch.cuda.Event | None = None
 
     @classmethod
-    def greatest(cls, scores: torch.Tensor, places: Sequence[Place]) -> "PendingTokens":
-        """Choose the first of the greatest scores of every row, without waiting for the device."""
-        words = greatest_words(scores)
+    def on_their_way(
+        cls, words: torch.Tensor, places: Sequence[Place], logprobs: LogprobColumns | None = None
+    ) -> "PendingTokens":
+        """Begin to copy tokens that the device chooses, without waiting for it.
+
+        Args:
+            words: int32 ``[2, rows]``: token ids, and the bits of each row's greatest score.
+            places: whose rows they are.
+            logprobs: of some rows' tokens; None: of none.
+        """
         pending = cls(words[0], None)
         pending._places = places
-        pending._words = words.to("cpu", non_blocking=True)  # into pinned memory
+        pending._words = fetched(words)
+        if logprobs is not None:
+            rows, counts, *columns = logprobs
+            pending._logprobs = LogprobColumns(rows, counts, *map(fetched, columns))
         if words.is_cuda:
             pending._copied = torch.cuda.Event()
             pending._copied.record()
@@ -52,6 +65,10 @@ class PendingTokens:
             assert self._words is not None, "tokens that are neither sampled nor on their way"
             if self._copied is not None:
                 self._copied.synchronize()
-            chosen = chosen_greatest(self._words, self._places)
-            self._sampled = SampledTokens(chosen.token_ids, failures=chosen.failures)
+            chosen = chosen_of_words(self._words, self._places)
+            logprobs = {}
+            if self._logprobs is not None:
+                told = self._logprobs.told(chosen.token_ids[list(self._logprobs.rows)].tolist())
+                logprobs = {row: each for row, each in told.items() if row not in chosen.failures}
+            self._sampled = SampledTokens(chosen.token_ids, failures=chosen.failures, logprobs=logprobs)
         return self._sampled

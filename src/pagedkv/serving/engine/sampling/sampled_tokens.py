@@ -32,7 +32,7 @@ class SampledTokens:
     """What a step sampled.
 
     Args:
-        token_ids: int32 ``[rows]``, on the logits' device, or on the host where all rows take the most likely token;
+        token_ids: int32 ``[rows]``, on the logits' device, or on the host where the device chose them alone;
             NO_TOKEN where a row waits or failed.
         waiting: rows to ask again.
         failures: why rows failed, by row: a SamplingError, or what a foreign processor raised.

@@ -9,6 +9,8 @@
       foreign processors           row by row, behind all others, then that row's
                                    filters, noise and log-probabilities               (foreign)
 
+On a GPU :meth:`BatchSampler.begin` lets the device choose alone (:mod:`~pagedkv.serving.engine.sampling.ahead`).
+
 A row whose foreign processor is not ready is answered as waiting, with its scores, and asked again by
 :meth:`BatchSampler.resume`. A row that cannot be sampled is answered as failed, with the error. Neither changes what
 other rows are answered. The sampler remembers nothing between calls: what must last is in each
@@ -22,8 +24,10 @@ import torch
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.device import kernels_for
 from pagedkv.serving.engine.sampling.adjusting import Adjustment, Place, features_of
-from pagedkv.serving.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest
+from pagedkv.serving.engine.sampling.ahead import choose_ahead
+from pagedkv.serving.engine.sampling.choosing import NO_TOKEN, choose, choose_greatest, greatest_words
 from pagedkv.serving.engine.sampling.foreign import apply_foreign
 from pagedkv.serving.engine.sampling.logprobs import TokenLogprobs, logprobs_of
 from pagedkv.serving.engine.sampling.pending import PendingTokens
@@ -40,10 +44,12 @@ class BatchSampler:
 
     Args:
         vocab_size: columns of the logits.
+        draws_ahead: whether :meth:`begin` lets the device draw alone; None: on a GPU.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, draws_ahead: bool | None = None) -> None:
         self.vocab_size = as_count(vocab_size, "vocab_size", least=1)
+        self._draws_ahead = draws_ahead
 
     def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
         """Sample one token for each row. The sequences are not changed: tell them what was accepted.
@@ -91,14 +97,21 @@ class BatchSampler:
         return answer.told()
 
     def begin(self, logits: torch.Tensor, places: Sequence[Place]) -> PendingTokens:
-        """Sample as :meth:`sample` does; if all rows take the most likely token, the host does not wait for the device.
+        """Sample as :meth:`sample` does; the host does not wait for the device, unless a row has a foreign processor.
 
-        Other rows are sampled to the end at once: which of their tokens noise may choose is looked up on the host.
+        On a CPU, where nothing is won by that, only batches that take the most likely tokens are not sampled to the end
+        at once. Tokens are those of :meth:`sample`, unless two sums of score and noise, or the mass and ``top_p``, are
+        as close as roundings of their logarithms and exponentials.
         """
         scores = as_scores(logits, len(places), self.vocab_size)
         self._check(places)
-        if places and features_of(places) == Feature.NONE:
-            return PendingTokens.greatest(scores, places)
+        asked = features_of(places)
+        if places and asked == Feature.NONE:
+            return PendingTokens.on_their_way(greatest_words(scores), places)
+        draws_ahead = scores.is_cuda if self._draws_ahead is None else self._draws_ahead
+        if places and draws_ahead and not asked & Feature.FOREIGN:
+            words, logprobs = choose_ahead(scores, places, asked, kernels_for(scores.device))
+            return PendingTokens.on_their_way(words, places, logprobs)
         sampled = self.sample(logits, places)
         return PendingTokens(sampled.token_ids, sampled)
 

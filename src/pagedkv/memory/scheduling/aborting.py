@@ -1,0 +1,115 @@
+"""Batches whose step failed are undone: their requests go back to what finished batches computed, and go on.
+
+::
+
+    in an aborted batch a request          afterwards
+    decodes, or computes a chunk           its rows are rolled back to what is computed; it goes on from there
+    is admitted                            it waits, as if it had not been admitted
+    has a row whose memory is undefined    it waits, and computes its known tokens again, as after a preemption
+
+Tokens that aborted batches were to sample were never known. So what is sampled in their places later is what would have
+been sampled without the failure. Requests that were preempted, rejected or freed by an aborted batch stay so.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagedkv.memory.contract.answers import AbortedSteps
+from pagedkv.memory.contract.errors import SharedPrefixError, TruncationError
+from pagedkv.memory.scheduling.batch import Batch
+from pagedkv.memory.scheduling.request import Request
+from pagedkv.memory.scheduling.state import SchedulerState
+
+__all__ = ["AbortedBatches", "abort_in_flight"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AbortedBatches:
+    """The batches that were undone.
+
+    Args:
+        steps: the answer of the space.
+        requests: those that compute in these batches and are not done, in the order of their keys.
+        withdrawn: those that were admitted by them, and wait again.
+        preempted: those that lost their blocks, wait, and compute their known tokens again.
+    """
+
+    steps: AbortedSteps
+    requests: tuple[Request, ...]
+    withdrawn: tuple[Request, ...]
+    preempted: tuple[Request, ...]
+
+
+def abort_in_flight(state: SchedulerState) -> AbortedBatches | None:
+    """Abort all batches in flight, in the space too; None if there are none."""
+    if not state.in_flight:
+        return None
+    batches = tuple(state.in_flight)
+    state.in_flight.clear()
+    state.is_draining = False
+    state.close_decoding()
+    state.note_newcomer()
+    steps = state.space.abort(batches[0].plan.step_id)
+    computed = _computed_before(batches)
+    admitted = {admission.request for batch in batches for admission in batch.admitted}
+    lost = set(steps.lost_rows)
+    withdrawn, preempted = [], []
+    for request in [*state.running, *state.swapped]:
+        request.awaited = tuple(each for each in request.awaited if not _is_of(each, batches))
+        if request in admitted and request in state.running:
+            withdrawn.append(request)
+        elif not lost.isdisjoint(request.rows) or not _rewind(state, request, computed):
+            request.num_preemptions += 1
+            preempted.append(request)
+    for request in withdrawn + preempted:
+        _let_wait(state, request)
+    requests = sorted((each for each in computed if not each.is_done), key=lambda each: each.key)
+    return AbortedBatches(steps, tuple(requests), tuple(withdrawn), tuple(preempted))
+
+
+def _computed_before(batches: Iterable[Batch]) -> dict[Request, int | None]:
+    """Map each request of these batches to where its first chunk in them begins; None if it only decodes."""
+    computed: dict[Request, int | None] = {}
+    for batch in batches:
+        for chunk in batch.prefilling:
+            computed.setdefault(chunk.request, chunk.start)
+        for request in () if batch.decoding is None else batch.decoding.requests:
+            computed.setdefault(request, None)
+    return computed
+
+
+def _is_of(awaited: object, batches: Iterable[Batch]) -> bool:
+    return any(awaited is batch.decoding or awaited in batch.prefilling for batch in batches)
+
+
+def _rewind(state: SchedulerState, request: Request, computed: dict[Request, int | None]) -> bool:
+    """Roll a request of these batches back to what was computed before; return False if its rows cannot be."""
+    if request not in computed or request in state.swapped:
+        return True
+    start = computed[request]
+    if start is not None:
+        request.num_scheduled = start
+        state.prefill_again(request)
+    num_kept = request.num_scheduled if request.num_unscheduled else request.num_known - 1
+    lengths = state.space.lengths(request.rows)
+    if (lengths < num_kept).any():
+        return False
+    rows = np.array(request.rows, np.int32)[lengths > num_kept]
+    try:
+        state.space.truncate(rows, np.full(len(rows), num_kept))
+    except (TruncationError, SharedPrefixError):  # the window or the state there is gone, or a fork shares the block
+        return False
+    return True
+
+
+def _let_wait(state: SchedulerState, request: Request) -> None:
+    """Free the rows of a request, and queue it again with its known tokens."""
+    if request in state.swapped:
+        state.free_rows(request, request.rows, is_over=False)
+        state.swapped.remove(request)
+    else:
+        state.free(request, is_over=False)
+    request.start_over()
+    state.waiting.push(request)
