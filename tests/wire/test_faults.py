@@ -8,6 +8,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, SlidingWindow, SpaceConfig
 from pagedkv.memory.routing import IndexState
+from pagedkv.memory.routing.residency import BITS, HIGH, LOW
 from pagedkv.memory.wire import FollowingRules
 from tests.wire.memory_transport import MemoryFollower, MemoryPublisher, Network
 
@@ -30,7 +31,8 @@ def content_of_space(space: BlockSpace) -> tuple[int, ...]:
 def content_of_index(follower: MemoryFollower) -> tuple[int, ...]:
     """Sum up what an index has in the same way."""
     blocks = follower.index._pools["device"]
-    words = blocks._keys[blocks._bits != 0]
+    rows, _ = blocks.arrays
+    words = rows[rows[:, BITS] != 0][:, [HIGH, LOW]]
     return len(words), *map(int, np.bitwise_xor.reduce(words, axis=0))
 
 

@@ -32,13 +32,12 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import CacheEvents, StoredBlocks
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.routing.choice import Choice
 from pagedkv.memory.routing.prompts import HashedPrompt
 from pagedkv.memory.routing.replica_index import ReplicaIndex
 from pagedkv.memory.routing.routers import Router, RoutingRules
-from pagedkv.memory.space.stored_blocks import StoredBlocks
 
 __all__ = ["RecordWriter", "ReplayedChoice", "replay"]
 

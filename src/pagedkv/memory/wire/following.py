@@ -18,7 +18,7 @@ A follower that joins late begins with a snapshot. Batches of earlier lifetimes 
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias, assert_never, final
@@ -80,13 +80,13 @@ class Index(Protocol):
     """What messages are applied to: :class:`~pagedkv.routing.ReplicaIndex` documents the methods."""
 
     def apply(
-        self, name: str, lifetime: str, batch: int, events: Iterable[CacheEvents], now_s: float = 0.0
+        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0
     ) -> bool: ...
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool: ...
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float = 0.0
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
     ) -> None: ...
 
 

@@ -726,7 +726,8 @@ class EngineCore:
         try:
             return part()
         except Exception as problem:
-            if not (is_repeatable and _computes(batch) and may_be_retried(problem)):
+            is_whole = self._ranks is None  # other ranks may have run the step
+            if not (is_whole and is_repeatable and _computes(batch) and may_be_retried(problem)):
                 raise
             self._failed_steps.note_failure(problem)
         return None
