@@ -59,6 +59,7 @@ class ClusterSpec:
         num_replicas: how many there are, at most 64; the least with ``autoscaling``.
         routing: how requests are routed.
         rules: numbers of :class:`~pagedkv.routing.RoutingRules`, by name.
+        router: the path of a router of Serve that is used in place of ours, as to compare them; None: ours.
         num_cpus, num_gpus: what each replica takes of a machine, as Ray counts it.
         autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number stays.
 
@@ -70,6 +71,7 @@ class ClusterSpec:
     num_replicas: int = 2
     routing: Routing = "prefix"
     rules: Mapping[str, float] = field(default_factory=dict)
+    router: str | None = None
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     autoscaling: Mapping[str, Any] | None = None
@@ -119,9 +121,10 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
         if spec.autoscaling is None
         else {"autoscaling_config": AutoscalingConfig(**{"min_replicas": spec.num_replicas, **spec.autoscaling})}
     )
+    ours = {"routing": spec.routing, "rules": dict(spec.rules)}
     routing: dict[str, Any] = {
-        "request_router_class": ROUTER,
-        "request_router_kwargs": {"routing": spec.routing, "rules": dict(spec.rules)},
+        "request_router_class": ROUTER if spec.router is None else spec.router,
+        "request_router_kwargs": ours if spec.router is None else {},
         "request_routing_stats_period_s": NUMBERS_S,
     }
     most = spec.replica.max_waiting + spec.replica.engine.max_sequences
