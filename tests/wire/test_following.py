@@ -55,8 +55,8 @@ class Process:
         return [Message(len(self.messages), payload) for payload in payloads]
 
 
-def new_following(**options: bool) -> Following:
-    return Following(GROUPS, rules=RULES, **options)
+def new_following(*, can_request: bool = True) -> Following:
+    return Following(GROUPS, rules=RULES, can_request=can_request)
 
 
 def begun(process: Process) -> Following:
