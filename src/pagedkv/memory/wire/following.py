@@ -79,9 +79,7 @@ FollowedMessage: TypeAlias = Applied | Alive | Snapshot
 class Index(Protocol):
     """What messages are applied to: :class:`~pagedkv.routing.ReplicaIndex` documents the methods."""
 
-    def apply(
-        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float
-    ) -> bool: ...
+    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool: ...
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool: ...
 
