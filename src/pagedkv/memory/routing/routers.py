@@ -133,7 +133,9 @@ class Router:
         """Take a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
         return self.index.note_alive(name, lifetime, next_batch, now_s)
 
-    def restore(self, name: str, lifetime: str, next_batch: int, blocks: Iterable[StoredBlocks], now_s: float) -> None:
+    def restore(
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
+    ) -> None:
         """Replace what the index has of a replica, as :meth:`ReplicaIndex.restore`. Promises stay until their end."""
         self.index.restore(name, lifetime, next_batch, blocks, now_s)
 
