@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias, final
 
 from pagedkv.memory.contract.arguments import as_choice, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import CacheEvents, StoredBlocks
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
@@ -128,6 +128,16 @@ class Router:
         """Apply a batch of events, as :meth:`ReplicaIndex.apply`; it settles the promises of its blocks."""
         self._promises.settle(events, self.index.number_of(name))
         return self.index.apply(name, lifetime, batch, events, now_s)
+
+    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool:
+        """Take a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
+        return self.index.note_alive(name, lifetime, next_batch, now_s)
+
+    def restore(
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
+    ) -> None:
+        """Replace what the index has of a replica, as :meth:`ReplicaIndex.restore`. Promises stay until their end."""
+        self.index.restore(name, lifetime, next_batch, blocks, now_s)
 
     def choose(
         self,

@@ -28,7 +28,7 @@ with needing("record", "a stream of KV events"):
 __all__ = ["EventFollower"]
 
 MOST_AT_ONCE: Final = 1000
-"""Messages that are read from a socket before the caller gets what they say."""
+"""Messages that are read from a socket before the caller gets their contents."""
 
 
 @final
@@ -92,7 +92,7 @@ class EventFollower:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the publisher's last message. A publisher sends a heartbeat every second unless told."""
+        """Seconds since the publisher's last message. A publisher sends a heartbeat every second by default."""
         return self._clock() - self._heard_s
 
     def poll(self, timeout_s: float) -> list[FollowedMessage]:

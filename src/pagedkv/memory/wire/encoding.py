@@ -117,7 +117,7 @@ class BatchEncoder:
             sent_s: seconds since 1970.
             changes: of the pools.
 
-        Cost: O(tokens); 30 us for 4 blocks of 16 tokens.
+        Cost: O(tokens); some 150 us for 4 blocks of 16 tokens.
         """
         return self._encoder.encode([sent_s, self._events(changes), self._rank, self._lifetime])
 
@@ -167,7 +167,7 @@ class BatchEncoder:
         kinds = events.kinds
         cleared = np.flatnonzero(kinds == CLEARED)
         first = int(cleared[-1]) + 1 if len(cleared) else 0
-        indices = first + np.flatnonzero(_is_worth_telling(pool, first))
+        indices = first + np.flatnonzero(_is_sent(pool, first))
         blocks = _Blocks(
             events.groups, events.digests, events.parent_digests, np.ones(len(kinds), np.bool_), pool.contents
         )
@@ -218,7 +218,7 @@ class BatchEncoder:
             None,
             DEVICE,
             adapter,
-            [each.told(adapter) for each in keys],
+            [each.with_adapter(adapter) for each in keys],
             group,
             self._kinds[group],
             self._windows[group],
@@ -232,7 +232,7 @@ class _Keys:
     adapter: str | None = None
     others: tuple[Any, ...] = ()
 
-    def told(self, adapter: str | None) -> tuple[Any, ...] | None:
+    def with_adapter(self, adapter: str | None) -> tuple[Any, ...] | None:
         """Return them with the adapter of the sequence, which is in the keys of its first block alone."""
         return (*([] if adapter is None else [adapter]), *self.others) or None
 
@@ -259,14 +259,14 @@ def _as_text(salt: bytes) -> str:
         return salt.hex()
 
 
-def _is_worth_telling(pool: ChangedPool, first: int) -> BoolArray:
+def _is_sent(pool: ChangedPool, first: int) -> BoolArray:
     """Return which events from the first one on are sent: all but those of blocks that came and went."""
     kinds = pool.events.kinds[first:]
-    is_told: BoolArray = (kinds == STORED) | (kinds == REMOVED)
+    is_sent: BoolArray = (kinds == STORED) | (kinds == REMOVED)
     is_gone: BoolArray = (kinds == STORED) & (pool.contents.num_tokens[first:] == 0)
     if not is_gone.any():
-        return is_told
-    is_told &= ~is_gone
+        return is_sent
+    is_sent &= ~is_gone
     gone: set[tuple[int, bytes]] = set()
     groups, digests = pool.events.groups[first:].tolist(), _hashes(pool.events.digests[first:])
     for index, key in enumerate(zip(groups, digests, strict=True)):
@@ -274,8 +274,8 @@ def _is_worth_telling(pool: ChangedPool, first: int) -> BoolArray:
             gone.add(key)
         elif kinds[index] == REMOVED and key in gone:
             gone.discard(key)
-            is_told[index] = False
-    return is_told
+            is_sent[index] = False
+    return is_sent
 
 
 def _runs(indices: Int64Array, breaks: BoolArray) -> list[Int64Array]:

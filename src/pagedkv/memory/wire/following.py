@@ -79,14 +79,12 @@ FollowedMessage: TypeAlias = Applied | Alive | Snapshot
 class Index(Protocol):
     """What messages are applied to: :class:`~pagedkv.routing.ReplicaIndex` documents the methods."""
 
-    def apply(
-        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0
-    ) -> bool: ...
+    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool: ...
 
-    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool: ...
+    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool: ...
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
     ) -> None: ...
 
 
@@ -94,7 +92,7 @@ def follow(index: Index, replica: str, message: FollowedMessage, now_s: float) -
     """Apply one message of a replica to an index.
 
     Args:
-        index: a :class:`~pagedkv.routing.ReplicaIndex`, or like it.
+        index: a :class:`~pagedkv.routing.ReplicaIndex` or a :class:`~pagedkv.routing.Router`, whose promises then end.
         replica: the replica's name in it.
         message: the message.
         now_s: the caller's clock.

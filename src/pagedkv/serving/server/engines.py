@@ -165,7 +165,7 @@ class LocalEngine:
         return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
 
     def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
-        """Run ``work`` in the engine's thread, asked by any thread. Raises as :meth:`AsyncLLM.call_soon`."""
+        """Run ``work`` in the engine's thread; any thread may call this. Raises as :meth:`AsyncLLM.call_soon`."""
         if self._running is None:
             raise EngineError("the engine has not been started")
         return self._running.call_soon(work)
