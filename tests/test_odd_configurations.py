@@ -153,7 +153,7 @@ GOOD: Final[Mapping[str, tuple[Callable[..., Any], dict[str, object]]]] = {
     "EngineConfig": (EngineConfig, ENGINE),
     "Breakpoint": (Breakpoint, {"num_tokens": 8, "keep_for_s": 1.5}),
     "CacheIntent": (CacheIntent, INTENT),
-    "Intent": (Intent, {**INTENT, "salt": b"a", "priority": 0, "replaces": None, "prediction": ()}),
+    "Intent": (Intent, {**INTENT, "salt": b"a", "priority": 0, "replaces": None, "prediction": (), "answered": ()}),
     "PromptLookup": (PromptLookup, {"num_tokens": 4, "max_ngram": 3, "min_ngram": 1}),
     "SamplingParams": (SamplingParams, SAMPLING),
     "SchedulingConfig": (SchedulingConfig, SCHEDULING),

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
-from pagedkv.memory.wire import Applied, FollowedMessage, follow
+from pagedkv.memory.wire import FollowedMessage, follow
 from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
 
 __all__ = ["Placed", "Placements", "SeenReplica"]
@@ -152,11 +152,7 @@ class Placements:
         with self._lock:
             if name not in self._facts:
                 return
-            router, now_s = self._require_router(), self._clock()
-            if isinstance(message, Applied):
-                router.apply(name, message.lifetime, message.batch, message.events, now_s)
-            else:
-                follow(router.index, name, message, now_s)
+            follow(self._require_router(), name, message, self._clock())
 
     # What a person sees
 
