@@ -63,6 +63,7 @@ def small_plan(num_policies: int = 2) -> Plan:
                 "is_told": True,
                 "sustained_per_s": memory / 40,
                 "cost": None,
+                "beside": [],
             }
             for memory in (40.0, 80.0)
             for number in range(num_policies)
