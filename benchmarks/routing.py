@@ -11,7 +11,7 @@ events never. "one pool" is a single replica with the memory of all, whose hits 
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from pathlib import Path
@@ -29,6 +29,7 @@ from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.stamps import spread_stamps
 
 AT_ONCE: Final = Network()
 ORACLE: Final = "oracle"
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7000, help="of 64 tokens, of each replica (default: %(default)s)")
     parser.add_argument("--cost", default="llama-3.1-8b/h100")
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--spread", type=float, help="seconds over which requests of one time stamp are spread")
     parser.add_argument("--slack", type=float, nargs="+", default=[RoutingRules().share_slack_tokens])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
@@ -195,7 +197,8 @@ def main() -> None:
         print(f"{name:>16} {us:8,.0f} us", flush=True)
     rows = []
     for trace in given.trace:
-        requests = list(islice(TraceReader(trace), given.requests))
+        read: Iterable[Request] = TraceReader(trace)
+        requests = list(islice(spread_stamps(read, given.spread) if given.spread else read, given.requests))
         for num_replicas, slack in product(given.replicas, given.slack):
             rules = RoutingRules(share_slack_tokens=slack)
             setup = Setup(given.blocks, read_cost_model(given.cost), requests, rules)

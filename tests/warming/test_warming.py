@@ -15,7 +15,16 @@ import pytest
 from pagedkv.memory.compilation.requests import Request
 from pagedkv.memory.compilation.targets import TARGETS, own_processor
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.warming import ATTENTION, make_ready, of_curves, of_model_curves, of_spaces, of_stores, warm_up
+from pagedkv.memory.warming import (
+    ATTENTION,
+    ROUTING,
+    make_ready,
+    of_curves,
+    of_model_curves,
+    of_spaces,
+    of_stores,
+    warm_up,
+)
 from pagedkv.memory.warming.recording import recorded
 from pagedkv.memory.warming.rehearsal import rehearse
 from pagedkv.memory.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
@@ -120,7 +129,7 @@ def test_curves_and_attention_have_loops_of_their_own() -> None:
 
 def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package() -> None:
     spaces = [of_spaces("lru"), of_spaces("lru", has_features=False)]
-    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru"), of_stores("lru")], ATTENTION
+    lru, attention = [*spaces, of_curves("lru"), of_model_curves("lru"), of_stores("lru"), ROUTING], ATTENTION
     assert all_of("lru") == (*lru, attention)
     assert replace(attention, needs="no_such_package").can_be_run is False
 
@@ -174,6 +183,19 @@ for policy in TESTED_POLICIES:
 for seed in range(3):
     FaultMachine(seed, fault_rate=0.2).run(3000)
 """
+ROUTE = """
+from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation.cluster import Kills, Network, VirtualCluster
+from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.planner.traces.request import TokenizedRequest
+import numpy as np
+
+config = ServingConfig(num_blocks=200, block_size=4)
+cluster = VirtualCluster(config, CostModel(), 3, network=Network(0.01, 0.3), kills=Kills(((1.0, "r0"),)))
+tokens = np.arange(400, dtype=np.int32)
+cluster.run([TokenizedRequest(0.1 * n, tokens[: 20 * (n % 20 + 1)], tokens[:4], salt="ab"[n % 2]) for n in range(40)])
+cluster.check()
+"""
 ANSWER = """
 from transformers import LlamaConfig, LlamaForCausalLM
 from pagedkv.serving.engine import EngineConfig, LLM, SamplingParams
@@ -225,6 +247,11 @@ def test_steps_of_every_kind_compile_nothing_after_a_warm_up() -> None:
 def test_curves_compile_nothing_after_a_warm_up() -> None:
     options = [option for name in TESTED_POLICIES for option in ("--eviction", name)]
     assert compiled_by(MEASURE, *options) == []
+
+
+@pytest.mark.usefixtures("_warm")
+def test_routers_compile_nothing_after_a_warm_up() -> None:
+    assert compiled_by(ROUTE) == []
 
 
 @pytest.mark.usefixtures("_warm")

@@ -21,8 +21,8 @@ from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.memory.warming import ROUTING, make_ready
 from pagedkv.planner.simulation import compile_loops
-from pagedkv.planner.simulation.cluster import compile_routing
 from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
 from pagedkv.planner.simulation.planning.request_parts import Division
 
@@ -107,7 +107,7 @@ def compile_for(points: Sequence[PlanPoint]) -> None:
     for eviction in sorted({point.config.eviction for point in points}):
         compile_loops(eviction)
     if any(point.cluster is not None for point in points):
-        compile_routing()
+        make_ready(ROUTING)
 
 
 def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:

@@ -6,11 +6,20 @@ target; ``stamps`` record that this was done; ``ready`` does it before a first r
 """
 
 from pagedkv.memory.warming.ready import make_ready
-from pagedkv.memory.warming.rehearsals import ATTENTION, Rehearsal, of_curves, of_model_curves, of_spaces, of_stores
+from pagedkv.memory.warming.rehearsals import (
+    ATTENTION,
+    ROUTING,
+    Rehearsal,
+    of_curves,
+    of_model_curves,
+    of_spaces,
+    of_stores,
+)
 from pagedkv.memory.warming.warm_up import WarmUp, warm_up
 
 __all__ = [
     "ATTENTION",
+    "ROUTING",
     "Rehearsal",
     "WarmUp",
     "make_ready",

@@ -16,6 +16,7 @@ __all__ = [
     "ATTENTION",
     "FEATURES",
     "NO_FEATURES",
+    "ROUTING",
     "Rehearsal",
     "all_of",
     "of_curves",
@@ -60,6 +61,8 @@ class Rehearsal:
 
 ATTENTION: Final = Rehearsal("pagedkv.memory.attention.rehearsal", needs="torch")
 """Attention on a CPU."""
+ROUTING: Final = Rehearsal("pagedkv.memory.routing.rehearsal")
+"""A router and its index."""
 
 
 def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
@@ -90,5 +93,6 @@ def of_stores(eviction: str) -> Rehearsal:
 def all_of(eviction: str) -> tuple[Rehearsal, ...]:
     """Return all rehearsals that can run, for an eviction policy. Raises ConfigurationError for an unknown policy."""
     spaces = (of_spaces(eviction), of_spaces(eviction, has_features=False))
-    each = dict.fromkeys((*spaces, of_curves(eviction), of_model_curves(eviction), of_stores(eviction), ATTENTION))
+    others = (of_curves(eviction), of_model_curves(eviction), of_stores(eviction), ROUTING, ATTENTION)
+    each = dict.fromkeys((*spaces, *others))
     return tuple(rehearsal for rehearsal in each if rehearsal.can_be_run)

@@ -9,6 +9,6 @@ from pagedkv.planner.simulation.cluster.cluster_figures import ClusterFigures
 from pagedkv.planner.simulation.cluster.kills import Kills
 from pagedkv.planner.simulation.cluster.network import Network
 from pagedkv.planner.simulation.cluster.setting import LATE, ClusterSetting
-from pagedkv.planner.simulation.cluster.virtual_cluster import VirtualCluster, compile_routing
+from pagedkv.planner.simulation.cluster.virtual_cluster import VirtualCluster
 
-__all__ = ["LATE", "ClusterFigures", "ClusterSetting", "Kills", "Network", "VirtualCluster", "compile_routing"]
+__all__ = ["LATE", "ClusterFigures", "ClusterSetting", "Kills", "Network", "VirtualCluster"]

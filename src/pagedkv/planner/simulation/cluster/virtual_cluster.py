@@ -38,7 +38,7 @@ from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 
-__all__ = ["VirtualCluster", "compile_routing"]
+__all__ = ["VirtualCluster"]
 
 MINUTE_S: Final = 60.0
 NO_KILLS: Final = Kills()
@@ -355,11 +355,3 @@ class VirtualCluster:
         replica = self._replicas[name] = Replica(name, lifetime, self._config, self._costs, self.log)
         self.router.add_replica(name, at_s)
         self._send(at_s, partial(self._note_alive, replica, 0))
-
-
-def compile_routing() -> None:
-    """Serve two tiny requests by two replicas, so that the router's loops are compiled."""
-    config = ServingConfig(num_blocks=12, block_size=2, max_sequences=2, max_batched_tokens=8)
-    cluster = VirtualCluster(config, CostModel(), 2)
-    tokens = np.arange(8, dtype=np.int32)
-    cluster.run([TokenizedRequest(float(at_s), tokens, tokens[:2]) for at_s in range(2)])
