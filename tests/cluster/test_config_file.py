@@ -21,7 +21,7 @@ def url() -> Iterator[str]:
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
-    ray.init(include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(front(ARGS), name="pagedkv", route_prefix="/")

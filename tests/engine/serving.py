@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
 
-__all__ = ["CONFIG", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
+__all__ = ["CONFIG", "NUM_NEW", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
 
 TOLERANCE: Final = 1e-4
 POISON: Final = 0xFF  # NaN in every type of floats

@@ -151,7 +151,7 @@ def serve(
 
     Raises:
         RequestError: a prompt, which the message names, cannot be served; nothing was computed.
-        EngineError: a step failed.
+        EngineError: the engine failed in a step.
     """
     left = dict(enumerate(_submit(llm, wish) for wish in wishes))
     figures = Figures(len(wishes), llm.core.executor.storage.device_nbytes)

@@ -48,6 +48,8 @@ MOST_REPLICAS: Final = 64
 """Replicas that one index can tell apart."""
 GIB: Final = 2**30
 STARTING_S: Final = 1800.0
+HERE: Final = "local"
+"""For Ray: a new cluster of this process, whatever other one runs on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,19 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
 
     Args:
         spec: the cluster.
-        address: of a running Ray cluster; None: Ray is started on this machine.
+        address: of a running Ray cluster; None: that of the variable RAY_ADDRESS, else Ray is started on this machine.
 
     Raises:
         ConfigurationError: Ray or the replicas do not start; Serve's logs have the reasons.
     """
-    if address is None and spec.replica.engine.warm_up:
+    address = address or os.environ.get("RAY_ADDRESS") or HERE
+    if address == HERE and spec.replica.engine.warm_up:
         compile_loops(spec.replica.engine)  # once, and not in every replica
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
         ray.init(
             address=address,
-            include_dashboard=False if address is None else None,
+            include_dashboard=False if address == HERE else None,
             logging_level=logging.WARNING,
             log_to_driver=False,
         )

@@ -49,7 +49,8 @@ class AsyncLLM:
     """Serves callers of event loops with one engine, which nobody else can use until this is closed (EngineError).
 
     Tokens, deadlines and ends are seen to between steps, so a deadline is kept to within a step. One request's fault
-    is told to its caller alone; a step that fails is told to all (EngineError), and the engine must be built again.
+    is told to its caller alone. A step that fails twice ends requests of it; a failure of the engine is told to all
+    (EngineError), and the engine must be built again.
 
     Args:
         llm: the engine.
@@ -115,7 +116,7 @@ class AsyncLLM:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine serves nothing any more: it was closed, or a step failed."""
+        """Whether the engine serves nothing any more: it was closed, or it failed."""
         return self._thread.has_ended
 
     async def reset_prefix_cache(self) -> None:

@@ -131,7 +131,7 @@ class LLM:
 
         Raises:
             RequestError: one of them cannot be served; none is.
-            EngineError: a step failed.
+            EngineError: the engine failed in a step, or the device is lost.
         """
         requests = self.submit(prompts, params, intents)
         try:

@@ -12,7 +12,8 @@ from pagedkv.serving.engine.tiering import TierNote
 __all__ = ["Completion", "FinishReason", "RequestOutput"]
 
 FinishReason: TypeAlias = Literal["stop", "length", "aborted", "rejected", "deadline", "failed"]
-"""Why an answer ended: by itself, by its length, by its caller, for want of blocks, by an error of its own."""
+"""Why an answer ended: by itself, by its length, by its caller, for want of blocks, by its deadline, or by an error of
+its own, of a step that failed twice, or of the device."""
 
 
 @dataclass(frozen=True, slots=True)
