@@ -149,6 +149,7 @@ def test_the_host_has_a_steps_tokens_when_the_next_one_is_launched(model: PreTra
     while llm.core.has_work:
         llm.step()
     assert launched[:5] == [0, 0, 1, 2, 3]
+    llm.core.executor.wait()  # a GPU may still compute a step behind the end, whose token is not awaited
     assert llm.core.executor.num_in_flight == 0
     assert request.is_finished
 
