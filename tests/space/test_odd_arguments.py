@@ -96,6 +96,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "can_swap_in": lambda it: {"rows": [it.swapped], "counts": [1], "num_lookahead": 0},
     "can_swap_out": lambda it: {"rows": [it.running]},
     "check": lambda _: {},
+    "contents_of": lambda it: {"blocks": it.space.stored_blocks("device")},
     "computed_block_ids": lambda it: {"row": it.running, "group": 0},
     "draft_block_ids": lambda it: {"row": it.running, "group": 0},
     "drain_events": lambda _: {},

@@ -372,10 +372,12 @@ class SpaceView:
         same events, or will be among the next ones.
 
         Raises:
-            ConfigurationError: the space has no such pool.
+            ConfigurationError: the space has no such pool, or ``blocks`` is neither.
 
         Cost: O(blocks x block size); 60 us for 4 blocks.
         """
+        if not isinstance(blocks, CacheEvents | StoredBlocks):
+            raise ConfigurationError(f"blocks must be CacheEvents or StoredBlocks, got {type(blocks).__name__}")
         return stored_blocks.contents_of(self._state, self._pool(blocks.pool), blocks)
 
     def check(self) -> None:
