@@ -104,7 +104,7 @@ class BatchEncoder:
 
     def __init__(self, groups: Sequence[GroupSpec], lifetime: str, rank: int = 0) -> None:
         self._kinds = [_kind_of(group) for group in groups]
-        self._windows = [group.window if isinstance(group, SlidingWindow) else None for group in groups]
+        self._windows = [_window_of(group) for group in groups]
         self._lifetime = lifetime
         self._rank = rank
         self._adapters: dict[tuple[int, bytes], str] = {}
@@ -286,6 +286,17 @@ def _runs(indices: Int64Array, breaks: BoolArray) -> list[Int64Array]:
 def _hashes(digests: npt.NDArray[np.uint8]) -> list[bytes]:
     whole = digests.tobytes()
     return [whole[begin : begin + DIGEST_NBYTES] for begin in range(0, len(whole), DIGEST_NBYTES)]
+
+
+def _window_of(group: GroupSpec) -> int | None:
+    """Return the field ``kv_cache_spec_sliding_window`` of a group."""
+    match group:
+        case SlidingWindow(window=window):
+            return window
+        case FullAttention() | ChunkedLocal() | RecurrentState():
+            return None
+        case _:
+            assert_never(group)
 
 
 def _kind_of(group: GroupSpec) -> str:
