@@ -106,3 +106,11 @@ def test_an_answer_that_ended_without_an_output_has_what_was_sent() -> None:
         ((9,), "aborted"),
     ]
     assert output.prompt_token_ids == (1, 2)
+
+
+def test_hits_are_those_of_the_first_life(engines: Engines) -> None:
+    """A later life also hits the tokens that were sent, which are no part of the prompt's."""
+    engines.llm.reset_prefix_cache()
+    output, _, so_far = serve(engines.llm, PROMPTS[0], WISHES[0], [6])
+    assert so_far.num_lives == 2
+    assert output.num_cached_tokens == 0

@@ -98,7 +98,7 @@ class EngineReplica:
             await stream.accepted()
             yield Told()
             while updates := await stream.take():
-                yield Told(updates)
+                yield Told(updates, stream.num_cached_tokens)
             yield Told(output=await stream.output())
         except asyncio.CancelledError:
             raise

@@ -198,6 +198,7 @@ class ReplicatedEngine:
                 if told.updates and not has_tokens:
                     has_tokens = True
                     self._note(lambda placements: placements.prefilled(request.number))
+                so_far.note_cached(told.num_cached_tokens)
                 updates = so_far.take(told.updates)
                 output = None if told.output is None else so_far.complete(told.output)
                 deliver([Letter(mailbox, updates, output, told.problem)])

@@ -31,6 +31,7 @@ class Mailbox:
         self.loop = loop
         self.updates: deque[TokenUpdate] = deque()
         self.is_accepted = False
+        self.num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
         self.problem: Exception | None = None
         self.changed = asyncio.Event()
@@ -49,12 +50,14 @@ class Letter:
     Args:
         mailbox: whose.
         updates: new tokens; output: its end; problem: why it was not served.
+        num_cached_tokens: tokens of its prompt that were hit, once it was admitted.
     """
 
     mailbox: Mailbox
     updates: tuple[TokenUpdate, ...] = ()
     output: RequestOutput | None = None
     problem: Exception | None = None
+    num_cached_tokens: int | None = None
 
 
 def deliver(letters: Iterable[Letter]) -> None:
@@ -63,6 +66,8 @@ def deliver(letters: Iterable[Letter]) -> None:
         mailbox = letter.mailbox
         mailbox.is_accepted |= letter.problem is None
         mailbox.updates.extend(letter.updates)
+        if letter.num_cached_tokens is not None:
+            mailbox.num_cached_tokens = letter.num_cached_tokens
         mailbox.output = mailbox.output or letter.output
         mailbox.problem = mailbox.problem or letter.problem
         mailbox.changed.set()
@@ -120,6 +125,11 @@ class AnswerStream:
     def result(self) -> RequestOutput | None:
         """All answers, where they have ended; None before, and where the request was not served."""
         return self._mailbox.output
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were hit; None before the first tokens of an answer."""
+        return self._mailbox.num_cached_tokens
 
     @property
     def is_over(self) -> bool:

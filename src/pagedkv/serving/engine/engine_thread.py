@@ -314,7 +314,8 @@ class EngineThread:
         updates = tuple(under_way.news.take())
         if not under_way.request.is_finished:
             if updates:
-                self._letters.append(Letter(mailbox, updates))
+                num_cached = under_way.request.num_cached_tokens
+                self._letters.append(Letter(mailbox, updates, num_cached_tokens=num_cached))
             return
         del self._under_way[mailbox]
         try:
