@@ -52,7 +52,7 @@ class AnswerSoFar:
         return intent
 
     def note_cached(self, num_cached_tokens: int | None) -> None:
-        """Note how much of the prompt was hit; the first life that sent tokens counts, since later ones hit these too."""
+        """Note the hits of the prompt; the first life that sent tokens counts, since later ones hit these as well."""
         if self._num_cached is None:
             self._num_cached = num_cached_tokens
 
