@@ -100,6 +100,8 @@ def test_several_answers_that_begin_otherwise_are_not_mixed() -> None:
 def test_an_answer_that_ended_without_an_output_has_what_was_sent() -> None:
     so_far = AnswerSoFar([1, 2], SamplingParams(n=2))
     so_far.take([TokenUpdate(0, 0, (5, 6), "stop", None, 6), TokenUpdate(0, 1, (9,), None)])
+    (last,) = so_far.last_updates("aborted")
+    assert (last.index, last.token_ids, last.finish_reason) == (1, (), "aborted")
     output = so_far.ended("aborted")
     assert [(each.token_ids, each.finish_reason) for each in output.completions] == [
         ((5, 6), "stop"),

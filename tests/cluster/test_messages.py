@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagedkv.memory.contract.errors import EngineError, PagedKVError, QueueFullError, RequestError
-from pagedkv.serving.cluster.messages import RoutedRequest, as_told_problem
+from pagedkv.serving.cluster.messages import RoutedRequest, as_sendable
 from pagedkv.serving.engine import Breakpoint, Intent, SamplingParams
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def test_a_request_arrives_as_it_was() -> None:
     "problem", [RequestError("no"), QueueFullError("full"), EngineError("gone"), ValueError("odd")]
 )
 def test_an_error_arrives_as_one_of_ours(problem: Exception) -> None:
-    arrived = travelled(as_told_problem(problem))
+    arrived = travelled(as_sendable(problem))
     assert isinstance(arrived, PagedKVError)
     assert str(problem) in str(arrived)
     if isinstance(problem, PagedKVError):

@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.cli.planning.runs import compile_for, run_in_process
+from pagedkv.cli.planning.runs import PointCount, compile_for, run_in_process
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.planner.simulation.planning import PlanPoint, PointFigures
@@ -59,25 +58,20 @@ class RayRunner:
         """
         prepare(partial(compile_for, points))
         paths = [str(Path(path).absolute()) for path in self.paths]
-        num_points, num_done = len(points), 0
+        count = PointCount(len(points), count_known)
         try:
             with _connected(self.num_processes), progress_bars() as progress:
-                bar = progress.add_task("plan", total=num_points + count_known(), come_to="")
+                bar = progress.add_task("plan", total=count.total, come_to="")
                 task: Any = ray.remote(_run_task)  # Ray has types for plain arguments of few functions
                 under_way = {task.remote(point, paths, self.reading): place for place, point in enumerate(points)}
                 while under_way:
                     done, _ = ray.wait(list(under_way), timeout=LOOK_EVERY_S)
                     for each in done:
-                        more = keep(under_way.pop(each), _answer(each))
-                        for place, point in enumerate(more, num_points):
+                        for place, point in count.add(keep(under_way.pop(each), _answer(each))):
                             under_way[task.remote(point, paths, self.reading)] = place
-                        num_points, num_done = num_points + len(more), num_done + 1
-                    known, total = num_done + count_known(), num_points + count_known()
-                    progress.update(bar, completed=known, total=total, come_to=f"{known} of {total} points")
+                    progress.update(bar, completed=count.known, total=count.total, come_to=str(count))
         except KeyboardInterrupt as error:
-            known, total = num_done + count_known(), num_points + count_known()
-            told = f"interrupted after {known} of {total} points; they are kept, the same command goes on from there"
-            raise InterruptedRunError(told) from error
+            raise count.interrupted() from error
 
 
 def _run_task(point: PlanPoint, paths: Sequence[str], reading: SeveralTimedTracesOptions) -> PointFigures | str:

@@ -8,7 +8,7 @@ are equal for any number of processes.
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from pagedkv.planner.simulation import compile_loops
 from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
 from pagedkv.planner.simulation.planning.request_parts import Division
 
-__all__ = ["PointRunner", "compile_for", "run_in_process"]
+__all__ = ["PointCount", "PointRunner", "compile_for", "run_in_process"]
 
 LOOK_EVERY_S: Final = 0.2
 
@@ -39,6 +39,43 @@ class _Worker:
     process: SpawnProcess
     line: "Connection[Any, Any]"
     under_way: int | None = field(default=None)
+
+
+@dataclass(slots=True)
+class PointCount:
+    """How many points there are and how many are done, for a bar and for an interrupted run.
+
+    Args:
+        num_points: points that are to be run.
+        count_known: returns how many points were known before.
+        num_done: points that are done.
+    """
+
+    num_points: int
+    count_known: Callable[[], int]
+    num_done: int = 0
+
+    @property
+    def known(self) -> int:
+        """Points whose figures are known."""
+        return self.num_done + self.count_known()
+
+    @property
+    def total(self) -> int:
+        """All points."""
+        return self.num_points + self.count_known()
+
+    def add(self, more: Sequence[PlanPoint]) -> Iterable[tuple[int, PlanPoint]]:
+        """Count a point as done, and those that follow from it; return these with their places."""
+        first, self.num_points, self.num_done = self.num_points, self.num_points + len(more), self.num_done + 1
+        return enumerate(more, first)
+
+    def __str__(self) -> str:
+        return f"{self.known} of {self.total} points"
+
+    def interrupted(self) -> InterruptedRunError:
+        """Return the error of a run that was interrupted here."""
+        return InterruptedRunError(f"interrupted after {self}; they are kept, the same command goes on from there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +112,26 @@ class PointRunner:
         """
         prepare(partial(compile_for, points))
         left = deque(enumerate(points))
-        num_points, num_done = len(left), 0
-        number = min(self.num_processes, num_points)
+        count = PointCount(len(left), count_known)
+        number = min(self.num_processes, len(left))
         try:
             with progress_bars() as progress, _workers(self.paths, self.reading, number) as (workers, shares):
-                task = progress.add_task("plan", total=num_points + count_known(), come_to="")
+                task = progress.add_task("plan", total=count.total, come_to="")
                 for worker in workers:
                     _give(worker, left)
                 while busy := [worker for worker in workers if worker.under_way is not None]:
                     for worker in _answering(busy):
                         place, figures = _answer(worker)
                         worker.under_way = None
-                        more = keep(place, figures)
-                        left.extend(enumerate(more, num_points))
-                        num_points, num_done = num_points + len(more), num_done + 1
+                        left.extend(count.add(keep(place, figures)))
                         shares[worker.place] = 0.0
                     for worker in workers:
                         if worker.under_way is None:
                             _give(worker, left)
-                    known, total = num_done + count_known(), num_points + count_known()
-                    come_to = f"{known} of {total} points"
-                    progress.update(task, completed=known + sum(shares), total=total, come_to=come_to)
+                    completed = count.known + sum(shares)
+                    progress.update(task, completed=completed, total=count.total, come_to=str(count))
         except KeyboardInterrupt as error:
-            known, total = num_done + count_known(), num_points + count_known()
-            told = f"interrupted after {known} of {total} points; they are kept, the same command goes on from there"
-            raise InterruptedRunError(told) from error
+            raise count.interrupted() from error
 
 
 def compile_for(points: Sequence[PlanPoint]) -> None:

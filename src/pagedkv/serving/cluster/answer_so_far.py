@@ -92,6 +92,10 @@ class AnswerSoFar:
         cached = output.num_cached_tokens if self._num_cached is None else self._num_cached
         return replace(output, completions=completions, num_cached_tokens=cached)
 
+    def last_updates(self, reason: FinishReason) -> tuple[TokenUpdate, ...]:
+        """Return the ends of the answers that go on, of a request that ends without its replica."""
+        return tuple(TokenUpdate(0, place, (), reason) for place, ended in enumerate(self._reasons) if ended is None)
+
     def ended(self, reason: FinishReason, error: str | None = None) -> RequestOutput:
         """Return an output with what was sent, of a request that ended without one."""
         completions = tuple(

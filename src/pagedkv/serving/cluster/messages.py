@@ -4,8 +4,8 @@ Values are pickled by Ray. ``SamplingParams`` has read-only mappings, which pick
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, final
+from dataclasses import dataclass, field, fields
+from typing import Any, final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from pagedkv.memory.routing import Choice
 from pagedkv.serving.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
 from pagedkv.serving.server import EngineFacts
 
-__all__ = ["ReplicaFacts", "RoutedRequest", "Told", "as_told_problem"]
+__all__ = ["ReplicaFacts", "ReplicaMessage", "RoutedRequest", "as_sendable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class ReplicaFacts:
         groups: the KV-cache groups of its block space.
         weights_epoch: part of the name of a prompt's first block.
         process: number of its process; node: address of its machine.
-        lifetime: a name of this run of its process.
         events: the address of its events; replays: of events that are sent again, and of snapshots.
     """
 
@@ -37,7 +36,6 @@ class ReplicaFacts:
     weights_epoch: str
     process: int
     node: str
-    lifetime: str
     events: str
     replays: str
 
@@ -82,7 +80,7 @@ class RoutedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReplicaMessage:
     """What is new of a request.
 
     Args:
@@ -104,12 +102,8 @@ class Told:
         """Whether nothing more comes of this life of the request."""
         return self.output is not None or self.problem is not None
 
-    def without_tokens(self) -> Self:
-        """Return it without its tokens."""
-        return replace(self, updates=())
 
-
-def as_told_problem(problem: Exception) -> PagedKVError:
+def as_sendable(problem: Exception) -> PagedKVError:
     """Return an error that can be pickled: one of ours by itself, any other as an EngineError with its text."""
     if isinstance(problem, PagedKVError) and problem.args and all(isinstance(each, str) for each in problem.args):
         plain = type(problem)

@@ -3,7 +3,7 @@
 A matcher holds the state of a grammar, which is not sent. What it is built of is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -20,15 +20,11 @@ class FormatSource:
     """What a matcher is built of; it stands for the matcher in the parameters of a request on its way.
 
     Args:
-        response_format, tools, tool_choice, several, after: arguments of
-            :meth:`~pagedkv.serving.server.answer_formats.AnswerFormats.matcher`.
+        arguments, named: arguments of :meth:`~pagedkv.serving.server.answer_formats.AnswerFormats.matcher`.
     """
 
-    response_format: Mapping[str, Any] | None
-    tools: tuple[Mapping[str, Any], ...]
-    tool_choice: object
-    several: bool
-    after: str | None
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
 
     def allowed_tokens(self, generated_ids: list[int], /) -> Any:  # noqa: ANN401, ARG002 - as of a matcher
         """Fail: a replica has put a matcher in its place before a token is sampled."""
@@ -50,36 +46,18 @@ class RemoteFormats:
     def __init__(self, formats: Formats) -> None:
         self._formats = formats
 
-    def matcher(
-        self,
-        response_format: Mapping[str, Any] | None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: object = None,
-        *,
-        several: bool = True,
-        after: str | None = None,
-    ) -> TokenMatcher | None:
-        """Return what constrains the answer; None: the answer is free. Raises as the formats."""
-        if self._formats.matcher(response_format, tools, tool_choice, several=several, after=after) is None:
-            return None
-        return FormatSource(response_format, tuple(tools), tool_choice, several, after)
+    def matcher(self, *arguments: Any, **named: Any) -> TokenMatcher | None:  # noqa: ANN401 - those of the formats
+        """Return what constrains the answer; None: the answer is free. Arguments and errors as of the formats."""
+        is_free = self._formats.matcher(*arguments, **named) is None
+        return None if is_free else FormatSource(arguments, named)
 
 
 def with_matchers(params: SamplingParams, formats: Formats) -> SamplingParams:
     """Return the parameters with matchers in place of what they are built of."""
     if not any(isinstance(each, FormatSource) for each in params.logits_processors):
         return params
-    processors = [_built(each, formats) for each in params.logits_processors]
+    processors = [
+        formats.matcher(*each.arguments, **each.named) if isinstance(each, FormatSource) else each
+        for each in params.logits_processors
+    ]
     return replace(params, logits_processors=tuple(each for each in processors if each is not None))
-
-
-def _built(processor: Any, formats: Formats) -> Any:  # noqa: ANN401 - a processor of any kind
-    if not isinstance(processor, FormatSource):
-        return processor
-    return formats.matcher(
-        processor.response_format,
-        processor.tools,
-        processor.tool_choice,
-        several=processor.several,
-        after=processor.after,
-    )

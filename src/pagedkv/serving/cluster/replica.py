@@ -14,7 +14,7 @@ from typing import Any, final
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets import EventPublisher
-from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest, Told, as_told_problem
+from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
 from pagedkv.serving.cluster.remote_formats import with_matchers
 from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream
@@ -54,7 +54,6 @@ class EngineReplica:
             space.weights_epoch if isinstance(space.weights_epoch, str) else "",  # counted epochs are in no name
             os.getpid(),
             str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
-            self._publisher.lifetime,
             self._publisher.endpoint,
             self._publisher.replay_endpoint,
         )
@@ -84,8 +83,8 @@ class EngineReplica:
         if not self._engine.is_alive:
             raise EngineError("the engine of this replica has failed")
 
-    async def generate(self, request: RoutedRequest) -> AsyncGenerator[Told, None]:
-        """Serve a request: first an empty :class:`Told` once the engine has accepted it, then tokens, then its end.
+    async def generate(self, request: RoutedRequest) -> AsyncGenerator[ReplicaMessage, None]:
+        """Serve a request: an empty message once the engine has accepted it, then tokens, then the end.
 
         Serve cancels it when its caller does; the engine then ends the request within a step.
         """
@@ -96,15 +95,15 @@ class EngineReplica:
                 request.prompt_token_ids.tolist(), params, intent=request.intent, deadline_s=request.deadline_s
             )
             await stream.accepted()
-            yield Told()
+            yield ReplicaMessage()
             while updates := await stream.take():
-                yield Told(updates, stream.num_cached_tokens)
-            yield Told(output=await stream.output())
+                yield ReplicaMessage(updates, stream.num_cached_tokens)
+            yield ReplicaMessage(output=await stream.output())
         except asyncio.CancelledError:
             raise
         except Exception as problem:  # noqa: BLE001 - it is the request's: it is raised where the request came from
             is_lost = isinstance(problem, EngineError) and not self._engine.is_alive
-            yield Told(problem=as_told_problem(problem), is_lost=is_lost)
+            yield ReplicaMessage(problem=as_sendable(problem), is_lost=is_lost)
         finally:
             if stream is not None:
                 await stream.aclose()

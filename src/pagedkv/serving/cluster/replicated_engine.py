@@ -20,7 +20,7 @@ import numpy as np
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.serving.cluster.answer_so_far import AnswerSoFar
-from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest, Told, as_told_problem
+from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
 from pagedkv.serving.cluster.placements import Placements
 from pagedkv.serving.cluster.remote_formats import RemoteFormats
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
@@ -132,9 +132,9 @@ class ReplicatedEngine:
 
     async def numbers(self) -> EngineNumbers:
         """Add what the replicas said of themselves last, some seconds ago at most."""
-        told = [] if self.placements is None else self.placements.numbers()
+        reported = [] if self.placements is None else self.placements.numbers()
         names = ("num_running", "num_waiting", "num_live", "num_blocks", "num_leased", "num_evictions")
-        sums = {name: sum(int(each.get(name, 0)) for each in told) for name in names}
+        sums = {name: sum(int(each.get(name, 0)) for each in reported) for name in names}
         self.last_numbers = EngineNumbers(**{**sums, "num_blocks": max(1, sums["num_blocks"])}, tiers=())
         return self.last_numbers
 
@@ -164,11 +164,11 @@ class ReplicatedEngine:
                 except _LostReplicaError as lost:
                     self._prepare_next_life(request, so_far, deadline, lost)
         except asyncio.CancelledError:
-            deliver([Letter(mailbox, output=so_far.ended("aborted"))])
+            deliver([Letter(mailbox, so_far.last_updates("aborted"), so_far.ended("aborted"))])
         except TimeoutError:
-            deliver([Letter(mailbox, output=so_far.ended("deadline"))])
+            deliver([Letter(mailbox, so_far.last_updates("deadline"), so_far.ended("deadline"))])
         except Exception as problem:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
-            deliver([Letter(mailbox, problem=as_told_problem(problem))])
+            deliver([Letter(mailbox, problem=as_sendable(problem))])
 
     def _prepare_next_life(
         self, request: RoutedRequest, so_far: AnswerSoFar, deadline: float | None, lost: _LostReplicaError
@@ -192,32 +192,32 @@ class ReplicatedEngine:
         """Serve a request by one replica. Raises _LostReplicaError."""
         has_tokens = False
         try:
-            async for told in self._messages(request):
-                if told.is_lost:
-                    raise _LostReplicaError(str(told.problem))
-                if told.updates and not has_tokens:
+            async for message in self._messages(request):
+                if message.is_lost:
+                    raise _LostReplicaError(str(message.problem))
+                if message.updates and not has_tokens:
                     has_tokens = True
                     self._note(lambda placements: placements.prefilled(request.number))
-                so_far.note_cached(told.num_cached_tokens)
-                updates = so_far.take(told.updates)
-                output = None if told.output is None else so_far.complete(told.output)
-                deliver([Letter(mailbox, updates, output, told.problem)])
-                if told.is_over:
+                so_far.note_cached(message.num_cached_tokens)
+                updates = so_far.take(message.updates)
+                output = None if message.output is None else so_far.complete(message.output)
+                deliver([Letter(mailbox, updates, output, message.problem)])
+                if message.is_over:
                     return
             raise _LostReplicaError("it ended without a last word")
         finally:
             self._note(lambda placements: placements.ended(request.number))
 
-    async def _messages(self, request: RoutedRequest) -> AsyncIterator[Told]:
+    async def _messages(self, request: RoutedRequest) -> AsyncIterator[ReplicaMessage]:
         """Yield what a replica says. Raises _LostReplicaError; EngineError: no replica accepts the request in time."""
         response = self._handle.remote(request)
         is_over = False
         try:
-            told = await asyncio.wait_for(anext(response), ACCEPT_S)
+            message = await asyncio.wait_for(anext(response), ACCEPT_S)
             while True:
-                is_over = told.is_over
-                yield told
-                told = await anext(response)
+                is_over = message.is_over
+                yield message
+                message = await anext(response)
         except StopAsyncIteration:
             is_over = True
         except TimeoutError:

@@ -4,8 +4,6 @@
 needed: prompts are not shown, but how much of them was cached is.
 """
 
-from collections.abc import Callable
-from importlib.resources import files
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -14,23 +12,13 @@ from starlette.responses import Response
 from pagedkv.memory.routing import Candidate
 from pagedkv.serving.cluster.placements import Placed, SeenReplica
 from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
-from pagedkv.serving.server import ApiError, OpenAccess, Service
+from pagedkv.serving.server import ApiError, Service
 from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.static_pages import PAGE_HEADERS, add_page
 
 __all__ = ["add_routes"]
 
 MOST_SHOWN: Final = 200
-NEEDS_KEY: Final = b'data-access="keys"'
-OPEN: Final = b'data-access="open"'
-HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    ),
-}
 
 
 def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None:
@@ -41,28 +29,13 @@ def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None
         service: the application's service.
         engine: the service's engine.
     """
-    static = files(__package__) / "static"
-    html = (static / "routes.html").read_bytes()
-    is_open = isinstance(service.access, OpenAccess)
-    for path, content, kind in (
-        ("/inspect", html.replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY), "text/html"),
-        ("/inspect/routes.css", (static / "routes.css").read_bytes(), "text/css"),
-        ("/inspect/routes.js", (static / "routes.js").read_bytes(), "text/javascript"),
-    ):
-        app.get(path, include_in_schema=False)(_sender(content, kind))
+    add_page(app, service.access, "/inspect", __package__, "routes")
 
     @app.get("/inspect/routes", include_in_schema=False)
     async def routes(request: Request) -> Response:
         if not service.access.identify(request.headers).is_admin:
             raise ApiError(403, "the page of replicas needs an administrator's key")
-        return json_response(_routes(service, engine), headers=HEADERS)
-
-
-def _sender(content: bytes, kind: str) -> Callable[[], Any]:
-    async def send() -> Response:
-        return Response(content, headers=HEADERS, media_type=kind)
-
-    return send
+        return json_response(_routes(service, engine), headers=PAGE_HEADERS)
 
 
 def _routes(service: Service, engine: ReplicatedEngine) -> dict[str, Any]:

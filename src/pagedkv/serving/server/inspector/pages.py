@@ -15,7 +15,6 @@ Where API keys exist, all data needs an administrator's key. The page sends it i
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from importlib.resources import files
 from typing import Any, Final, final
 
 import msgspec
@@ -24,7 +23,7 @@ from starlette.responses import Response
 
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.memory.space import SpaceInspection
-from pagedkv.serving.server.access import Caller, OpenAccess
+from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream, event
@@ -36,6 +35,7 @@ from pagedkv.serving.server.inspector.snapshot import Snapshot
 from pagedkv.serving.server.inspector.watch import SeenBlock, Watch
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.service import Service
+from pagedkv.serving.server.static_pages import PAGE_HEADERS, add_page
 
 __all__ = ["add_inspector"]
 
@@ -43,17 +43,6 @@ MOST_WATCHERS: Final = 16
 MOST_SAMPLES: Final = 600
 MOST_REQUESTS_OF_A_TIME: Final = 200
 DIGITS_OF_DIGEST: Final = 16
-NEEDS_KEY: Final = b'data-access="keys"'
-OPEN: Final = b'data-access="open"'
-HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-}
 
 
 def add_inspector(
@@ -81,27 +70,8 @@ def add_inspector(
     core.on_entered.append(history.note_arrived)
     service.on_step.append(history.note_step)
     inspector = _Inspector(service, Watch(engine, history, inspection, clock), inspection, has_texts=has_texts)
-    _add_page(app, is_open=isinstance(service.access, OpenAccess))
+    add_page(app, service.access, "/inspect", __package__, "page")
     _add_data(app, inspector)
-
-
-def _add_page(app: FastAPI, *, is_open: bool) -> None:
-    """Add the page. The page of a server without keys sends none; other pages read no data before they have a key."""
-    static = files(__package__) / "static"
-    html = (static / "page.html").read_bytes().replace(NEEDS_KEY, OPEN if is_open else NEEDS_KEY)
-    for path, content, kind in (
-        ("/inspect", html, "text/html"),
-        ("/inspect/page.css", (static / "page.css").read_bytes(), "text/css"),
-        ("/inspect/page.js", (static / "page.js").read_bytes(), "text/javascript"),
-    ):
-        app.get(path, include_in_schema=False)(_sender(content, kind))
-
-
-def _sender(content: bytes, kind: str) -> Callable[[], Any]:
-    async def send() -> Response:
-        return Response(content, headers=HEADERS, media_type=kind)
-
-    return send
 
 
 def _add_data(app: FastAPI, inspector: "_Inspector") -> None:
@@ -112,18 +82,20 @@ def _add_data(app: FastAPI, inspector: "_Inspector") -> None:
 
     @app.get("/inspect/block/{pool:path}/{block_id:int}", include_in_schema=False)
     async def block(request: Request, pool: str, block_id: int) -> Response:
-        return json_response(await inspector.block(inspector.require_admin(request), pool, block_id), headers=HEADERS)
+        return json_response(
+            await inspector.block(inspector.require_admin(request), pool, block_id), headers=PAGE_HEADERS
+        )
 
     @app.get("/inspect/prefixes", include_in_schema=False)
     async def prefixes(request: Request) -> Response:
         inspector.require_admin(request)
-        return json_response(await inspector.prefixes(request.query_params.get("pool")), headers=HEADERS)
+        return json_response(await inspector.prefixes(request.query_params.get("pool")), headers=PAGE_HEADERS)
 
     @app.get("/inspect/history", include_in_schema=False)
     async def history(request: Request) -> Response:
         inspector.require_admin(request)
         from_s, to_s = _seconds(request, "from", 0.0), _seconds(request, "to", math.inf)
-        return json_response(await inspector.history(from_s, to_s), headers=HEADERS)
+        return json_response(await inspector.history(from_s, to_s), headers=PAGE_HEADERS)
 
 
 def _seconds(request: Request, name: str, default: float) -> float:
@@ -165,7 +137,7 @@ class _Inspector:
         async def end() -> None:
             self._num_watchers -= 1
 
-        return EventStream(self._events(), end, HEADERS)
+        return EventStream(self._events(), end, PAGE_HEADERS)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
