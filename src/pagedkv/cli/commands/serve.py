@@ -9,6 +9,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.interrupting import leaving_at_once
+from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.memory.contract.arguments import as_choice
@@ -145,8 +146,10 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         raise ConfigurationError(
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
+    routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
     if model != DEMO:
         require_folder(model)
+    require_free(host, port)
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
@@ -166,7 +169,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     events = None if kv_events is None else server_building.KVEvents(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(None if model == DEMO else model, dtype, engine.config(), config, access, events),
-        server_building.Replicas(replicas, cast("Routing", as_choice(routing, ROUTINGS, "--routing")), ray, gpus_each),
+        server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,
         has_texts=inspect_texts,
     )

@@ -11,6 +11,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ MOST_REPLICAS: Final = 64
 """Replicas that one index can tell apart."""
 GIB: Final = 2**30
 STARTING_S: Final = 1800.0
+REACHED_S: Final = 5.0
 HERE: Final = "local"
 """For Ray: a new cluster of this process, whatever other one runs on the machine."""
 
@@ -96,6 +98,7 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
     address = address or os.environ.get("RAY_ADDRESS") or HERE
     if address == HERE and spec.replica.engine.warm_up:
         compile_loops(spec.replica.engine)  # once, and not in every replica
+    _require_reachable(address)
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
         ray.init(
@@ -104,6 +107,8 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
             logging_level=logging.WARNING,
             log_to_driver=False,
         )
+    if address == HERE:
+        _require_gpus(spec)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     try:
         handle = serve.run(_engines(spec), name=APPLICATION, route_prefix=None)
@@ -113,9 +118,31 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
 
 
 def shut_down() -> None:
-    """End the replicas, Serve, and Ray where this process started it."""
-    serve.shutdown()  # type: ignore[no-untyped-call]
-    ray.shutdown()
+    """End the replicas, Serve, and Ray where this process started it; nothing where Ray did not start."""
+    if ray.is_initialized():  # else Serve would start Ray to end it
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Refuse an address HOST:PORT at which nothing answers; Ray itself would wait there for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit():
+        return  # "local", "auto" and URLs are Ray's to resolve
+    try:
+        socket.create_connection((host, int(port)), REACHED_S).close()
+    except (OSError, OverflowError) as problem:
+        raise ConfigurationError(f"no Ray cluster answers at {address}: {problem}") from None
+
+
+def _require_gpus(spec: ClusterSpec) -> None:
+    """Refuse replicas that wait for GPUs which this machine does not have."""
+    wanted, there = spec.num_replicas * spec.num_gpus, ray.cluster_resources().get("GPU", 0.0)
+    if wanted > there:
+        raise ConfigurationError(
+            f"{spec.num_replicas} replicas of {spec.num_gpus:g} GPUs need {wanted:g}, and this machine has {there:g}: "
+            "take fewer replicas or GPUs for each, or name a cluster"
+        )
 
 
 def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serve, which has no types

@@ -1,0 +1,24 @@
+"""An address to listen at, looked at before anything is loaded."""
+
+import socket
+
+from pagedkv.memory.contract.errors import ConfigurationError
+
+__all__ = ["require_free"]
+
+
+def require_free(host: str, port: int) -> None:
+    """Refuse an address at which a server cannot listen now; port 0 is any free one.
+
+    Raises:
+        ConfigurationError: the port is in use, or the machine has no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"the server cannot listen at {host}:{port} ({problem.strerror}): name another --host or --port"
+        ) from None
