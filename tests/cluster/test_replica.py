@@ -71,9 +71,8 @@ def test_numbers_are_those_of_the_engine(replica: EngineReplica) -> None:
     assert routing["num_running"] == 1
     assert routing["num_blocks"] == 59
     assert routing["num_live"] >= 7
-    assert (
-        scaling == {"num_waiting": 0.0, "blocks_in_use": routing["num_live"] / 59} or scaling["blocks_in_use"] > 7 / 60
-    )
+    assert scaling["num_waiting"] == 0
+    assert routing["num_live"] / 59 <= scaling["blocks_in_use"] <= 1, "read a moment later, and the answer only grows"
     facts = replica.record_replica_metadata()["facts"]
     assert isinstance(facts, ReplicaFacts)
     assert facts == replica.facts()

@@ -137,7 +137,8 @@ def _require_reachable(address: str) -> None:
 
 def _require_gpus(spec: ClusterSpec) -> None:
     """Refuse replicas that wait for GPUs which this machine does not have."""
-    wanted, there = spec.num_replicas * spec.num_gpus, ray.cluster_resources().get("GPU", 0.0)
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    wanted, there = spec.num_replicas * spec.num_gpus, resources.get("GPU", 0.0)
     if wanted > there:
         raise ConfigurationError(
             f"{spec.num_replicas} replicas of {spec.num_gpus:g} GPUs need {wanted:g}, and this machine has {there:g}: "
