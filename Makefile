@@ -56,12 +56,12 @@ test: $(STAMP) ## all tests but the long ones and those of plain loops, with com
 test-plain: $(STAMP) ## those marked `interpreted` or `plain_only`, which see the loops as plain Python
 	NUMBA_DISABLE_JIT=1 $(PYTEST) --hypothesis-profile $(PROFILE) -m "(interpreted or plain_only) and not long"
 
-test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: requests, routes, deaths of replicas
+test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: requests, routes, 23 deaths of replicas
 	$(BIN)/pagedkv warm-up $(POLICIES:%=--eviction %)
 	$(BIN)/pytest -n 0 -m ray tests/cluster
 
 test-long: $(STAMP) ## the tests marked long
-	$(PYTEST) -m long
+	$(PYTEST) -m "long and not ray"
 
 # The oldest version of transformers that is meant, and some between it and that of constraints.txt. Each has an
 # environment that holds what differs, and finds the rest in .venv.
