@@ -272,6 +272,19 @@ class GrowthModel(DraftStatesModel):
                 errors.add(TruncationError)
         return errors
 
+    def shares_from(self, sequence: ModelSequence, first: int) -> bool:
+        """Whether others hold a block of positions from ``first`` on."""
+        return any(
+            sequence.tables[group.index][index] and self.holders(group, sequence, index) > 1
+            for group in self.groups
+            for index in range(first // group.block_size, group.num_blocks(len(sequence.tokens)))
+        )
+
+    def redrafted(self, sequence: ModelSequence, drafts: list[int]) -> None:
+        """A row's last drafts got other ids; its blocks stay."""
+        self.seen["other drafts"] += bool(drafts)
+        sequence.redraft(self.prefixes, drafts)
+
     @staticmethod
     def _is_gone(group: GroupRule, sequence: ModelSequence, length: int) -> bool:
         """Whether a group has released a remaining block, at or after the first one that computing ``length`` reads."""

@@ -56,6 +56,7 @@ def _of_vacant(space: BlockSpace, row: int) -> Iterator[Misuse]:
     yield FreedSequenceError, lambda: space.free(row)
     yield FreedSequenceError, lambda: space.append(row, [0])
     yield FreedSequenceError, lambda: space.truncate(row, [1])
+    yield FreedSequenceError, lambda: space.replace_drafts(row, [0])
     yield FreedSequenceError, lambda: space.fork(row)
     yield FreedSequenceError, lambda: space.block_ids(row)
 
@@ -65,6 +66,7 @@ def _of_unavailable(space: BlockSpace, model: SpaceModel, row: int, error: type[
     yield error, lambda: space.append(row, [0])
     yield error, lambda: space.can_append(row)
     yield error, lambda: space.truncate(row, [1])
+    yield error, lambda: space.replace_drafts(row, [0])
     yield error, lambda: space.fork(row)
     yield StepError if model.is_recurrent and model.in_flight else error, lambda: space.mark_computed(row)
     yield error, lambda: space.swap_out(row)
@@ -95,6 +97,7 @@ def _of_prompts(space: BlockSpace, model: SpaceModel) -> Iterator[Misuse]:
 
 def _of_running(space: BlockSpace, model: SpaceModel, row: int) -> Iterator[Misuse]:
     num_tokens = len(model.sequences[row].tokens)
+    num_drafts = num_tokens - model.sequences[row].num_accepted
     most = model.config.max_tokens
     yield SequenceError, lambda: space.append([row, row], [0, 0])
     yield SequenceError, lambda: space.free([row, row])
@@ -113,6 +116,8 @@ def _of_running(space: BlockSpace, model: SpaceModel, row: int) -> Iterator[Misu
     yield TokenError, lambda: space.truncate(row, [1, 1])
     yield TruncationError, lambda: space.truncate(row, [0])
     yield TruncationError, lambda: space.truncate(row, [num_tokens + 1])
+    yield TokenError, lambda: space.replace_drafts(row, [0] * (num_drafts + 1), [num_drafts + 1])
+    yield TokenError, lambda: space.replace_drafts(row, [0], [0])
     yield ConfigurationError, lambda: space.fork(row, 0)
     yield ConfigurationError, lambda: space.fork(row, at=0)
     yield SequenceError, lambda: space.fork(row, at=num_tokens + 1)

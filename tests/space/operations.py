@@ -21,6 +21,7 @@ from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, Req
 from pagedkv.memory.contract.errors import (
     ConfigurationError,
     SequenceError,
+    SharedPrefixError,
     StepError,
     TooManySequencesError,
     TruncationError,
@@ -261,6 +262,25 @@ class SpaceOperations(RuleBasedStateMachine):
             return
         for sequence, length in zip(batch, lengths, strict=True):
             self.model.truncated(sequence, length)
+
+    def replace_drafts(self, batch: list[ModelSequence], drafts: list[list[int]]) -> None:
+        """Give the last drafts of rows other ids, as many as rows have; drafts that others hold stay as they are."""
+        shared = False
+        drafts = [new[: len(row.tokens) - row.num_accepted] for row, new in zip(batch, drafts, strict=True)]
+        for sequence, new in zip(batch, drafts, strict=True):
+            shared |= bool(new) and self.model.shares_from(sequence, len(sequence.tokens) - len(new))
+        rows, flat = [sequence.row for sequence in batch], [token for new in drafts for token in new]
+        counts = [len(new) for new in drafts]
+        self._note(f"replace drafts of rows {rows} by {drafts}")
+        if shared:
+            with pytest.raises(SharedPrefixError) as caught:
+                self.space.replace_drafts(rows, flat, counts)
+            self._answered(caught.value)
+            self.model.require_unchanged()
+            return
+        self.space.replace_drafts(rows, flat, counts)
+        for sequence, new in zip(batch, drafts, strict=True):
+            self.model.redrafted(sequence, new)
 
     # Sharing
 

@@ -145,6 +145,13 @@ class ModelSequence:
         self.tokens += tokens
         self.num_accepted = len(self.tokens) - num_draft
 
+    def redraft(self, numbers: Prefixes, drafts: list[int]) -> None:
+        """Replace the last drafts."""
+        first, num_draft = len(self.tokens) - len(drafts), len(self.tokens) - self.num_accepted
+        self.tokens, self.prefixes = self.tokens[:first], self.prefixes[:first]
+        self.extend(numbers, drafts, min(num_draft, len(drafts)))
+        self.num_accepted = len(self.tokens) - num_draft
+
     def cut(self, length: int) -> None:
         """Forget the tokens from ``length`` on; what remains is accepted."""
         self.era += length < len(self.tokens)

@@ -189,6 +189,22 @@ class SpaceMachine(SpaceOperations):
         batch = self._choose(self.model.running, places)[:2]
         self.truncate_rows(batch, [len(sequence.tokens) - back // place for place, sequence in enumerate(batch, 1)])
 
+    @precondition(lambda self: self.unplanned_drafts)
+    @rule(places=PLACES, drafts=st.lists(TOKEN, min_size=1, max_size=3), count=st.integers(1, 3))
+    def redraft(self, places: list[int], drafts: list[int], count: int) -> None:
+        """Give drafts other ids, before a step computes them."""
+        batch = self._choose(self.unplanned_drafts, places)
+        self.replace_drafts(batch, [drafts if place % 2 else drafts[:count] for place in range(len(batch))])
+
+    @property
+    def unplanned_drafts(self) -> list[ModelSequence]:
+        """Rows that have drafts, of which no plan computes any; the memory of the model is written with the plan."""
+        return [
+            sequence
+            for sequence in self.model.running
+            if len(sequence.tokens) > sequence.num_accepted >= sequence.num_planned
+        ]
+
     # Sharing
 
     @precondition(lambda self: self.model.running)

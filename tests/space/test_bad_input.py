@@ -191,6 +191,7 @@ ON_ROWS: dict[str, OnRows] = {
     "append_with_copies": lambda space, rows: space.append_with_copies(rows, tokens(len(rows))),
     "can_append": lambda space, rows: space.can_append(rows),
     "truncate": lambda space, rows: space.truncate(rows, [1] * len(rows)),
+    "replace_drafts": lambda space, rows: space.replace_drafts(rows, [], [0] * len(rows)),
     "can_swap_out": lambda space, rows: space.can_swap_out(rows),
     "swap_out": lambda space, rows: space.swap_out(rows),
     "mark_computed": lambda space, rows: space.mark_computed(rows),

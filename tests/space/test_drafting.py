@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow, hash_request_tokens
-from pagedkv.memory.contract.errors import ConfigurationError, PagedKVError, TokenError
+from pagedkv.memory.contract.errors import (
+    ConfigurationError,
+    PagedKVError,
+    SequenceError,
+    SharedPrefixError,
+    TokenError,
+)
 from tests.space.spaces import cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 
@@ -210,3 +216,72 @@ def test_states_are_kept_for_each_row_s_own_guesses() -> None:
         pytest.raises(TokenError, match="num_draft = 4, but a recurrent state cannot be rolled back"),
     ):
         space.append(rows, tokens(5, 50), [4, 1], num_draft=[4, 0])
+
+
+# Drafts whose ids come late
+
+
+def draft_late(space: BlockSpace, row: int, num_draft: int) -> None:
+    """Append a certain token and drafts that nobody knows yet; a step computes them."""
+    length = space.num_tokens(row)
+    space.append(row, [length, *[-1] * num_draft], [1 + num_draft], num_draft=num_draft)
+    run_step(space)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(6, 2))], ids=["full", "hybrid"]
+)
+def test_promise_11_drafts_that_are_replaced_behind_their_plan_are_published_as_what_they_became(
+    groups: tuple[FullAttention | SlidingWindow, ...],
+) -> None:
+    space = new_space(*groups)
+    row = prefill(space, tokens(5))
+    draft_late(space, row, 5)
+    with unchanged(space):
+        space.replace_drafts(row, [], [0])
+    space.replace_drafts(row, tokens(5, first=6), [5])
+    assert hit(space, tokens(12)) == 4  # they are drafts still
+    space.truncate(row, [9])
+    space.check()
+    assert hit(space, tokens(12)) == 8
+    space.append(row, tokens(3, first=9), [3])
+    assert hit(space, tokens(13)) == 12
+    space.check()
+
+
+def test_the_last_drafts_alone_may_be_replaced_of_several_rows() -> None:
+    space = new_space()
+    rows = [prefill(space, tokens(7)), prefill(space, tokens(5, first=100))]
+    for row in rows:
+        space.append(row, [1, 2, 3], [3], num_draft=2)
+    space.replace_drafts(rows, [20, 21, 22], [1, 2])
+    space.truncate(rows, [9, 8])
+    space.append(rows, [9, 108])
+    run_step(space)
+    assert hit(space, [*tokens(7), 1]) == 7 // 4 * 4
+    assert hit(space, [*tokens(7), 1, 2, 3]) == 8
+    assert hit(space, [*tokens(5, first=100), 1, 21, 22, 0]) == 8
+    assert hit(space, [*tokens(5, first=100), 1, 2, 3, 0]) == 4
+    space.check()
+
+
+def test_what_is_no_draft_of_the_row_alone_is_not_replaced() -> None:
+    space = new_space()
+    row = prefill(space, tokens(5))
+    draft_late(space, row, 2)
+    with unchanged(space), pytest.raises(TokenError, match=r"row 0 cannot be given 3 other drafts: 2 of its 8 tokens"):
+        space.replace_drafts(row, [1, 2, 3], [3])
+    with unchanged(space), pytest.raises(TokenError, match="do not add up to the 1 token ids"):
+        space.replace_drafts(row, [1], [2])
+    (child,) = space.fork(row)
+    with unchanged(space), pytest.raises(SharedPrefixError, match="hold its positions 6 to 7 in group 0"):
+        space.replace_drafts(row, [1, 2], [2])
+    space.free(child)
+    space.replace_drafts(row, [6, 7], [2])
+    space.truncate(row, [8])
+    with unchanged(space), pytest.raises(TokenError, match="0 of its 8 tokens are drafts"):
+        space.replace_drafts(row, [1])
+    space.append(row, None)
+    with unchanged(space), pytest.raises(SequenceError, match="row 0 cannot be given other drafts: 1 of its 9"):
+        space.replace_drafts(row, [], [0])

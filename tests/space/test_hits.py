@@ -222,6 +222,12 @@ def with_unknown(space: BlockSpace) -> BlockSpace:
     return space
 
 
+def with_draft(space: BlockSpace) -> BlockSpace:
+    """Append a draft."""
+    space.append([RUNNING], [9], num_draft=1)
+    return space
+
+
 def with_load(space: BlockSpace) -> BlockSpace:
     """Begin to load a prefix."""
     assert space.load(tokens(9, first=700), 8) is not None
@@ -234,6 +240,7 @@ ACTIONS: dict[str, Callable[[BlockSpace], object]] = {
     "fill": lambda space: with_unknown(space).fill([RUNNING], [7]),
     "append_with_copies": lambda space: space.append_with_copies([RUNNING], [7]),
     "truncate": lambda space: space.truncate([RUNNING], [11]),
+    "replace_drafts": lambda space: with_draft(space).replace_drafts([RUNNING], [10]),
     "fork": lambda space: space.fork(RUNNING),
     "free": lambda space: space.free([RUNNING]),
     "swap_out": lambda space: space.swap_out([RUNNING]),

@@ -279,6 +279,7 @@ def space_with_drafts_of_states() -> BlockSpace:
 DRAFT_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "accept drafts, and append others": lambda space: space.append([0], tokens(4), [4], num_draft=3),
     "accept one of two": lambda space: space.truncate([0], [8]),
+    "replace both": lambda space: space.replace_drafts([0], [90, 91], [2]),
     "append more that is unknown": lambda space: space.append([1], None, [1]),
     "fill in": lambda space: space.fill([1], [7], [1]),
     "acknowledge": lambda space: space.acknowledge(space._ledger.in_flight[0].plan.step_id),

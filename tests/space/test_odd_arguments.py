@@ -49,6 +49,8 @@ class Setting:
         space.append([self.waiting], None)
         self.plan = space.plan_step()
         self.other = self._allocate(tokens(5, 400))
+        self.drafting = self._allocate(tokens(5, 600))
+        space.append([self.drafting], [7, 8], [2], num_draft=1)
         self.match = space.match(PROMPT)
         self.ticket = space.hold(space.block_ids(self.running)[:1])
         load = space.load(tokens(9, 500), 8)
@@ -145,6 +147,7 @@ GOOD: Final[dict[str, Callable[[Setting], dict[str, object]]]] = {
     "ref_counts": lambda _: {"pool": "device"},
     "release": lambda it: {"ticket": it.ticket},
     "remove_tenant": lambda _: {"name": "a"},
+    "replace_drafts": lambda it: {"rows": [it.drafting], "token_ids": [7], "counts": [1]},
     "reset_prefix_cache": lambda _: {},
     "set_tenant": lambda _: {"name": "a", "limits": TenantLimits(cap=30)},
     "set_weights_epoch": lambda _: {"weights_epoch": 2},

@@ -12,8 +12,8 @@ Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of th
 further one. Several steps may be in flight. The base classes have the operations on cached content
 (:mod:`~pagedkv.memory.space.content_space`) and on rows that are swapped to the host and back
 (:mod:`~pagedkv.memory.space.swap_space`). These classes check arguments and document; the modules beside them do the
-work: ``admission``, ``growing``, ``filling``, ``truncating``, ``forking``, ``branching``, ``swapping``, ``holding``,
-``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
+work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``, ``swapping``,
+``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
 from typing import Literal, overload
@@ -40,6 +40,7 @@ from pagedkv.memory.space import (
     growing,
     loading,
     planning,
+    redrafting,
     releasing,
     stepping,
     truncating,
@@ -328,6 +329,24 @@ class BlockSpace(SwapSpace):
         batch, tokens = as_batch(rows), as_token_array(token_ids)
         self._state.version += 1
         filling.fill(self._state, self._ledger, batch, counts, tokens)
+
+    def replace_drafts(self, rows: Rows, token_ids: TokenIds, counts: npt.ArrayLike | None = None) -> None:
+        """Give drafts other token ids: those that a draft model proposes after their step was planned.
+
+        Args:
+            rows: the rows, each at most once.
+            token_ids: the new ids of all rows' drafts, concatenated in the order of ``rows``.
+            counts: int32 ``[len(rows)]``, how many of each row's last tokens are replaced. None: one each.
+
+        Raises:
+            TokenError: more than a row's drafts; counts that do not add up; ids outside int32.
+            SharedPrefixError: another sequence or a ticket holds drafts.
+
+        Nothing is changed when it raises. O(rows x groups + tokens).
+        """
+        batch, tokens = as_batch(rows), as_token_array(token_ids)
+        self._state.version += 1
+        redrafting.replace_drafts(self._state, batch, tokens, counts)
 
     def truncate(self, rows: Rows, lengths: npt.ArrayLike) -> None:
         """Roll rows back to earlier lengths, free reserved slots, and accept and publish the remaining tokens.
