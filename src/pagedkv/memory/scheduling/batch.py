@@ -75,7 +75,8 @@ class Drafts:
 
     Args:
         counts: int32 ``[sequences]``, how many each decoding sequence has.
-        token_ids: int32 ``[sum of counts]``, sequence by sequence.
+        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` where the step is to find one
+            out, until ``fill_drafts``.
     """
 
     counts: Int32Array

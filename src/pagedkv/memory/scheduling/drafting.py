@@ -5,6 +5,9 @@ and of the free blocks. A sequence without room for its drafts has none. No requ
 Wrong drafts are rolled back when the batch is finished; until then the space does not publish drafts.
 
 Only requests of one sequence have drafts: samples and beams of one prompt advance together.
+
+A request may propose :data:`UNKNOWN_TOKEN` in place of each draft: then a model proposes them while the step runs, and
+:func:`fill_drafts` brings their ids before the batch is finished.
 """
 
 import numpy as np
@@ -14,11 +17,11 @@ from pagedkv.memory.contract.arguments import as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TokenError
 from pagedkv.memory.scheduling.batch import Batch, BatchDraft, Drafts
-from pagedkv.memory.scheduling.decoding import Decoding
+from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
 
-__all__ = ["append_drafts", "as_accepted", "take_drafts_back"]
+__all__ = ["append_drafts", "as_accepted", "fill_drafts", "take_drafts_back"]
 
 
 def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None:
@@ -49,7 +52,23 @@ def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array 
             f"step {batch.plan.step_id} computes {num_drafts} drafts of sequence {place}, and {accepted[place]} of "
             "them are said to be right"
         )
+    if accepted.any() and batch.drafts is not None and (batch.drafts.token_ids == UNKNOWN_TOKEN).any():
+        raise TokenError(
+            f"step {batch.plan.step_id} has drafts whose ids are not known: bring them by fill_drafts first"
+        )
     return None if batch.drafts is None else accepted.astype(np.int32)
+
+
+def fill_drafts(state: SchedulerState, batch: Batch, token_ids: Int32Array) -> None:
+    """Bring the ids of all drafts of a batch, for requests that still have their rows. O(sequences + drafts)."""
+    decoding, drafts = batch.decoding, batch.drafts
+    assert decoding is not None
+    assert drafts is not None
+    drafts.token_ids[:] = token_ids
+    counts = _counts_of_awaiting(decoding, drafts)
+    places = np.flatnonzero(counts)
+    mine = np.repeat(counts > 0, drafts.counts)
+    state.space.replace_drafts(decoding.rows[places], token_ids[mine], counts[places])
 
 
 def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Array) -> None:
@@ -57,13 +76,18 @@ def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Arr
     decoding, drafts = batch.decoding, batch.drafts
     assert decoding is not None
     assert drafts is not None
+    places = np.flatnonzero(_counts_of_awaiting(decoding, drafts))
+    rows = decoding.rows[places]
+    state.space.truncate(rows, state.space.lengths(rows) - drafts.counts[places] + num_accepted[places])
+
+
+def _counts_of_awaiting(decoding: Decoding, drafts: Drafts) -> Int32Array:
+    """Count the drafts of each sequence, 0 where its request waits for nothing of these common steps any more."""
     counts = [
         part if _awaits(request, decoding) else np.zeros_like(part)
         for request, part in zip(decoding.requests, decoding.parts(drafts.counts), strict=True)
     ]
-    places = np.flatnonzero(np.concatenate(counts))
-    rows = decoding.rows[places]
-    state.space.truncate(rows, state.space.lengths(rows) - drafts.counts[places] + num_accepted[places])
+    return np.concatenate(counts)
 
 
 def _awaits(request: Request, decoding: Decoding) -> bool:

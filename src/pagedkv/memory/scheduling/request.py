@@ -63,7 +63,7 @@ class Request:
         keys: extra keys of its blocks.
         max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
         propose: proposes drafts that may follow its tokens, the last generated one included; None: no drafts. Called
-            while it decodes as one sequence.
+            while it decodes as one sequence. Drafts may be ``UNKNOWN_TOKEN``: their ids come while the step runs.
         intent: what its caller says about its content. A preempted request keeps it.
         replaces: the request that this one supersedes, such as an earlier turn of its conversation; None once it has
             been admitted.

@@ -35,7 +35,7 @@ from pagedkv.memory.scheduling.admitting import fits_alone, let_in
 from pagedkv.memory.scheduling.batch import Batch, BatchDraft, Progress
 from pagedkv.memory.scheduling.branching import branch_off
 from pagedkv.memory.scheduling.config import SchedulingConfig
-from pagedkv.memory.scheduling.drafting import append_drafts, as_accepted
+from pagedkv.memory.scheduling.drafting import append_drafts, as_accepted, fill_drafts
 from pagedkv.memory.scheduling.finishing import Sampled, finish, supply
 from pagedkv.memory.scheduling.growing import decode, prefill
 from pagedkv.memory.scheduling.loader import Loader
@@ -160,6 +160,29 @@ class Scheduler:
         if not (draft.lacks_blocks or state.is_draining):
             budget = let_in(state, draft, budget)
             append_drafts(state, draft, budget)
+
+    def fill_drafts(self, batch: Batch, token_ids: TokenIds) -> None:
+        """Bring the ids of a batch's drafts, where requests proposed unknown ones; before it is finished.
+
+        Args:
+            batch: the newest batch in flight; the ids of its drafts change.
+            token_ids: int32 ``[batch.num_drafted]``, sequence by sequence.
+
+        Raises:
+            StepError: the batch is not the newest in flight.
+            TokenError: not as many ids as drafts, or one that is below 0.
+        """
+        state = self._state
+        if not state.in_flight or state.in_flight[-1] is not batch:
+            raise StepError(f"step {batch.plan.step_id} is not the newest in flight: its drafts are settled")
+        tokens = as_token_array(token_ids)
+        if len(tokens) != batch.num_drafted or tokens.min(initial=0) < 0:
+            raise TokenError(
+                f"step {batch.plan.step_id} has {batch.num_drafted} drafts, whose ids are 0 or more; got "
+                f"{len(tokens)} ids, the least of them {tokens.min(initial=0)}"
+            )
+        if batch.drafts is not None:
+            fill_drafts(state, batch, tokens)
 
     def finish(  # noqa: PLR0913 - the sampled tokens, and all that goes with them, by keywords
         self,

@@ -41,11 +41,13 @@ class BorrowedModel:
 
     Args:
         model: the model, whose configs stay the same ones.
+        others: models that are borrowed together with it.
     """
 
-    def __init__(self, model: compat.Model) -> None:
+    def __init__(self, model: compat.Model, *others: compat.Model) -> None:
         self._model = model
-        self._configs = compat.attention_configs(model)
+        found = [config for each in (model, *others) for config in compat.attention_configs(each)]
+        self._configs = tuple({id(config): config for config in found}.values())
         with _LISTING:
             locks = {id(config): _LOCKS.setdefault(id(config), _ConfigLock(config)) for config in self._configs}
         self._locks = [locks[key] for key in sorted(locks)]  # one order for all: nobody waits in a circle

@@ -77,6 +77,8 @@ class EngineConfig:
         predicted_tokens: tokens of a sequence that a step guesses at most from what a request predicts
             (``Intent.prediction``), 0 to 64; answers stay the same. 0: predictions are not used. With recurrent layers
             also at most the guesses of ``speculation``, since each takes a state.
+        num_draft_tokens: tokens of a sequence that a draft model guesses in a step, 0 to 64; answers stay the same. 0:
+            4 where the engine is given a draft model. Not together with ``speculation`` or ``overlap``.
         leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
             space then shows the engine's seconds.
         events: log the names that blocks get and lose, for a publisher (:mod:`pagedkv.events`) that drains them after
@@ -115,6 +117,7 @@ class EngineConfig:
     overlap: bool = False
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
+    num_draft_tokens: int = 0
     leases: bool = False
     events: bool = False
     tenants: Mapping[str, TenantLimits] | None = None
@@ -142,6 +145,8 @@ class EngineConfig:
         if self.speculation is not None:
             require_instance(self.speculation, PromptLookup, "speculation")
         as_count(self.predicted_tokens, "predicted_tokens", most=MOST_TOKENS)
+        as_count(self.num_draft_tokens, "num_draft_tokens", most=MOST_TOKENS)
+        self._require_one_guesser()
         require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
@@ -154,6 +159,20 @@ class EngineConfig:
         if self.preemption == "swap" and not self.num_host_blocks:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
+    def _require_one_guesser(self) -> None:
+        """Refuse what a draft model does not go with."""
+        if not self.num_draft_tokens:
+            return
+        if self.speculation is not None:
+            raise ConfigurationError(
+                "a draft model and `speculation` both guess the tokens of a sequence: leave one of them out"
+            )
+        if self.overlap:
+            raise ConfigurationError(
+                "a draft model needs the last token of each sequence before a step begins, so that no two steps could "
+                "`overlap`: leave one of them out"
+            )
+
     def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:
         """Give the scheduler's part; the model says whether what it decoded may be hit by others."""
         return SchedulingConfig(
@@ -165,6 +184,10 @@ class EngineConfig:
             overlap=self.overlap,
         )
 
+    def longest(self, model_tokens: int | None) -> int:
+        """Tokens of the longest sequence; ``model_tokens``: that the model knows, None if it does not say."""
+        return self.max_tokens or model_tokens or 4096
+
     @property
     def most_drafts(self) -> int:
         """Guessed tokens of a sequence in a step at most."""
@@ -173,7 +196,7 @@ class EngineConfig:
     @property
     def num_draft_states(self) -> int:
         """Guessed tokens of a sequence in a step at most where each takes a state, as in recurrent layers."""
-        return 0 if self.speculation is None else self.speculation.num_tokens
+        return self.num_draft_tokens if self.speculation is None else self.speculation.num_tokens
 
     def stored(self, groups: EngineGroups, device: torch.device) -> EngineGroups:
         """Give groups whose keys and values are stored as ``kv_dtype`` says. Raises ConfigurationError."""
@@ -197,7 +220,7 @@ class EngineConfig:
         Raises:
             ConfigurationError: not enough memory, or pools that do not exist.
         """
-        longest = self.max_tokens or model_tokens or 4096
+        longest = self.longest(model_tokens)
         config = SpaceConfig(
             groups.specs,
             dict.fromkeys([spec.pool for spec in groups.specs], 2),

@@ -21,15 +21,15 @@ new step takes from device memory. Sampling comes last, since penalties need the
 
 from collections.abc import Callable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 import torch
 
-from pagedkv.memory.attention import backend_for
+from pagedkv.memory.attention import AttentionBackend, backend_for
 from pagedkv.memory.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import (
@@ -42,31 +42,36 @@ from pagedkv.memory.contract.errors import (
     UnsupportedModelError,
 )
 from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of, is_device_failure
-from pagedkv.memory.scheduling import AbortedBatches, Batch, Decoding, Progress, Request, Scheduler
+from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, StepInputs, block_nbytes_of, is_device_failure
+from pagedkv.memory.scheduling import AbortedBatches, Batch, Progress, Request, Scheduler
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.answering import Answering, Sampler, Sampling, Taken
+from pagedkv.serving.engine.answering import Answering, Sampler, Taken
+from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
 from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.serving.engine.drafting import Drafter, DraftModel
 from pagedkv.serving.engine.driving import Driver
 from pagedkv.serving.engine.engine_request import EngineRequest, Wish
 from pagedkv.serving.engine.failed_steps import FailedSteps, may_be_retried
-from pagedkv.serving.engine.flat_batch import flatten
+from pagedkv.serving.engine.flat_batch import FlatBatch, flatten
+from pagedkv.serving.engine.flights import Finished, Flight
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
-from pagedkv.serving.engine.prompt_scores import scorings_of
+from pagedkv.serving.engine.prompt_scores import PromptScoring, scorings_of
 from pagedkv.serving.engine.ranks import RankGroup, follow
+from pagedkv.serving.engine.recording import record_of
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
+from pagedkv.serving.engine.row_lists import RowLists
 from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
-from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of, with_drafts
+from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
 
@@ -89,6 +94,8 @@ class EngineCore:
         sampler: what draws tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
         clock: gives seconds, never backwards.
         ranks: the processes that the model is shared out to; None: it is whole here.
+        draft: a model that proposes tokens, whose groups are the last ones of ``groups``
+            (:func:`~pagedkv.serving.engine.drafting.paired`); None: there is none.
 
     Attributes:
         space: the block space, to be looked at.
@@ -115,11 +122,18 @@ class EngineCore:
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
         ranks: RankGroup | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
+        if draft is None and config.num_draft_tokens:
+            raise ConfigurationError(
+                f"num_draft_tokens is {config.num_draft_tokens}, and there is no draft model to guess them: give one "
+                "(`LLM.draft_model`), or leave it 0"
+            )
         self.config = config
         self._ranks = ranks
         self.driver = Driver()
-        self._model = model
+        self._model, self._draft_model = model, None if draft is None else draft.model
+        self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
@@ -129,22 +143,15 @@ class EngineCore:
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
         self._tiers = NoTiers()
         if config.tiers:
-            self._tiers = RequestTiers(EngineTiers(config.tiers, model, self.space, storage, self._note_loaded))
+            self._tiers = RequestTiers(
+                EngineTiers(config.tiers, model, self.space, storage, self._note_loaded, draft=self._draft_model)
+            )
         scheduling = config.scheduling(publishes_answers=not replays_steps)
         self.scheduler = Scheduler(scheduling, self.space, self._tiers.loader)
         self.model_end_ids = compat.end_token_ids(model)
         self._num_vocabulary = compat.vocabulary_size(model)
         limit = config.num_draft_states if groups.states else config.predicted_tokens
         self._num_predicted = min(limit, config.predicted_tokens)
-        backend = backend_for(
-            storage,
-            groups.attention,
-            max_places=config.max_sequences,
-            max_tokens=config.max_batched_tokens,
-            max_length=space_config.max_tokens,
-            query_dtype=model.dtype,
-            num_draft=config.most_drafts,
-        )
         self._uncaptured = (
             what_prevents_graphs(groups, model.device) if config.capture_steps else "capture_steps is off"
         )
@@ -153,13 +160,14 @@ class EngineCore:
             model,
             groups,
             self.executor,
-            backend,
+            self._backend(model, groups),
             replays_steps=replays_steps,
             continues=continues,
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
         )
         self.memory = self._runner.prepare(config.max_sequences)
+        self._drafter = None if draft is None else self._new_drafter(draft)
         self._answering = Answering(BatchSampler(self._num_vocabulary) if sampler is None else sampler)
         self._rules = RequestRules(config, self.space, self.model_end_ids, self._num_vocabulary, decode)
         self._clock = clock
@@ -167,12 +175,28 @@ class EngineCore:
         self._requests: dict[Request, EngineRequest] = {}
         self._num_requests = 0
         self.on_entered: list[Callable[[EngineRequest], None]] = []
-        self._decoding: Decoding | None = None
-        self._decoding_rows: tuple[SampledRow, ...] = ()
+        self._rows = RowLists(self._requests)
         self._failure: str | None = None
         self._failed_steps = FailedSteps(config.max_batched_tokens)
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._last_done = 0  # the last step that the device has run
+
+    def _backend(self, model: compat.Model, groups: EngineGroups) -> AttentionBackend:
+        config = self.config
+        return backend_for(
+            self.executor.storage,
+            groups.attention,
+            max_places=config.max_sequences,
+            max_tokens=config.max_batched_tokens,
+            max_length=self.space.config.max_tokens,
+            query_dtype=model.dtype,
+            num_draft=config.most_drafts,
+        )
+
+    def _new_drafter(self, draft: DraftModel) -> Drafter:
+        drafter = Drafter(draft, self.executor, self._backend(draft.model, draft.groups), self._num_vocabulary)
+        self.memory = self.memory.beside(drafter.prepare(self.config.max_sequences), self._model, draft.model)
+        return drafter
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
         with refusing("what graphs read and write", model.device):
@@ -264,6 +288,8 @@ class EngineCore:
     def _enter(self, request: EngineRequest) -> None:
         if request.intent.prediction and self._num_predicted:
             request.guess_by_prediction(self._num_predicted)
+        elif self._drafter is not None:
+            request.guess_by_model(self.config.num_draft_tokens)
         elif self.config.speculation is not None:
             request.guess_by(self.config.speculation)
         self._num_requests += 1
@@ -395,7 +421,8 @@ class EngineCore:
         with self._driving():
             self._land()
             tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
-            return write_prefix(Path(path), self._model, self.space, self.executor.storage, tokens, keys)
+            storage = self.executor.storage
+            return write_prefix(Path(path), self._model, self.space, storage, tokens, keys, draft=self._draft_model)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
         """Bring a prefix from a file of :meth:`export` into the cache. The file's salt must be this one.
@@ -413,7 +440,8 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            return read_prefix(Path(path), self._model, self.space, self.executor.storage, Intent(salt=salt).keys)
+            storage, keys = self.executor.storage, Intent(salt=salt).keys
+            return read_prefix(Path(path), self._model, self.space, storage, keys, draft=self._draft_model)
 
     # Tiers
 
@@ -452,8 +480,8 @@ class EngineCore:
             weights_epoch: text, where ``EngineConfig.weights_epoch`` is text; where that is a number, one that is not
                 below the epoch in force: then hits may rest on weights of ``EngineConfig.max_epoch_lag`` epochs back.
             change: brings the new weights, ``lambda: model.load_state_dict(weights)`` say; called where no engine
-                computes with the model. None: they are there. What it raises is passed on, and the epoch has begun all
-                the same, since some weights may be new: try again with another one.
+                computes with the model, or with the draft model. None: they are there. What it raises is passed on, and
+                the epoch has begun all the same, since some weights may be new: try again with another one.
 
         Raises:
             ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
@@ -471,7 +499,7 @@ class EngineCore:
             self.space.set_weights_epoch(weights_epoch)
             try:
                 if change is not None:
-                    with self._runner.borrowed.alone():
+                    with self._borrowed.alone():
                         change()
             finally:
                 self._tiers.renew()
@@ -523,7 +551,7 @@ class EngineCore:
         logits = self._tried(batch, lambda: self._forward(batch))
         if logits is None:
             return self._undone(batch, times, num_finished, self._finish_last())
-        flight = _Flight(batch, self._rows(batch))
+        flight = Flight(batch, self._rows.of(batch))
         times.append(self._clock())
         if self.config.overlap:
             finished = self._finish_last()
@@ -537,7 +565,7 @@ class EngineCore:
             seconds = np.diff(times)[[0, 1, 3, 2]]
         else:
             if not self._sampled(flight, logits):
-                return self._undone(batch, times, num_finished, _Finished())
+                return self._undone(batch, times, num_finished, Finished())
             times.append(self._clock())
             finished = self._finish(flight)
             times.append(self._clock())
@@ -545,9 +573,10 @@ class EngineCore:
         if _computes(batch):
             self._failed_steps.note_success()
         self._tiers.after_step(batch, times[-1] - times[0], is_idle=self.scheduler.is_idle)
-        return self._record(batch, num_finished + finished.num_requests, finished.num_accepted, seconds.tolist())
+        finished = finished.plus(Finished(num_finished))
+        return record_of(batch, self.scheduler, self.space, finished, seconds.tolist())
 
-    def _sample(self, flight: "_Flight", logits: torch.Tensor) -> "_Flight":
+    def _sample(self, flight: Flight, logits: torch.Tensor) -> Flight:
         """Begin to sample the rows of a step whose answers go on; their tokens stay on the device for the next step."""
         rows = flight.rows
         if self.config.overlap and not all(row.goes_on for row in rows):
@@ -561,7 +590,7 @@ class EngineCore:
                 self._keep_last_tokens(flight)
         return flight
 
-    def _keep_last_tokens(self, flight: "_Flight") -> None:
+    def _keep_last_tokens(self, flight: Flight) -> None:
         sampling = flight.sampling
         if sampling is None or sampling.pending is None or any(row.drafts for row in sampling.rows):
             return  # beams, and requests with drafts, never run ahead
@@ -570,10 +599,10 @@ class EngineCore:
         is_all = len(sampling.places) == len(asked)
         self._runner.last_tokens.keep(asked if is_all else asked[sampling.places], sampling.pending.token_ids)
 
-    def _finish(self, flight: "_Flight | None") -> "_Finished":
+    def _finish(self, flight: Flight | None) -> Finished:
         """Let the answers grow by what a step sampled, and tell the scheduler."""
         if flight is None:
-            return _Finished()
+            return Finished()
         batch, rows, places = flight.batch, flight.rows, flight.places
         taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
         if places is not None:
@@ -591,9 +620,9 @@ class EngineCore:
         )
         self._note_progress(progress, taken, rows)
         self._tiers.chunks_computed(batch, self._requests)
-        return _Finished(len(progress.finished), sum(taken.num_accepted.values()))
+        return Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
-    def _finish_last(self) -> "_Finished":
+    def _finish_last(self) -> Finished:
         """Finish the step in flight, if there is one."""
         flight, self._flight = self._flight, None
         return self._finish(flight)
@@ -625,22 +654,19 @@ class EngineCore:
             return self.executor.launch(plan, lambda _: torch.zeros(0))
         requests = [self._requests[chunk.request] for chunk in batch.prefilling]
         scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
-        logits = self.executor.launch(plan, lambda inputs: self._runner.compute(plan, inputs, flat, scorings))
+        logits = self.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, scorings))
         is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
 
-    def _rows(self, batch: Batch) -> Sequence[SampledRow]:
-        """Tell whose tokens are sampled, in the batch's order."""
-        if batch.decoding is not self._decoding:
-            self._decoding = batch.decoding
-            requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
-            self._decoding_rows = tuple(SampledRow(request, sample) for request in requests for sample in request.live)
-        decoding_rows = self._decoding_rows if batch.drafts is None else with_drafts(self._decoding_rows, batch.drafts)
-        chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
-        if not chunks:
-            return decoding_rows
-        requests = [self._requests[chunk.request] for chunk in chunks]
-        return [*decoding_rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
+    def _compute(
+        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptScoring]
+    ) -> torch.Tensor:
+        """Run the models of a step: a draft model first, whose drafts the other one computes."""
+        if self._drafter is not None:
+            flat, drafts = self._drafter.draft(batch, inputs, flat, self._rows.decoding(batch))
+            if len(drafts):
+                self.scheduler.fill_drafts(batch, drafts)
+        return self._runner.compute(batch.plan, inputs, flat, scorings)
 
     # What a step changed
 
@@ -674,7 +700,7 @@ class EngineCore:
             request, ended = rows[place].request, rows[place].sample
             request.live = [each for each in request.live if each is not ended]
         if taken.ended:
-            self._decoding, self._decoding_rows = None, ()
+            self._rows.forget()
         for scheduled in progress.finished:
             request = self._requests.pop(scheduled)
             self._tiers.ended(request)
@@ -687,37 +713,6 @@ class EngineCore:
 
     def _fail(self, request: EngineRequest, failure: Exception) -> None:
         self._end(request, "failed", f"{type(failure).__name__}: {failure}")
-
-    def _record(self, batch: Batch, num_finished: int, num_accepted: int, seconds: list[float]) -> StepRecord:
-        num_decoded = len(batch.decoded_token_ids)
-        kinds = [preempted.kind for preempted in batch.preempted]
-        names = self.space.config.pool_names
-        num_free = sum(self.space.num_free_blocks(name) for name in names)
-        num_blocks = sum(count - 1 for count in self.space.config.blocks_by_pool().values())
-        return StepRecord(
-            step_id=batch.plan.step_id,
-            num_decoded=num_decoded,
-            num_prefilled=sum(len(chunk.token_ids) for chunk in batch.prefilling),
-            num_sampled=batch.num_samples,
-            num_admitted=len(batch.admitted),
-            num_resumed=len(batch.resumed),
-            num_swapped_out=kinds.count("swap"),
-            num_recomputed=kinds.count("recompute"),
-            num_finished=num_finished,
-            num_rejected=len(batch.rejected),
-            num_hit_tokens=sum(admission.num_hit_tokens for admission in batch.admitted),
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            num_swapped=self.scheduler.num_swapped,
-            num_used_blocks=num_blocks - num_free,
-            num_blocks=num_blocks,
-            schedule_seconds=seconds[0],
-            forward_seconds=seconds[1],
-            sample_seconds=seconds[2],
-            finish_seconds=seconds[3],
-            num_drafted=batch.num_drafted,
-            num_accepted=num_accepted,
-        )
 
     # Steps that fail
 
@@ -732,13 +727,13 @@ class EngineCore:
             self._failed_steps.note_failure(problem)
         return None
 
-    def _sampled(self, flight: "_Flight", logits: torch.Tensor) -> bool:
+    def _sampled(self, flight: Flight, logits: torch.Tensor) -> bool:
         """Begin to sample a step; return False if that failed. Beams go on at once, so they cannot be sampled again."""
         has_beams = any(row.request.beams is not None for row in flight.rows)
         sampled = self._tried(flight.batch, lambda: self._sample(flight, logits), is_repeatable=not has_beams)
         return sampled is not None
 
-    def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: "_Finished") -> StepRecord:
+    def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: Finished) -> StepRecord:
         """Abort a step that failed, and end requests of it if it was a retry; the one before it is finished."""
         if self.executor.storage.device.type == "cuda":
             torch.cuda.empty_cache()  # memory of the failed pass, in pieces that the next one may not fit into
@@ -757,7 +752,8 @@ class EngineCore:
             error = f"a step that computes it failed twice: {self._failed_steps.reason}"
             self._end(self._requests[scheduled], "failed", error)
         seconds = [*np.diff([*times, self._clock()]).tolist(), 0.0, 0.0]
-        record = self._record(batch, num_finished + finished.num_requests + len(ended), finished.num_accepted, seconds)
+        finished = finished.plus(Finished(num_finished + len(ended)))
+        record = record_of(batch, self.scheduler, self.space, finished, seconds)
         return replace(
             record,
             num_decoded=0,
@@ -813,33 +809,6 @@ class EngineCore:
             if self._failure is not None:
                 raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
             yield
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A step that was launched and is not finished.
-
-    Args:
-        batch: the step; rows: those that it samples, in the batch's order.
-        places: which of the rows were sampled, since others ended before; None: all of them.
-        sampling: what was drawn; None: nothing was to be sampled.
-    """
-
-    batch: Batch
-    rows: Sequence[SampledRow]
-    places: list[int] | None = None
-    sampling: Sampling | None = None
-
-
-class _Finished(NamedTuple):
-    """What finished steps changed: requests that ended, and drafts that were right."""
-
-    num_requests: int = 0
-    num_accepted: int = 0
-
-    def plus(self, other: "_Finished") -> "_Finished":
-        """Add what another step changed."""
-        return _Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)
 
 
 def _computes(batch: Batch) -> bool:

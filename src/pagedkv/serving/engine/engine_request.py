@@ -13,7 +13,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Explanation
-from pagedkv.memory.scheduling import NO_INTENT, Request
+from pagedkv.memory.scheduling import NO_INTENT, UNKNOWN_TOKEN, Request
 from pagedkv.serving.engine.beams import Beams
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import FinishReason, RequestOutput
@@ -250,6 +250,16 @@ class EngineRequest:
         if self._may_guess:
             text = PredictedText(self.intent.prediction)
             self.scheduled.propose = lambda most: text.propose(self.live[0].token_ids, min(most, num_tokens))
+
+    def guess_by_model(self, num_tokens: int) -> None:
+        """Let a draft model guess the tokens that follow, in the step that computes them, as :meth:`guess_by` does.
+
+        Args:
+            num_tokens: guesses in a step at most.
+        """
+        if self._may_guess:
+            unknown = np.full(num_tokens, UNKNOWN_TOKEN, np.int32)
+            self.scheduled.propose = lambda most: unknown[:most]
 
     @property
     def _may_guess(self) -> bool:

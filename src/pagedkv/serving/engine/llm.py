@@ -16,7 +16,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arguments import TokenIds, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError, RequestError, TokenError
+from pagedkv.memory.contract.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.warming import ATTENTION, make_ready, of_spaces, of_stores
 from pagedkv.serving.engine import compat
@@ -24,6 +24,7 @@ from pagedkv.serving.engine.answering import Sampler
 from pagedkv.serving.engine.chat import chat_token_ids, is_chat
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
+from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS, DraftModel, paired
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.grouping import EngineGroups, group_layers
 from pagedkv.serving.engine.intent import PLAIN, Intent
@@ -67,10 +68,13 @@ class LLM:
         clock: gives seconds, never backwards: by it leases end, and outputs tell how long things took.
         ranks: the processes that the model is shared out to, each of which builds an engine with the same model and
             configuration; requests go to rank 0, and the others call :meth:`follow`. The model is cut in place.
+        draft_model: a smaller decoder of the same vocabulary on the same device, of attention alone, which guesses
+            tokens (``EngineConfig.num_draft_tokens``); answers stay the same. It may be the same model. None: there is
+            none.
 
     Attributes:
         core: the loop, for whoever drives it step by step.
-        groups: what the model's layers were found to keep.
+        groups: what the model's layers were found to keep, and behind them those of a draft model.
         self_test: how far the model over blocks is from itself, dense; None where it was not asked for.
 
     Raises:
@@ -87,8 +91,11 @@ class LLM:
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
         ranks: RankGroup | None = None,
+        draft_model: compat.Model | None = None,
     ) -> None:
         config = EngineConfig() if config is None else config
+        if draft_model is not None:
+            config = replace(config, num_draft_tokens=config.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
         self._ranks = ranks
         if ranks is not None:
             config = _for_ranks(config)
@@ -98,6 +105,9 @@ class LLM:
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test
+        draft = None
+        if draft_model is not None:
+            self.groups, draft = with_draft_model(model, self.groups, draft_model, config)
         self.core = EngineCore(
             model,
             self.groups,
@@ -108,6 +118,7 @@ class LLM:
             sampler=sampler,
             clock=clock,
             ranks=ranks,
+            draft=draft,
         )
         self._tokenizer = tokenizer
 
@@ -323,7 +334,12 @@ def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | Non
 
 def _for_ranks(config: EngineConfig) -> EngineConfig:
     """Return a configuration for an engine on several ranks. Raises ConfigurationError for what it does not serve."""
-    wished = {"tiers": bool(config.tiers), "overlap": config.overlap, "compile_model": config.compile_model}
+    wished = {
+        "tiers": bool(config.tiers),
+        "overlap": config.overlap,
+        "compile_model": config.compile_model,
+        "draft_model": config.num_draft_tokens > 0,
+    }
     refused = [name for name, is_wished in wished.items() if is_wished]
     if refused:
         raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
@@ -344,6 +360,25 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
     """
     require_supported(model)
     return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.num_draft_states)
+
+
+def with_draft_model(
+    model: compat.Model, groups: EngineGroups, draft_model: compat.Model, config: EngineConfig
+) -> tuple[EngineGroups, DraftModel]:
+    """Find out what a draft model's layers keep, and put their groups behind those of the model.
+
+    Raises:
+        UnsupportedModelError: paged memory would compute it wrongly, or it has recurrent layers.
+        ConfigurationError: it does not fit the model.
+    """
+    try:
+        draft_groups = find_groups(draft_model, config)
+        both = paired(model, groups, draft_model, draft_groups, config.longest(compat.longest_sequence(model)))
+        if config.self_test and draft_model is not model:
+            self_test(draft_model, draft_groups)
+    except UnsupportedModelError as problem:
+        raise UnsupportedModelError(f"the draft model cannot be used: {problem}") from problem
+    return both
 
 
 def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:

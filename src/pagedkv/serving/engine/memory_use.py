@@ -27,7 +27,7 @@ class MemoryUse(NamedTuple):
     """Bytes on an engine's device.
 
     Args:
-        weights_nbytes: parameters and buffers of the model, each memory once.
+        weights_nbytes: parameters and buffers of the model, and of a draft model, each memory once.
         kv_nbytes: blocks of all pools.
         activations_nbytes: the most that a step of ``max_batched_tokens`` allocates and frees; None: not measured, on a
             CPU, and for models whose steps have tensors of other shapes.
@@ -41,10 +41,23 @@ class MemoryUse(NamedTuple):
     graphs_nbytes: int
     free_nbytes: int | None
 
+    def beside(self, other: "MemoryUse", *models: compat.Model) -> "MemoryUse":
+        """Add what another model takes over the same blocks, measured later; the two run one after the other."""
+        steps = [each.activations_nbytes for each in (self, other)]
+        activations = None if steps[0] is None or steps[1] is None else max(steps[0], steps[1])
+        return MemoryUse(
+            weights_nbytes(*models),
+            self.kv_nbytes,
+            activations,
+            self.graphs_nbytes + other.graphs_nbytes,
+            other.free_nbytes,
+        )
 
-def weights_nbytes(model: compat.Model) -> int:
-    """Count the bytes of a model's parameters and buffers, tied ones once. O(weights)."""
-    storages = (each.untyped_storage() for part in (model.parameters(), model.buffers()) for each in part)
+
+def weights_nbytes(*models: compat.Model) -> int:
+    """Count the bytes of models' parameters and buffers, shared ones once. O(weights)."""
+    parts = (part for model in models for part in (model.parameters(), model.buffers()))
+    storages = (each.untyped_storage() for part in parts for each in part)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

@@ -200,6 +200,24 @@ class ModelRunner:
             order = torch.from_numpy(np.argsort(where)).to(self._device)
             return torch.cat([logits for _, logits in answers])[order]
 
+    def compute_part(
+        self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a model of attention alone over some tokens of a step, call by call; within its launch.
+
+        Args:
+            step: metadata of these tokens; token_ids, positions: int64 ``[tokens]``.
+            wanted: int64 ``[n]``, places of tokens that are to say what comes next.
+
+        Returns:
+            float32 ``[n, vocabulary]``.
+
+        Raises:
+            EngineError: the model calls other layers than when it was probed.
+        """
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            return self._flat_pass(step, token_ids[None], positions[None], wanted)
+
     def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
         """Run a model of attention alone, by a graph where one serves."""
         if self._captured is not None:

@@ -45,11 +45,13 @@ class BatchSampler:
     Args:
         vocab_size: columns of the logits.
         draws_ahead: whether :meth:`begin` lets the device draw alone; None: on a GPU.
+        tells_logprobs: whether rows get the log-probabilities that they ask for; False where tokens are guesses.
     """
 
-    def __init__(self, vocab_size: int, *, draws_ahead: bool | None = None) -> None:
+    def __init__(self, vocab_size: int, *, draws_ahead: bool | None = None, tells_logprobs: bool = True) -> None:
         self.vocab_size = as_count(vocab_size, "vocab_size", least=1)
         self._draws_ahead = draws_ahead
+        self._told = ~Feature.NONE if tells_logprobs else ~Feature.LOGPROBS
 
     def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
         """Sample one token for each row. The sequences are not changed: tell them what was accepted.
@@ -70,7 +72,7 @@ class BatchSampler:
         """
         scores = as_scores(logits, len(places), self.vocab_size)
         self._check(places)
-        asked = features_of(places)
+        asked = features_of(places) & self._told
         if places and asked == Feature.NONE:
             chosen = choose_greatest(scores, places)
             return SampledTokens(chosen.token_ids, failures=chosen.failures)
@@ -91,7 +93,7 @@ class BatchSampler:
             as_given = tiled(scores) if adjustment.has_changed else tiles
             answer.tell_logprobs(as_given, together, [places[row] for row in together])
         for row, copy in copies.items():
-            wants_logprobs = places[row].sequence.features & Feature.LOGPROBS
+            wants_logprobs = places[row].sequence.features & self._told & Feature.LOGPROBS
             as_it_came = scores[row : row + 1].clone() if wants_logprobs else None
             answer.ask(row, WaitingRow(row, places[row], copy, as_it_came))
         return answer.told()
@@ -105,7 +107,7 @@ class BatchSampler:
         """
         scores = as_scores(logits, len(places), self.vocab_size)
         self._check(places)
-        asked = features_of(places)
+        asked = features_of(places) & self._told
         if places and asked == Feature.NONE:
             return PendingTokens.on_their_way(greatest_words(scores), places)
         draws_ahead = scores.is_cuda if self._draws_ahead is None else self._draws_ahead

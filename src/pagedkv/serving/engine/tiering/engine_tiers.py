@@ -64,6 +64,8 @@ class EngineTiers:
         model: whose weights are part of the identity.
         space: the block space; storage: its memory.
         on_loaded: called with each request whose load has ended.
+        draft: the model whose layers the last groups are of, whose weights are part of the identity too; None: there
+            is none.
 
     Raises:
         ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
@@ -77,9 +79,11 @@ class EngineTiers:
         space: BlockSpace,
         storage: KVStorage,
         on_loaded: Callable[[Request], None],
+        *,
+        draft: compat.Model | None = None,
     ) -> None:
         self._space = space
-        self._model = model
+        self._model, self._draft = model, draft
         self._storage = storage
         self._layout = EntryLayout(space.config.groups, block_nbytes(storage))
         entry_nbytes = max(self._layout.run_nbytes, self._layout.end_nbytes)
@@ -114,7 +118,8 @@ class EngineTiers:
 
     def _identity(self) -> Identity:
         config = self._space.config
-        return identity_of(self._model, config.groups, self._storage.shapes, self._layout.blocks_per_run)
+        blocks_per_run = self._layout.blocks_per_run
+        return identity_of(self._model, config.groups, self._storage.shapes, blocks_per_run, self._draft)
 
     def _record(self, request: Request) -> RequestLoads:
         if request not in self._records:

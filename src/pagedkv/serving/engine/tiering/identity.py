@@ -30,7 +30,11 @@ ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters
 
 
 def identity_of(
-    model: compat.Model, specs: Sequence[GroupSpec], shapes: Sequence[GroupShape], blocks_per_run: int
+    model: compat.Model,
+    specs: Sequence[GroupSpec],
+    shapes: Sequence[GroupShape],
+    blocks_per_run: int,
+    draft: compat.Model | None = None,
 ) -> Identity:
     """Return the identity of what a model computes.
 
@@ -38,6 +42,7 @@ def identity_of(
         model: the model, with its weights.
         specs, shapes: the groups, and what their blocks hold.
         blocks_per_run: blocks of a run, since keys of other runs have other content.
+        draft: the model whose layers the last groups are of; None: there is none.
 
     Raises:
         MissingExtraError: xxhash is not installed.
@@ -45,6 +50,7 @@ def identity_of(
     Cost: the weights are read once, at 20 GB/s from host memory.
     """
     layouts = tuple(_layout(spec, shape) for spec, shape in zip(specs, shapes, strict=True))
+    drafting = () if draft is None else (("draft", _text_of(draft)),)
     versions = (
         ("engine", FORMAT),
         ("torch", torch.__version__),
@@ -53,8 +59,15 @@ def identity_of(
         ("config", hashlib.sha256(_config_text(model)).hexdigest()),
         ("groups", repr(tuple(specs))),
         ("blocks_per_run", str(blocks_per_run)),
+        *drafting,
     )
     return Identity(layouts, ModelIdentity(type(model).__name__, weights_digest(model), versions=versions))
+
+
+def _text_of(draft: compat.Model) -> str:
+    """Identify a draft model: its class, its configuration and its weights."""
+    config = hashlib.sha256(_config_text(draft)).hexdigest()
+    return f"{type(draft).__name__} {config} {weights_digest(draft).hex()}"
 
 
 def weights_digest(model: compat.Model) -> bytes:

@@ -35,18 +35,26 @@ STAGING_NBYTES: Final = 2**26
 
 
 def write_prefix(
-    path: Path, model: compat.Model, space: BlockSpace, storage: KVStorage, token_ids: Int32Array, keys: RequestKeys
+    path: Path,
+    model: compat.Model,
+    space: BlockSpace,
+    storage: KVStorage,
+    token_ids: Int32Array,
+    keys: RequestKeys,
+    *,
+    draft: compat.Model | None = None,
 ) -> int:
     """Write what is cached of a prompt; return how many leading tokens that is. 0: nothing is cached, and no file made.
 
-    The file appears whole, or not at all. Raises OSError.
+    ``draft`` is the model whose layers the last groups are of; None: there is none. The file appears whole, or not at
+    all. Raises OSError.
     """
     layout = EntryLayout(space.config.groups, block_nbytes(storage))
     tokens = np.append(token_ids, ANY_TOKEN)  # a match never hits the last token
     hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
     if hit is None:
         return 0
-    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run)
+    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run, draft)
     chain = layout.new_chain(keys)
     chain.extend(token_ids[: hit.num_tokens])
     entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
@@ -65,8 +73,18 @@ def write_prefix(
     return hit.num_tokens
 
 
-def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVStorage, keys: RequestKeys) -> int:
+def read_prefix(
+    path: Path,
+    model: compat.Model,
+    space: BlockSpace,
+    storage: KVStorage,
+    keys: RequestKeys,
+    *,
+    draft: compat.Model | None = None,
+) -> int:
     """Bring a prefix from a file into the cache; return how many tokens it has. 0: there are too few free blocks.
+
+    ``draft`` is the model whose layers the last groups are of; None: there is none.
 
     Raises:
         ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
@@ -82,7 +100,7 @@ def read_prefix(path: Path, model: compat.Model, space: BlockSpace, storage: KVS
     chain = layout.new_chain(keys)
     chain.extend(tokens)
     expected = [*chain.runs, chain.end(chain.num_blocks)]
-    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run)
+    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run, draft)
     _require_equal(path, frames, expected, identity)
     num_tokens = chain.num_blocks * layout.block_size
     load = space.load(tokens, num_tokens, keys=keys)

@@ -1,0 +1,122 @@
+"""Drafter: runs the draft model over the tokens of a step, and draws the drafts of the step.
+
+Drafts are drawn as the target's tokens are: by the row's own parameters, with the noise of its seed, sample, position
+and token (:mod:`~pagedkv.serving.engine.sampling.noise`). So a draft is the target's token wherever the two models'
+scores lead to the same choice, and of two equal models all drafts are accepted, drawn or not.
+
+Drafts stay on the device from pass to pass. The host waits for them once a step, or once a pass where a row's
+parameters look at tokens (penalties, bad words, minimum lengths).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, final
+
+import numpy as np
+import torch
+
+from pagedkv.memory.attention import AttentionBackend, StepMetadata
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.device import PlanExecutor, StepInputs
+from pagedkv.memory.scheduling import Batch
+from pagedkv.serving.engine.drafting.pairing import DraftModel
+from pagedkv.serving.engine.drafting.passes import OpenDrafts
+from pagedkv.serving.engine.flat_batch import FlatBatch
+from pagedkv.serving.engine.memory_use import MemoryUse
+from pagedkv.serving.engine.runner import ModelRunner
+from pagedkv.serving.engine.sampled_rows import SampledRow
+from pagedkv.serving.engine.sampling import BatchSampler, Place
+from pagedkv.serving.engine.sampling.adjusting import features_of
+from pagedkv.serving.engine.sampling.sending import sent
+from pagedkv.serving.engine.sampling.sequence import Feature
+
+__all__ = ["Drafted", "Drafter"]
+
+NO_DRAFTS: Final = np.zeros(0, np.int32)
+LOOKING_BACK: Final = Feature.PENALTIES | Feature.BANS
+"""What rows may ask for that depends on the tokens before a position, and not on their number alone."""
+
+
+class Drafted(NamedTuple):
+    """A step whose drafts are known.
+
+    Args:
+        flat: its tokens, drafts among them.
+        token_ids: int32, all drafts of the batch, in its order.
+    """
+
+    flat: FlatBatch
+    token_ids: Int32Array
+
+
+@final
+class Drafter:
+    """Proposes tokens by a model of attention alone, whose keys are groups of the executor's storage.
+
+    Args:
+        draft: the model, and where its layers lie.
+        executor: storage and tables.
+        backend: attention of its layers over that storage.
+        vocab_size: columns of its logits.
+    """
+
+    def __init__(self, draft: DraftModel, executor: PlanExecutor, backend: AttentionBackend, vocab_size: int) -> None:
+        self.model = draft.model
+        self._runner = ModelRunner(draft.model, draft.groups, executor, backend)
+        self._sampler = BatchSampler(vocab_size, tells_logprobs=False)
+        self._device = executor.storage.device
+        self.borrowed = self._runner.borrowed
+
+    def prepare(self, max_places: int) -> MemoryUse:
+        """Measure the model's largest step: see :meth:`ModelRunner.prepare`."""
+        return self._runner.prepare(max_places)
+
+    def draft(self, batch: Batch, inputs: StepInputs, flat: FlatBatch, rows: Sequence[SampledRow]) -> Drafted:
+        """Compute a step with the draft model, and propose the drafts that are not known.
+
+        Belongs into the forward pass of the step, before the target's: afterwards the draft model's keys are written
+        for every position of the plan.
+
+        Args:
+            batch: the step; inputs: its tables; flat: its tokens, all of them known but drafts.
+            rows: whose tokens are decoded, in the batch's order.
+
+        Cost: one pass over the step's known tokens, and one of a token a row for each draft of the row with the most.
+        """
+        step, open_drafts = StepMetadata.of(inputs), OpenDrafts.of(batch, flat)
+        places = [rows[sequence].sample.place for sequence in open_drafts.sequences.tolist()]
+        looks_back = bool(features_of(places) & LOOKING_BACK)
+        with torch.inference_mode():
+            token_ids = self._sent(flat.token_ids.astype(np.int64))
+            drafts = token_ids.new_zeros(len(places), open_drafts.most)
+            for number, each in enumerate(open_drafts.passes(batch, flat.token_ids)):
+                ids = drafts[self._sent(each.drafting), number - 1] if number else token_ids[self._sent(each.tokens)]
+                logits = self._runner.compute_part(
+                    each.part_of(step), ids, self._sent(each.positions), self._sent(each.wanted)
+                )
+                if len(each.asking):
+                    asked = [places[row] for row in each.asking.tolist()]
+                    asking = self._sent(each.asking)
+                    before = drafts[asking, :number].tolist() if looks_back else [[0] * number] * len(asked)
+                    drafts[asking, number] = self._drawn(logits, asked, before)
+            return _filled_in(batch, flat, open_drafts, drafts.cpu().numpy())
+
+    def _drawn(self, logits: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Draw a draft for each row behind those before it: int64 on the device; 0 where nothing is allowed there."""
+        following = [Place(place.sequence, drafts) for place, drafts in zip(places, before, strict=True)]
+        token_ids = self._sampler.begin(logits, following).token_ids
+        return token_ids.to(self._device).long().clamp(min=0)
+
+    def _sent(self, numbers: Int64Array) -> torch.Tensor:
+        return sent(torch.from_numpy(numbers), self._device)
+
+
+def _filled_in(batch: Batch, flat: FlatBatch, open_drafts: OpenDrafts, drafts: Int64Array) -> Drafted:
+    """Put drafts into the places that wait for them: ``drafts`` has a line for each row with open ones."""
+    if batch.drafts is None:
+        return Drafted(flat, NO_DRAFTS)
+    is_there = np.arange(drafts.shape[1]) < open_drafts.counts[:, None]
+    token_ids, all_drafts = flat.token_ids.copy(), batch.drafts.token_ids.copy()
+    token_ids[open_drafts.where(open_drafts.at + 1)] = drafts[is_there]
+    all_drafts[open_drafts.where(open_drafts.among)] = drafts[is_there]
+    return Drafted(replace(flat, token_ids=token_ids, sources=None), all_drafts)

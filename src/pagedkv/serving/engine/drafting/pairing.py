@@ -1,0 +1,99 @@
+"""Two models on one space: whether a draft model fits a target, and how the groups of both stand behind one another.
+
+A draft proposes, and never answers. So a draft model is refused only where its proposals could not be compared with the
+target's tokens, or not be computed: nothing that is accepted here can change an answer.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.serving.engine import compat
+from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.layer_specs import Place
+
+__all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "paired"]
+
+DEFAULT_DRAFT_TOKENS: Final = 4
+"""Tokens that a draft model proposes for a sequence in a step, if nothing else is said."""
+POOL_PREFIX: Final = "draft:"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftModel:
+    """A model that proposes tokens.
+
+    Args:
+        model: the model.
+        groups: where its layers lie in a space that has the groups of another model too.
+    """
+
+    model: compat.Model
+    groups: EngineGroups
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+
+def paired(
+    target: compat.Model,
+    groups: EngineGroups,
+    draft: compat.Model,
+    draft_groups: EngineGroups,
+    max_tokens: int,
+) -> tuple[EngineGroups, DraftModel]:
+    """Put the groups of a draft model behind those of its target.
+
+    Args:
+        target, groups: the model that answers, and its groups.
+        draft, draft_groups: the model that proposes, and its groups as of a model alone.
+        max_tokens: tokens of the longest sequence.
+
+    Returns:
+        groups of both, in which the target's layers lie where they did, and the draft model with its place there. The
+        pools of a draft model are named as they would be alone, with "draft:" before it.
+
+    Raises:
+        ConfigurationError: another vocabulary, another device, or positions that the draft model does not have.
+        UnsupportedModelError: the draft model has recurrent layers.
+    """
+    _require_fit(target, draft, max_tokens)
+    if draft_groups.states:
+        raise UnsupportedModelError(
+            f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to go back for each "
+            "refused draft: use a draft model of attention alone"
+        )
+    first = len(groups.specs)
+    specs = tuple(replace(spec, pool=f"{POOL_PREFIX}{spec.pool}") for spec in draft_groups.specs)
+    both = replace(groups, specs=groups.specs + specs, shapes=groups.shapes + draft_groups.shapes)
+    behind = replace(
+        draft_groups,
+        specs=both.specs,
+        shapes=both.shapes,
+        attention=tuple(replace(layer, group=layer.group + first) for layer in draft_groups.attention),
+        sources={idx: Place(place.group + first, place.index) for idx, place in draft_groups.sources.items()},
+    )
+    return both, DraftModel(draft, behind)
+
+
+def _require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> None:
+    name = type(draft).__name__
+    sizes = [compat.vocabulary_size(model) for model in (draft, target)]
+    if sizes[0] != sizes[1]:
+        raise ConfigurationError(
+            f"the draft model {name} has a vocabulary of {sizes[0]} tokens, and {type(target).__name__} one of "
+            f"{sizes[1]}: a draft model needs the vocabulary of the model that it drafts for"
+        )
+    if draft.device != target.device:
+        raise ConfigurationError(
+            f"the draft model {name} is on {draft.device}, and {type(target).__name__} on {target.device}: move it "
+            "there, since both share one storage"
+        )
+    longest = compat.longest_sequence(draft)
+    if longest is not None and longest < max_tokens:
+        raise ConfigurationError(
+            f"the draft model {name} knows {longest} positions, and sequences may have {max_tokens} tokens: set "
+            "max_tokens, or use another draft model"
+        )

@@ -1,0 +1,114 @@
+"""Which tokens go through the draft model together, in a step whose drafts are not known.
+
+The first pass computes all tokens that are known: chunks of prompts, the token that each row decodes, and drafts from
+another source. Each further pass computes one draft of each row that has so many. The last draft of a row is computed
+too, though nothing is proposed behind it: so the draft model's keys are written for every position of the plan, and a
+prefix that another request hits has no gaps::
+
+    row, its range       0: [ t ? ? ? )        1: [ p p p p )       2: [ t ? )
+    pass 0, its tokens        t                      p p p p              t        drafts sampled behind both t
+    pass 1                      ?                                           ?      behind row 0's
+    pass 2                        ?
+    pass 3                          ?                                              behind none
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagedkv.memory.attention import StepMetadata
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.scheduling import UNKNOWN_TOKEN, Batch
+from pagedkv.serving.engine.flat_batch import FlatBatch
+
+__all__ = ["DraftPass", "OpenDrafts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPass:
+    """Tokens that go through the draft model together.
+
+    Args:
+        tokens: int64 ``[n]``, their places in the flat row of the step, ascending.
+        positions: int64 ``[n]``, their positions in their sequences.
+        places: int64 ``[p]``, the rows among the plan's, ascending; starts, ends: int64 ``[p]``, positions of each.
+        drafting: int64 ``[n]``, of which rows with open drafts the tokens are; empty in the first pass.
+        wanted: int64 ``[w]``, the tokens behind which a draft is sampled, as places in ``tokens``.
+        asking: int64 ``[w]``, of which rows with open drafts these are.
+    """
+
+    tokens: Int64Array
+    positions: Int64Array
+    places: Int64Array
+    starts: Int64Array
+    ends: Int64Array
+    drafting: Int64Array
+    wanted: Int64Array
+    asking: Int64Array
+
+    def part_of(self, step: StepMetadata) -> StepMetadata:
+        """Cut a step's metadata down to this pass."""
+        part = step.select(torch.from_numpy(self.places), torch.from_numpy(self.tokens))
+        return part.with_ranges(self.starts.tolist(), self.ends.tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenDrafts:
+    """The drafts of a batch whose ids are not known, by row; rows in the order of the plan.
+
+    Args:
+        sequences: int64 ``[rows]``, places among the sequences that decode.
+        places: int64 ``[rows]``, places among the plan's rows, ascending.
+        counts: int64 ``[rows]``, drafts of each.
+        at: int64 ``[rows]``, where in the flat row the token stands that each row's drafts follow.
+        among: int64 ``[rows]``, where each row's drafts begin among all drafts of the batch.
+    """
+
+    sequences: Int64Array
+    places: Int64Array
+    counts: Int64Array
+    at: Int64Array
+    among: Int64Array
+
+    @classmethod
+    def of(cls, batch: Batch, flat: FlatBatch) -> "OpenDrafts":
+        """Find them. O(rows)."""
+        if batch.drafts is None:
+            return cls(*np.zeros((5, 0), np.int64))
+        counts = batch.drafts.counts.astype(np.int64)
+        firsts = np.cumsum(counts) - counts
+        some = np.flatnonzero(counts)
+        some = some[batch.drafts.token_ids[firsts[some]] == UNKNOWN_TOKEN]
+        some = some[np.argsort(flat.decoding[some])]
+        places = flat.decoding[some]
+        at = batch.plan.compute.offsets()[places].astype(np.int64)
+        return cls(some, places, counts[some], at, firsts[some])
+
+    @property
+    def most(self) -> int:
+        """Drafts of the row with the most."""
+        return int(self.counts.max(initial=0))
+
+    def where(self, starts: Int64Array) -> Int64Array:
+        """List each draft of each row in an array in which a row's drafts begin at ``starts``: int64 ``[drafts]``."""
+        within = np.arange(self.counts.sum()) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        listed: Int64Array = np.repeat(starts, self.counts) + within
+        return listed
+
+    def passes(self, batch: Batch, token_ids: Int32Array) -> Iterator[DraftPass]:
+        """List the passes of a step; ``token_ids`` are those of its flat row. O(tokens)."""
+        compute = batch.plan.compute
+        starts, ends = compute.starts.astype(np.int64), compute.ends.astype(np.int64)
+        positions = compute.positions().astype(np.int64)
+        known = np.flatnonzero(token_ids != UNKNOWN_TOKEN).astype(np.int64)
+        ends[self.places] -= self.counts
+        wanted, asking = np.searchsorted(known, self.at).astype(np.int64), np.arange(len(self.places))
+        yield DraftPass(known, positions[known], np.arange(len(starts)), starts, ends, asking[:0], wanted, asking)
+        for number in range(1, self.most + 1):
+            mine = np.flatnonzero(self.counts >= number)
+            tokens = self.at[mine] + number
+            first = positions[tokens]
+            wanted = np.flatnonzero(self.counts[mine] > number)
+            yield DraftPass(tokens, first, self.places[mine], first, first + 1, mine, wanted, mine[wanted])
