@@ -77,6 +77,7 @@ ENGINE: Final[dict[str, object]] = {
     "overlap": False,
     "speculation": None,
     "predicted_tokens": 0,
+    "num_draft_tokens": 4,
     "leases": False,
     "events": False,
     "tenants": None,

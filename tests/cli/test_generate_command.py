@@ -90,6 +90,17 @@ def test_guesses_change_no_answer_and_are_counted(folder: Path) -> None:
     assert "guesses that were right" not in run(*ask).stdout
 
 
+def test_a_draft_model_changes_no_answer(folder: Path) -> None:
+    ask = ("generate", "--model", folder, "--prompt", "w7 w8", *POOL, "--max-tokens", 20)
+    plain, guessed = (run(*ask, *more, "--json", "-") for more in ((), ("--draft-model", folder, "--draft-tokens", 3)))
+    assert (guessed.exit_code, guessed.stderr) == (0, "")
+    answers = [json.loads(each.stdout)["outputs"][0]["completions"] for each in (plain, guessed)]
+    assert answers[0] == answers[1]
+    figures = json.loads(guessed.stdout)["figures"]
+    assert figures["num_accepted_tokens"] == figures["num_drafted_tokens"] > 0
+    assert figures["num_steps"] < json.loads(plain.stdout)["figures"]["num_steps"]
+
+
 def test_prompts_are_texts_and_talks_and_ask_for_themselves(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(
@@ -178,6 +189,10 @@ def test_what_cannot_be_is_one_line(folder: Path, tmp_path: Path) -> None:
         ((*ask, "--model", folder, "--memory", 0), "--memory must be over 0"),
         ((*ask, "--model", folder, "--num-blocks", 1), ""),
         ((*ask, "--model", folder, "--lookup", -1), "num_tokens of a lookup"),
+        ((*ask, "--model", folder, "--draft-tokens", 2), "--draft-tokens needs --draft-model"),
+        ((*ask, "--model", folder, "--draft-model", tmp_path / "gone"), "gone' is no folder"),
+        ((*ask, "--model", folder, "--draft-model", folder, "--lookup", 2), "a draft model and --lookup both guess"),
+        ((*ask, "--model", folder, "--draft-model", folder, "--draft-tokens", 65), "num_draft_tokens must be at most"),
         (
             (*ask, "--model", folder, "--num-blocks", 4, "--samples", 9, "--temperature", 1),
             "--prompt 1: a prompt of 1 tokens with 9",

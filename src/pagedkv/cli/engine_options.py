@@ -54,7 +54,16 @@ class EngineOptions:
             help="Guess up to N tokens a step from what the prompt and the answer repeat; answers stay the same.",
         ),
     ] = 0
-
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|ID",
+            help="A smaller model of the same vocabulary that guesses tokens; answers stay the same.",
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int, typer.Option("--draft-tokens", metavar="N", help="Tokens that --draft-model guesses a step. Default: 4.")
+    ] = 0
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +83,10 @@ class EngineOptions:
             MissingExtraError: torch or transformers are not installed.
         """
         from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
+        from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
 
+        if self.draft_tokens and self.draft_model is None:
+            raise ConfigurationError("--draft-tokens needs --draft-model: the model that guesses them")
         if not 0 < self.memory_gib <= opt.MOST_GIB:
             raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")
         return EngineConfig(
@@ -86,5 +98,6 @@ class EngineOptions:
             max_tokens=self.max_length,
             eviction=self.eviction,
             speculation=PromptLookup(self.lookup) if self.lookup else None,
+            num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
             tiers=tuple(map(parse_tier, self.tier or ())),
         )

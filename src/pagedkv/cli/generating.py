@@ -122,8 +122,8 @@ class Verification:
     differences: list[Difference] = field(default_factory=list)
 
 
-def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LLM:
-    """Build an engine.
+def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None, draft_model: Model | None = None) -> LLM:
+    """Build an engine; ``draft_model`` guesses tokens, if there is one.
 
     Raises:
         ConfigurationError: more memory is requested than exists, or limits contradict each other.
@@ -137,7 +137,7 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
             "machine: ask for less"
         )
     try:
-        return LLM(model, config, tokenizer=tokenizer)
+        return LLM(model, config, tokenizer=tokenizer, draft_model=draft_model)
     except RuntimeError as problem:
         if "allocate memory" not in str(problem):  # on a CPU, torch has no error class of its own for this
             raise

@@ -64,6 +64,7 @@ class Serving:
         config: of the server.
         callers: identifies callers.
         events: where KV events are published; None: nowhere.
+        draft_model: a folder or a name of the model that guesses tokens; None: there is none.
     """
 
     model: str | None
@@ -72,6 +73,7 @@ class Serving:
     config: ServerConfig
     callers: Access
     events: KVEvents | None = None
+    draft_model: str | None = None
 
     @property
     def tenants(self) -> Mapping[str, TenantLimits] | None:
@@ -105,7 +107,7 @@ def applied(
             yield both
         return
     settings = replace(serving.engine, events=serving.events is not None)
-    llm, tokenizer = build_engine(serving.model, serving.dtype, settings, serving.tenants)
+    llm, tokenizer = build_engine(serving.model, serving.dtype, settings, serving.tenants, serving.draft_model)
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
@@ -127,9 +129,15 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI,
 
     config = serving.config
     tokenizer = tokenizer_of(serving.model)
-    is_folder = serving.model is not None and Path(serving.model).is_dir()
-    model = str(Path(str(serving.model)).resolve()) if is_folder else serving.model
-    replica = ReplicaSpec(model, serving.dtype, serving.engine, serving.tenants, config.max_waiting, config.tool_parser)
+    replica = ReplicaSpec(
+        _resolved(serving.model),
+        serving.dtype,
+        serving.engine,
+        serving.tenants,
+        config.max_waiting,
+        config.tool_parser,
+        draft_model=_resolved(serving.draft_model),
+    )
     spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)
     try:
         cluster = deploy(spec, address=replicas.ray)
@@ -139,6 +147,12 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI,
         yield app, service
     finally:
         shut_down()
+
+
+def _resolved(model: str | None) -> str | None:
+    """Return the whole path of a model's folder, for processes in other folders; a name stays as it is."""
+    is_folder = model is not None and Path(model).is_dir()
+    return str(Path(str(model)).resolve()) if is_folder else model
 
 
 @contextmanager

@@ -14,6 +14,7 @@ __all__ = ["CALLS", "OPTIONS", "as_typed"]
 
 OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "LLM.draft_model": "--draft-model",
         "LLM.tokenizer": "a model whose folder has tokenizer files",
         "TokensPrompt": '--input FILE with {"token_ids": [...]}',
         "TraceReader.block_size": "--trace-block-size",
@@ -38,6 +39,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "max_sequences": "--max-sequences",
         "memory": "--memory",
         "num_blocks": "--num-blocks",
+        "num_draft_tokens": "--draft-tokens",
         "num_host_blocks": "--host-blocks",
         "num_samples": "--samples",
         "patience_s": "--patience",
@@ -49,6 +51,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "skip_bad": "--skip-bad",
         "sorted_by_arrival": "--sort",
         "span_s": "--spread",
+        "speculation": "--lookup",
         "starts_together": "--start-together",
         "tenant_by": "--tenant-by",
         "time_unit": "--time-unit",

@@ -92,12 +92,16 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv generate --model ./my-llama --input prompts.jsonl --output answers.jsonl --memory 4
 
     pagedkv generate --model ./my-llama --input prompts.jsonl --verify --json result.json
+
+    pagedkv generate --model ./my-llama --draft-model ./my-small-llama --prompt "The red kite is in"
     """
     _require_sources(prompt, input_file, chat=chat)
     _require_targets(output, json_file, input_file)
     if verify and temperature:
         raise ConfigurationError("--verify compares the most likely tokens: leave --temperature at 0")
     require_folder(model)
+    if engine.draft_model is not None:
+        require_folder(engine.draft_model)
     prompts = None if input_file is None else PromptFile(_readable(input_file))
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are looked at before torch is imported
@@ -113,7 +117,8 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
         loaded, tokenizer = load(model, dtype)
-        llm = generating.build(loaded, config, tokenizer)
+        draft_model = None if engine.draft_model is None else load(engine.draft_model, dtype)[0]
+        llm = generating.build(loaded, config, tokenizer, draft_model)
     rows: list[tuple[int, RequestOutput]] = []
     is_quiet = STANDARD_OUTPUT in {output, json_file}
     with progress_bars() as progress, _answers(output) as write:

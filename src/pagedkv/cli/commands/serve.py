@@ -147,8 +147,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
-    if model != DEMO:
-        require_folder(model)
+    for folder in (model, engine.draft_model):
+        if folder not in {DEMO, None}:
+            require_folder(str(folder))
     require_free(host, port)
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
@@ -168,7 +169,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     compat.be_silent()
     events = None if kv_events is None else server_building.KVEvents(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
-        server_building.Serving(None if model == DEMO else model, dtype, engine.config(), config, access, events),
+        server_building.Serving(
+            None if model == DEMO else model, dtype, engine.config(), config, access, events, engine.draft_model
+        ),
         server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,
         has_texts=inspect_texts,

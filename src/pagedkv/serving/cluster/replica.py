@@ -41,7 +41,7 @@ class EngineReplica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         engine = replace(spec.engine, events=True)
-        llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants)
+        llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants, spec.draft_model)
         self._engine = LocalEngine(llm)
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)
         space = llm.core.space.config

@@ -21,6 +21,7 @@ class ReplicaSpec:
         max_waiting: requests that may wait in each replica.
         tool_parser: name of the parser of calls.
         host: address at which each replica publishes its events.
+        draft_model: a folder or a name of the model that guesses tokens; None: there is none.
     """
 
     model: str | None
@@ -30,3 +31,4 @@ class ReplicaSpec:
     max_waiting: int = 1024
     tool_parser: str = "auto"
     host: str = "127.0.0.1"
+    draft_model: str | None = None

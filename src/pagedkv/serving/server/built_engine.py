@@ -26,7 +26,11 @@ def tokenizer_of(model: str | None) -> Any:  # noqa: ANN401 - of transformers, o
 
 
 def build_engine(
-    model: str | None, dtype: str, engine: EngineConfig, tenants: Mapping[str, TenantLimits] | None
+    model: str | None,
+    dtype: str,
+    engine: EngineConfig,
+    tenants: Mapping[str, TenantLimits] | None,
+    draft_model: str | None = None,
 ) -> tuple[LLM, Any]:
     """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
 
@@ -35,13 +39,15 @@ def build_engine(
         dtype: type of its weights.
         engine: memory and limits; answers end at the longest sequence, as clients expect.
         tenants: limits of tenants, by name; None: tenants are not distinguished.
+        draft_model: a folder or a name of the model that guesses tokens; None: there is none.
 
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
     """
     loaded, tokenizer = load_demo() if model is None else load(model, dtype)
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
-    return LLM(loaded, engine, tokenizer=_required(tokenizer, model)), tokenizer
+    drafting = None if draft_model is None else load(draft_model, dtype)[0]
+    return LLM(loaded, engine, tokenizer=_required(tokenizer, model), draft_model=drafting), tokenizer
 
 
 def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above

@@ -1,0 +1,488 @@
+"""A draft model changes no token of any answer; and where it equals its target, all that it proposes is accepted.
+
+The second half shows that its cache is right: one wrong key, and a model that drafts for itself proposes other tokens.
+"""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from transformers import PreTrainedModel
+
+from pagedkv.memory.space import Receipt
+from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, RequestOutput, SamplingParams
+from pagedkv.serving.engine.drafting import Drafter
+from pagedkv.serving.engine.drafting.passes import DraftPass, OpenDrafts
+from pagedkv.serving.engine.sampling import Place
+from tests.choosing import long_but
+from tests.engine.drafts import counting_tokens, near
+from tests.engine.families import make_model
+from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, poison
+from tests.engine.test_sampled_answers import KINDS, Letters
+from tests.engine.test_speculation import GREEDY, WISHES, prompt_of, require_same
+
+ROOMY: Final = replace(CONFIG, num_blocks=200, max_batched_tokens=40)
+MEMORIES: Final = {
+    "room": ROOMY,
+    "recompute": replace(CONFIG, num_blocks=22),
+    "swap": replace(CONFIG, num_blocks=22, preemption="swap", num_host_blocks=60),
+}
+FAMILIES: Final = ("llama", "gemma3_text", "mistral", "deepseek_v3", "mixtral", "gemma3n_text", "llama4_text", "bamba")
+DRAFTS: Final = ("llama", "gemma3_text", "deepseek_v3", "gemma3n_text", "mistral", "gpt2", "mixtral", "llama4_text")
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make_model("llama")
+
+
+@pytest.fixture(scope="module")
+def plain(model: PreTrainedModel) -> list[RequestOutput]:
+    """Answer each wish alone, without drafts."""
+    return answers_of(model, WISHES)
+
+
+def answers_of(model: PreTrainedModel, wishes: Sequence[SamplingParams]) -> list[RequestOutput]:
+    return [LLM(model, ROOMY).generate([prompt_of(place)], wish)[0] for place, wish in enumerate(wishes)]
+
+
+def serve_drafted(llm: LLM, wishes: Sequence[SamplingParams]) -> list[EngineRequest]:
+    """Serve prompts that arrive one after the other, over blocks of NaN."""
+    poison(llm)
+    requests: list[EngineRequest] = []
+    num_steps = 0
+    while len(requests) < len(wishes) or llm.core.has_work:
+        if len(requests) < len(wishes) and num_steps % 2 == 0:
+            requests += llm.submit([prompt_of(len(requests))], wishes[len(requests)])
+        record = llm.step()
+        assert record.num_tokens <= llm.core.config.max_batched_tokens
+        assert record.failure is None
+        llm.core.space.check()
+        num_steps += 1
+    assert llm.core.space.num_live_blocks() == 0
+    return requests
+
+
+def run(llm: LLM) -> None:
+    while llm.core.has_work:
+        assert llm.step().failure is None
+        llm.core.space.check()
+
+
+def counts_of(requests: Sequence[EngineRequest]) -> tuple[int, int]:
+    """Tell how many tokens were drafted, and how many of them were right."""
+    return sum(each.num_drafted for each in requests), sum(each.num_accepted for each in requests)
+
+
+# The same answers
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("kind", ["equal", "near", "random"])
+def test_answers_are_those_without_drafts(
+    model: PreTrainedModel, plain: list[RequestOutput], memory: str, kind: str
+) -> None:
+    drafts = {"equal": model, "near": near(model), "random": make_model("llama", num_hidden_layers=1)}
+    llm = LLM(model, MEMORIES[memory], draft_model=drafts[kind])
+    requests = serve_drafted(llm, WISHES)
+    for request, expected in zip(requests, plain, strict=True):
+        require_same(llm.output(request), expected)
+    num_drafted, num_accepted = counts_of(requests)
+    if kind == "equal":
+        assert num_accepted == sum(accepted_at_most(request) for request in requests) > 0
+    else:
+        assert {"near": 0.25, "random": 0.0}[kind] <= num_accepted / num_drafted < {"near": 1.0, "random": 0.2}[kind]
+    assert memory == "room" or sum(request.num_preemptions for request in requests) > 0
+    total = sum((request.output().receipt for request in requests), Receipt())
+    assert total == llm.core.space.statistics().receipts
+
+
+def accepted_at_most(request: EngineRequest) -> int:
+    """Count the drafts of a request but those behind the token that ended it, which nothing could accept."""
+    ended_early = request.output().completions[0].finish_reason == "stop"
+    return request.num_accepted if ended_early else request.num_drafted
+
+
+@pytest.mark.parametrize("name", long_but(("gemma3_text", "deepseek_v3", "mixtral", "bamba"), FAMILIES[1:]))
+def test_other_families_are_drafted_for(name: str) -> None:
+    """By a small Llama, which hardly ever guesses right, and by themselves where they are of attention alone."""
+    model = make_model(name)
+    wishes = (GREEDY, KINDS[0], KINDS[1], GREEDY)
+    expected = answers_of(model, wishes)
+    for draft in (make_model("llama", num_hidden_layers=1), *([] if name == "bamba" else [model])):
+        llm = LLM(model, replace(CONFIG, num_blocks=26), draft_model=draft)
+        requests = serve_drafted(llm, wishes)
+        for request, output in zip(requests, expected, strict=True):
+            require_same(llm.output(request), output)
+        num_drafted, num_accepted = counts_of(requests)
+        assert num_drafted > 0
+        assert (num_accepted == num_drafted) == (draft is model)
+
+
+@pytest.mark.parametrize("name", long_but(("gemma3_text", "deepseek_v3", "gpt2"), DRAFTS[1:]))
+def test_other_families_draft(model: PreTrainedModel, name: str) -> None:
+    draft = make_model(name)
+    wishes = (GREEDY, KINDS[0], KINDS[2], GREEDY)
+    llm = LLM(model, ROOMY, draft_model=draft)
+    requests = serve_drafted(llm, wishes)
+    for request, output in zip(requests, answers_of(model, wishes), strict=True):
+        require_same(llm.output(request), output)
+    assert counts_of(requests)[0] > 0
+
+
+def test_a_draft_model_that_gives_no_numbers_changes_no_answer(
+    model: PreTrainedModel, plain: list[RequestOutput]
+) -> None:
+    draft = copy.deepcopy(model)
+    with torch.no_grad():
+        draft.get_input_embeddings().weight.fill_(torch.nan)
+    llm = LLM(model, replace(ROOMY, self_test=False), draft_model=draft)
+    for request, expected in zip(serve_drafted(llm, WISHES), plain, strict=True):
+        require_same(llm.output(request), expected)
+
+
+def test_a_stop_text_ends_an_answer_among_accepted_drafts(model: PreTrainedModel) -> None:
+    text = Letters().decode(list(LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY)[0].token_ids))
+    llm = LLM(model, ROOMY, draft_model=model, tokenizer=Letters())
+    for begin in range(1, GREEDY.max_tokens - 4 if GREEDY.max_tokens else 0, 3):
+        wish = replace(GREEDY, stop=["never", text[begin : begin + 3]])
+        expected = LLM(model, ROOMY, tokenizer=Letters()).generate(PROMPTS[:1], wish)[0]
+        require_same(llm.generate(PROMPTS[:1], wish)[0], expected)
+
+
+MODELS: Final = {
+    "equal": make_model("llama"),
+    "near": near(make_model("llama")),
+    "window": make_model("gemma3_text", num_hidden_layers=3),
+}
+PLAIN: Final = LLM(MODELS["equal"], replace(ROOMY, warm_up=False))
+COMMON: Final = {
+    "max_tokens": st.integers(3, 14),
+    "repetition_penalty": st.sampled_from([1.0, 1.0, 1.3]),
+    "min_tokens": st.integers(0, 3),
+    "logprobs": st.sampled_from([None, None, 1]),
+    "stop_token_ids": st.lists(st.integers(0, 198), max_size=40),
+}
+DRAWN: Final = {
+    "temperature": st.sampled_from([0.6, 1.1]),
+    "top_k": st.sampled_from([0, 0, 5]),
+    "top_p": st.sampled_from([1.0, 0.9]),
+    "seed": st.integers(0, 5),
+}
+PARAMS: Final = st.one_of(st.builds(SamplingParams, **COMMON), st.builds(SamplingParams, **COMMON, **DRAWN))
+REQUESTS: Final = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), PARAMS), min_size=1, max_size=6)
+
+
+CONFIGS: Final = st.builds(
+    lambda memory, num_draft_tokens, budget: replace(
+        MEMORIES[memory], num_draft_tokens=num_draft_tokens, max_batched_tokens=budget, warm_up=False
+    ),
+    st.sampled_from(sorted(MEMORIES)),
+    st.integers(1, 6),
+    st.sampled_from([8, 16, 40]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(requests=REQUESTS, config=CONFIGS, kind=st.sampled_from(sorted(MODELS)), aborted=st.integers(0, 12))
+def test_random_mixes_are_answered_as_without_drafts(
+    requests: list[tuple[int, int, SamplingParams]], config: EngineConfig, kind: str, aborted: int
+) -> None:
+    llm = LLM(MODELS["equal"], config, draft_model=MODELS[kind])
+    poison(llm)
+    prompts = [[*PROMPTS[place], *range(40, 40 + extra)] for place, extra, _ in requests]
+    served = llm.submit(prompts, [wish for *_, wish in requests])
+    given_up = served[-1] if len(served) > 1 else None
+    num_steps = 0
+    while llm.core.has_work:
+        assert llm.step().failure is None
+        llm.core.space.check()
+        num_steps += 1
+        if num_steps == aborted and given_up is not None:
+            llm.core.abort(given_up)
+    expected = PLAIN.generate(prompts, [wish for *_, wish in requests])
+    for request, output in zip(served, expected, strict=True):
+        if request is not given_up:
+            require_same(llm.output(request), output)
+        if kind == "equal" and request.output().completions[0].finish_reason == "length":
+            assert request.num_accepted == request.num_drafted
+    assert llm.core.space.num_live_blocks() == 0
+
+
+# All drafts of an equal model are accepted
+
+
+def test_of_a_request_alone_the_numbers_are_known(model: PreTrainedModel) -> None:
+    (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY))
+    draft = copy.deepcopy(model)
+    llm = LLM(model, ROOMY, draft_model=draft)
+    assert llm.core.config.num_draft_tokens == 4
+    (request,) = llm.submit(PROMPTS[:1], replace(GREEDY, max_tokens=12))
+    with counting_tokens(draft) as computed:
+        records = []
+        while llm.core.has_work:
+            records.append(llm.step())
+    assert [record.num_decoded for record in records] == [0, 1, 1, 1]
+    assert [record.num_drafted for record in records] == [0, 4, 4, 0]
+    assert [record.num_accepted for record in records] == [0, 4, 4, 0]
+    assert computed == [len(PROMPTS[0]), *[1] * 5, *[1] * 5, 1]  # the prompt; a token and four drafts, twice; a token
+    output = request.output()
+    assert output.token_ids == answer[:12]
+    assert (output.num_drafted_tokens, output.num_accepted_tokens) == (8, 8)
+    assert output.num_computed_tokens == len(PROMPTS[0]) + 3 + 8
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 7])
+def test_fewer_steps_serve_the_same_answers(model: PreTrainedModel, num_draft_tokens: int) -> None:
+    steps = []
+    for draft in (None, model):
+        llm = LLM(model, replace(ROOMY, num_draft_tokens=num_draft_tokens if draft else 0), draft_model=draft)
+        llm.submit(PROMPTS[:1], replace(GREEDY, max_tokens=17))
+        steps.append(0)
+        while llm.core.has_work:
+            llm.step()
+            steps[-1] += 1
+    assert steps == [17, 1 + -(-16 // (1 + num_draft_tokens))]
+
+
+def test_a_prefix_is_hit_in_both_caches(model: PreTrainedModel) -> None:
+    draft = copy.deepcopy(model)
+    llm = LLM(model, ROOMY, draft_model=draft)
+    poison(llm)
+    (first,) = llm.generate(PROMPTS[3:4], GREEDY)
+    longer = [*PROMPTS[3], *first.token_ids, 9]
+    with counting_tokens(draft) as computed:
+        (second,) = llm.generate([longer], GREEDY)
+    assert second.num_cached_tokens == len(longer) // 4 * 4 - (0 if len(longer) % 4 else 4)
+    assert computed[0] == len(longer) - second.num_cached_tokens
+    require_same(second, LLM(model, ROOMY).generate([longer], GREEDY)[0])
+    assert second.num_accepted_tokens == second.num_drafted_tokens > 0
+
+
+def test_prompts_in_chunks_are_drafted_for(model: PreTrainedModel) -> None:
+    llm = LLM(model, replace(ROOMY, max_batched_tokens=8), draft_model=copy.deepcopy(model))
+    requests = serve_drafted(llm, [GREEDY] * 4)
+    num_drafted, num_accepted = counts_of(requests)
+    assert num_accepted == num_drafted > 0
+
+
+@pytest.mark.parametrize("name", long_but(("llama", "gemma3_text"), ("llama", "gemma3_text", "deepseek_v3")))
+def test_forks_go_on_in_both_caches(name: str) -> None:
+    model = make_model(name)
+    (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[:1], GREEDY))
+    llm = LLM(model, ROOMY, draft_model=model)
+    poison(llm)
+    (request,) = llm.submit(PROMPTS[:1], GREEDY)
+    while request.num_accepted < 5:
+        llm.step()
+    forks = [request.fork(), request.fork(at=len(PROMPTS[0]) + 1), request.fork(n=2, params=replace(GREEDY, n=2))]
+    run(llm)
+    assert request.output().token_ids == answer
+    for fork in forks:
+        told = (*fork.output().prompt_token_ids, *fork.output().completions[-1].token_ids)
+        assert told == (*PROMPTS[0], *answer)[: len(told)] or fork.params.n > 1
+    for each in (request, *forks[:2]):
+        assert each.num_accepted == each.num_drafted > 0
+
+
+def test_rows_without_drafts_keep_the_draft_models_cache_whole(model: PreTrainedModel) -> None:
+    """Several answers, beams and foreign processors are not drafted for; the last answer of several is."""
+
+    def nothing(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        del token_ids
+        return scores
+
+    both = LLM(model, ROOMY).generate(PROMPTS[:1], replace(KINDS[0], n=2))[0]
+    longer, shorter = (each.token_ids for each in both.completions)
+    end = next(token for token in shorter if token not in longer)
+    wishes = [
+        replace(KINDS[0], n=2, stop_token_ids=[end]),
+        replace(GREEDY, num_beams=2),
+        replace(GREEDY, logits_processors=[nothing]),
+        GREEDY,
+    ]
+    expected = LLM(model, ROOMY).generate(PROMPTS[:4], wishes)
+    llm = LLM(model, ROOMY, draft_model=model)
+    poison(llm)
+    requests = llm.submit(PROMPTS[:4], wishes)
+    run(llm)
+    for request, output in zip(requests, expected, strict=True):
+        require_same(llm.output(request), output)
+    assert [request.num_drafted for request in requests[1:3]] == [0, 0]
+    for request in (requests[0], requests[3]):
+        assert request.num_accepted == request.num_drafted > 0
+
+
+def test_a_prediction_is_guessed_from_and_the_others_are_drafted(model: PreTrainedModel) -> None:
+    config = replace(ROOMY, predicted_tokens=3)
+    expected = LLM(model, ROOMY).generate(PROMPTS[:2], GREEDY)
+    llm = LLM(model, config, draft_model=model)
+    poison(llm)
+    prediction = (*expected[0].token_ids[:6], 5, *expected[0].token_ids[7:])
+    requests = llm.submit(PROMPTS[:2], GREEDY, [Intent(prediction=prediction), Intent()])
+    run(llm)
+    for request, output in zip(requests, expected, strict=True):
+        require_same(llm.output(request), output)
+    assert 0 < requests[0].num_accepted < requests[0].num_drafted
+    assert requests[1].num_accepted == requests[1].num_drafted > 0
+    # What was predicted went through the draft model too: a request that hits it is drafted for rightly.
+    (again,) = llm.generate([[*PROMPTS[0], *expected[0].token_ids]], GREEDY)
+    assert again.num_cached_tokens >= len(PROMPTS[0]) + 12
+    assert again.num_accepted_tokens == again.num_drafted_tokens > 0
+
+
+# What goes wrong, and what changes
+
+
+@pytest.mark.parametrize("which", ["draft", "target"])
+def test_a_pass_that_fails_is_tried_again(model: PreTrainedModel, plain: list[RequestOutput], which: str) -> None:
+    draft = copy.deepcopy(model)
+    llm = LLM(model, ROOMY, draft_model=draft)
+    poison(llm)
+    requests = [llm.submit([prompt_of(place)], wish)[0] for place, wish in enumerate(WISHES[:5])]
+    failures = 0
+    for number in range(200):
+        if not llm.core.has_work:
+            break
+        if number % 3 == 2:  # not twice in a row
+            left = [number % 5 if which == "draft" else 0]
+
+            def fail(*_: object, left: list[int] = left) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise ValueError("injected")
+
+            handle = (draft if which == "draft" else model).register_forward_pre_hook(fail)
+            failures += llm.step().failure is not None
+            handle.remove()
+        else:
+            assert llm.step().failure is None
+        llm.core.space.check()
+    assert failures > 1
+    for request, expected in zip(requests, plain, strict=False):
+        require_same(llm.output(request), expected)
+        assert request.num_accepted == accepted_at_most(request)
+
+
+def test_an_aborted_request_leaves_nothing(model: PreTrainedModel, plain: list[RequestOutput]) -> None:
+    llm = LLM(model, ROOMY, draft_model=model)
+    poison(llm)
+    requests = llm.submit(PROMPTS[:3], [GREEDY, WISHES[1], GREEDY])
+    while requests[0].num_accepted < 4:
+        llm.step()
+    llm.core.abort(requests[0])
+    llm.core.space.check()
+    run(llm)
+    require_same(llm.output(requests[1]), plain[1])
+    assert llm.core.space.num_live_blocks() == 0
+
+
+def test_new_weights_of_both_models_begin_an_epoch(model: PreTrainedModel) -> None:
+    target, draft = copy.deepcopy(model), copy.deepcopy(model)
+    llm = LLM(target, ROOMY, draft_model=draft)
+    llm.generate(PROMPTS[:2], GREEDY)
+    other = near(model, scale=0.5)
+
+    def change() -> None:
+        for each in (target, draft):
+            each.load_state_dict(other.state_dict())
+
+    llm.set_weights_epoch("new", change=change)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY)
+    require_same(output, LLM(other, ROOMY).generate(PROMPTS[:1], GREEDY)[0])
+    assert output.num_cached_tokens == 0
+    assert output.num_accepted_tokens == output.num_drafted_tokens > 0
+    llm.reset_prefix_cache()
+    (output,) = llm.generate(PROMPTS[:1], GREEDY)
+    assert (output.num_cached_tokens, output.num_accepted_tokens) == (0, output.num_drafted_tokens)
+
+
+def test_event_loops_are_served(model: PreTrainedModel, plain: list[RequestOutput]) -> None:
+    async def ask() -> tuple[int, ...]:
+        async with AsyncLLM(LLM(model, ROOMY, draft_model=model)) as engine:
+            return tuple([token async for each in engine.generate(prompt_of(1), WISHES[1]) for token in each.token_ids])
+
+    assert asyncio.run(ask()) == plain[1].token_ids
+
+
+def test_weights_of_both_models_count_and_shared_ones_once(model: PreTrainedModel) -> None:
+    alone = LLM(model, ROOMY).core.memory.weights_nbytes
+    other = make_model("llama", num_hidden_layers=1)
+    small = LLM(other, ROOMY).core.memory.weights_nbytes
+    assert LLM(model, ROOMY, draft_model=other).core.memory.weights_nbytes == alone + small
+    assert LLM(model, ROOMY, draft_model=model).core.memory.weights_nbytes == alone
+
+
+def test_both_models_share_the_bytes_of_the_pools(model: PreTrainedModel) -> None:
+    config = replace(ROOMY, num_blocks=None, kv_nbytes=2**20)
+    alone, both = LLM(model, config), LLM(model, config, draft_model=make_model("gemma3_text"))
+    assert [spec.pool for spec in both.groups.specs] == ["full", "draft:full", "draft:window_12"]
+    for llm in (alone, both):
+        assert 0.8 * 2**20 < llm.core.executor.storage.device_nbytes <= 2**20
+    assert both.core.space.config.blocks_by_pool()["full"] < alone.core.space.config.blocks_by_pool()["full"]
+
+
+# Negative controls
+
+
+def acceptance_of(model: PreTrainedModel, wishes: Sequence[SamplingParams]) -> float:
+    """Serve wishes with a model that drafts for itself, and require the right answers; return its share of hits."""
+    llm = LLM(model, ROOMY, draft_model=model)
+    requests = serve_drafted(llm, wishes)
+    for request, expected in zip(requests, answers_of(model, wishes), strict=True):
+        require_same(llm.output(request), expected)
+    num_drafted, num_accepted = counts_of(requests)
+    return num_accepted / num_drafted
+
+
+BROKEN: Final = {
+    "positions": lambda each: replace(each, positions=each.positions + 1),
+    "slots": lambda each: replace(each, tokens=each.tokens - 1),
+    "ranges": lambda each: replace(each, starts=each.starts - 1, ends=each.ends - 1),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_wrong_second_pass_would_be_noticed(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    assert acceptance_of(model, [GREEDY] * 4) == 1.0
+    passes = OpenDrafts.passes
+
+    def broken(self: OpenDrafts, *given: Any) -> list[DraftPass]:  # noqa: ANN401 - as they are
+        return [BROKEN[what](each) if number else each for number, each in enumerate(passes(self, *given))]
+
+    monkeypatch.setattr(OpenDrafts, "passes", broken)
+    assert acceptance_of(model, [GREEDY] * 4) < 0.9
+
+
+def test_a_gap_behind_the_last_draft_would_be_noticed(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last pass, behind which nothing is proposed, writes the keys of the last draft."""
+    passes = OpenDrafts.passes
+
+    def without_the_last(self: OpenDrafts, *given: Any) -> list[DraftPass]:  # noqa: ANN401 - as they are
+        listed = list(passes(self, *given))
+        return listed[:-1] if len(listed) > 1 else listed
+
+    monkeypatch.setattr(OpenDrafts, "passes", without_the_last)
+    assert acceptance_of(model, [GREEDY] * 4) < 0.9
+
+
+def test_drafts_without_the_rows_noise_would_be_noticed(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wishes = [replace(KINDS[0], max_tokens=NUM_NEW)] * 4
+    assert acceptance_of(model, wishes) == 1.0
+    drawn = Drafter._drawn
+
+    def of_other_rows(self: Drafter, logits: torch.Tensor, places: Sequence[Place], *rest: Any) -> torch.Tensor:  # noqa: ANN401 - as they are
+        others = [Place(place.sequence.fork(place.sequence.sample + 1)) for place in places]
+        return drawn(self, logits, others, *rest)
+
+    monkeypatch.setattr(Drafter, "_drawn", of_other_rows)
+    assert acceptance_of(model, wishes) < 0.7
