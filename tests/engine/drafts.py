@@ -1,14 +1,21 @@
-"""Draft models for tests, and what they computed."""
+"""Engines with draft models: how they are served, and what the draft models computed."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from dataclasses import replace
+from typing import Final, cast
 
 import torch
 from transformers import PreTrainedModel
 
-__all__ = ["counting_tokens", "near"]
+from pagedkv.serving.engine import LLM, EngineRequest, SamplingParams
+from tests.engine.serving import CONFIG, poison
+from tests.engine.test_speculation import prompt_of
+
+__all__ = ["ROOMY", "accepted_at_most", "counting_tokens", "counts_of", "near", "run", "serve_drafted"]
+
+ROOMY: Final = replace(CONFIG, num_blocks=200, max_batched_tokens=40)
 
 
 def near(model: PreTrainedModel, scale: float = 0.05, seed: int = 7) -> PreTrainedModel:
@@ -34,3 +41,37 @@ def counting_tokens(model: PreTrainedModel) -> Iterator[list[int]]:
         yield counts
     finally:
         handle.remove()
+
+
+def serve_drafted(llm: LLM, wishes: Sequence[SamplingParams]) -> list[EngineRequest]:
+    """Serve prompts that arrive one after the other, over blocks of NaN."""
+    poison(llm)
+    requests: list[EngineRequest] = []
+    num_steps = 0
+    while len(requests) < len(wishes) or llm.core.has_work:
+        if len(requests) < len(wishes) and num_steps % 2 == 0:
+            requests += llm.submit([prompt_of(len(requests))], wishes[len(requests)])
+        record = llm.step()
+        assert record.num_tokens <= llm.core.config.max_batched_tokens
+        assert record.failure is None
+        llm.core.space.check()
+        num_steps += 1
+    assert llm.core.space.num_live_blocks() == 0
+    return requests
+
+
+def run(llm: LLM) -> None:
+    while llm.core.has_work:
+        assert llm.step().failure is None
+        llm.core.space.check()
+
+
+def counts_of(requests: Sequence[EngineRequest]) -> tuple[int, int]:
+    """Tell how many tokens were drafted, and how many of them were right."""
+    return sum(each.num_drafted for each in requests), sum(each.num_accepted for each in requests)
+
+
+def accepted_at_most(request: EngineRequest) -> int:
+    """Count the drafts of a request but those behind the token that ended it, which nothing could accept."""
+    ended_early = request.output().completions[0].finish_reason == "stop"
+    return request.num_accepted if ended_early else request.num_drafted

@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.scheduling import NO_INTENT, Batch, CacheIntent, Progress, Request, Scheduler, SchedulingConfig
+from pagedkv.memory.scheduling import (
+    NO_INTENT,
+    UNKNOWN_TOKEN,
+    Batch,
+    CacheIntent,
+    Progress,
+    Request,
+    Scheduler,
+    SchedulingConfig,
+)
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["Engine", "Served"]
@@ -43,6 +52,7 @@ class Engine:
         self.rejected: list[Request] = []
         self.end_probability = 0.0
         self.num_drafted = 0
+        self.late_probability = 0.3
         self.guesses_right = False  # as many tokens as it may, and all of them
 
     def add(  # noqa: PLR0913 - a request, by keywords
@@ -85,7 +95,18 @@ class Engine:
 
     def _propose(self, most: int) -> npt.NDArray[np.int32]:
         num_guesses = most if self.guesses_right else self.random.randint(0, most)
+        if self.random.random() < self.late_probability:
+            return np.full(num_guesses, UNKNOWN_TOKEN, np.int32)
         return np.array([self.random.randrange(10) for _ in range(num_guesses)], np.int32)
+
+    def _tell_late_drafts(self, batch: Batch) -> None:
+        """Draw the ids of drafts that were not known when the batch was planned."""
+        if batch.drafts is None or (batch.drafts.token_ids != UNKNOWN_TOKEN).all():
+            return
+        known = batch.drafts.token_ids
+        drawn = [self.random.randrange(10) if token == UNKNOWN_TOKEN else token for token in known.tolist()]
+        self.scheduler.fill_drafts(batch, drawn)
+        self.space.check()
 
     def schedule(self) -> Batch:
         """Put one more batch in flight."""
@@ -98,6 +119,7 @@ class Engine:
             for request, part in zip(batch.decoding.requests, parts, strict=True):
                 assert part.tolist() == [tokens[-1] for tokens in self.served[request.number].generated]
         self._check_drafts(batch)
+        self._tell_late_drafts(batch)
         self._check_lists()
         return batch
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from pagedkv.memory.contract.errors import ConfigurationError, StepError, TokenError
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
-from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig
+from pagedkv.memory.scheduling import UNKNOWN_TOKEN, PreemptionKind, SchedulingConfig
 from tests.scheduling.engine import Engine
 from tests.space.replay_model import evict_windows
 
@@ -250,6 +250,28 @@ def test_guesses_take_what_is_left_of_a_step() -> None:
     assert (batch.drafts, len(batch.prefilling[0].token_ids)) == (None, 7)
     served.finish()
     served.run()
+
+
+def test_drafts_whose_ids_come_late_are_accepted_and_published_as_what_they_became() -> None:
+    served = engine(most_drafts=4)
+    served.guesses_right, served.late_probability = True, 1.0
+    served.add([1, 2, 3, 4], 12, is_guessed=True)
+    served.step()
+    batch = served.scheduler.schedule()
+    assert batch.drafts is not None
+    assert batch.drafts.token_ids.tolist() == [UNKNOWN_TOKEN] * 4
+    with pytest.raises(TokenError, match="step 2 has drafts whose ids are not known"):
+        served.scheduler.finish(batch, [7], num_accepted=[1])
+    for wrong in ([1, 2, 3], [1, 2, 3, -1]):
+        with pytest.raises(TokenError, match="step 2 has 4 drafts, whose ids are 0 or more"):
+            served.scheduler.fill_drafts(batch, wrong)
+    served.scheduler.fill_drafts(batch, [11, 12, 13, 14])
+    first = served.served[0].generated[0][0]
+    served.scheduler.finish(batch, [7], num_accepted=[3])
+    with pytest.raises(StepError, match="step 2 is not the newest in flight"):
+        served.scheduler.fill_drafts(batch, [11, 12, 13, 14])
+    assert served.space.match([1, 2, 3, 4, first, 11, 12, 13, 7]).num_tokens == 8
+    assert served.space.match([1, 2, 3, 4, first, 11, 12, 14, 7]).num_tokens == 4
 
 
 def test_guesses_take_what_is_left_of_the_blocks_and_nobody_gives_any_up() -> None:

@@ -24,7 +24,7 @@ from pagedkv.serving.engine.answering import Sampler
 from pagedkv.serving.engine.chat import chat_token_ids, is_chat
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
-from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS, DraftModel, paired
+from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.grouping import EngineGroups, group_layers
 from pagedkv.serving.engine.intent import PLAIN, Intent
@@ -371,9 +371,10 @@ def with_draft_model(
         UnsupportedModelError: paged memory would compute it wrongly, or it has recurrent layers.
         ConfigurationError: it does not fit the model.
     """
+    require_fit(model, draft_model, config.longest(compat.longest_sequence(model)))
     try:
         draft_groups = find_groups(draft_model, config)
-        both = paired(model, groups, draft_model, draft_groups, config.longest(compat.longest_sequence(model)))
+        both = paired(groups, draft_model, draft_groups)
         if config.self_test and draft_model is not model:
             self_test(draft_model, draft_groups)
     except UnsupportedModelError as problem:

@@ -19,6 +19,6 @@ accepted only where the target samples the same token (:mod:`~pagedkv.serving.en
 """
 
 from pagedkv.serving.engine.drafting.drafter import Drafter
-from pagedkv.serving.engine.drafting.pairing import DEFAULT_DRAFT_TOKENS, DraftModel, paired
+from pagedkv.serving.engine.drafting.pairing import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
 
-__all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "Drafter", "paired"]
+__all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "Drafter", "paired", "require_fit"]

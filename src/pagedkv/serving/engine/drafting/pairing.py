@@ -12,7 +12,7 @@ from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.layer_specs import Place
 
-__all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "paired"]
+__all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "paired", "require_fit"]
 
 DEFAULT_DRAFT_TOKENS: Final = 4
 """Tokens that a draft model proposes for a sequence in a step, if nothing else is said."""
@@ -37,48 +37,16 @@ class DraftModel:
         return type(self.model).__name__
 
 
-def paired(
-    target: compat.Model,
-    groups: EngineGroups,
-    draft: compat.Model,
-    draft_groups: EngineGroups,
-    max_tokens: int,
-) -> tuple[EngineGroups, DraftModel]:
-    """Put the groups of a draft model behind those of its target.
+def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> None:
+    """Refuse a draft model that cannot propose tokens of a target. Changes nothing.
 
     Args:
-        target, groups: the model that answers, and its groups.
-        draft, draft_groups: the model that proposes, and its groups as of a model alone.
+        target: the model that answers; draft: the model that proposes.
         max_tokens: tokens of the longest sequence.
 
-    Returns:
-        groups of both, in which the target's layers lie where they did, and the draft model with its place there. The
-        pools of a draft model are named as they would be alone, with "draft:" before it.
-
     Raises:
-        ConfigurationError: another vocabulary, another device, or positions that the draft model does not have.
-        UnsupportedModelError: the draft model has recurrent layers.
+        ConfigurationError: another vocabulary, another device, or fewer positions than sequences may have.
     """
-    _require_fit(target, draft, max_tokens)
-    if draft_groups.states:
-        raise UnsupportedModelError(
-            f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to go back for each "
-            "refused draft: use a draft model of attention alone"
-        )
-    first = len(groups.specs)
-    specs = tuple(replace(spec, pool=f"{POOL_PREFIX}{spec.pool}") for spec in draft_groups.specs)
-    both = replace(groups, specs=groups.specs + specs, shapes=groups.shapes + draft_groups.shapes)
-    behind = replace(
-        draft_groups,
-        specs=both.specs,
-        shapes=both.shapes,
-        attention=tuple(replace(layer, group=layer.group + first) for layer in draft_groups.attention),
-        sources={idx: Place(place.group + first, place.index) for idx, place in draft_groups.sources.items()},
-    )
-    return both, DraftModel(draft, behind)
-
-
-def _require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> None:
     name = type(draft).__name__
     sizes = [compat.vocabulary_size(model) for model in (draft, target)]
     if sizes[0] != sizes[1]:
@@ -97,3 +65,35 @@ def _require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> 
             f"the draft model {name} knows {longest} positions, and sequences may have {max_tokens} tokens: set "
             "max_tokens, or use another draft model"
         )
+
+
+def paired(groups: EngineGroups, draft: compat.Model, draft_groups: EngineGroups) -> tuple[EngineGroups, DraftModel]:
+    """Put the groups of a draft model behind those of its target.
+
+    Args:
+        groups: of the model that answers.
+        draft, draft_groups: the model that proposes, and its groups as of a model alone.
+
+    Returns:
+        groups of both, in which the target's layers lie where they did, and the draft model with its place there. The
+        pools of a draft model are named as they would be alone, with "draft:" before it.
+
+    Raises:
+        UnsupportedModelError: the draft model has recurrent layers.
+    """
+    if draft_groups.states:
+        raise UnsupportedModelError(
+            f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to go back for each "
+            "refused draft: use a draft model of attention alone"
+        )
+    first = len(groups.specs)
+    specs = tuple(replace(spec, pool=f"{POOL_PREFIX}{spec.pool}") for spec in draft_groups.specs)
+    both = replace(groups, specs=groups.specs + specs, shapes=groups.shapes + draft_groups.shapes)
+    behind = replace(
+        draft_groups,
+        specs=both.specs,
+        shapes=both.shapes,
+        attention=tuple(replace(layer, group=layer.group + first) for layer in draft_groups.attention),
+        sources={idx: Place(place.group + first, place.index) for idx, place in draft_groups.sources.items()},
+    )
+    return both, DraftModel(draft, behind)
