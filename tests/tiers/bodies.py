@@ -1,6 +1,7 @@
 """Bodies for tests: every real one, and wrappers that are slow, hang, or fail."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -26,26 +27,57 @@ LASTING: Final = tuple(kind for kind in KINDS if kind not in {"host", "object in
 LARGE_CAP: Final = 2**40
 
 
+class RedisServer:
+    """A Redis server on a socket of its own, which a test may stop and kill. Skips the test where there is none."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+        self._path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
+        self._socket = f"{self._path}/s"
+        self._command = [program, "--port", "0", "--unixsocket", self._socket, "--save", "", "--dir", str(folder)]
+        self._command += options
+        self.url = f"unix://{self._socket}"
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(1000):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(self._socket) == 0:
+                    return
+            threading.Event().wait(0.005)
+        raise AssertionError("redis-server does not answer")
+
+    def stop(self) -> None:
+        """Stop the process: calls get no answer until it goes on."""
+        self._server.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let a stopped process go on."""
+        self._server.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process; what it had is lost."""
+        self._server.kill()
+        self._server.wait()
+
+    def close(self) -> None:
+        """End the server and remove its socket."""
+        self.kill()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[str]:
     """Run a Redis server on a socket of its own; skip the test where there is none."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
-    command = [program, "--port", "0", "--unixsocket", f"{path}/s", "--save", "", "--dir", str(folder), *options]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = RedisServer(folder, *options)
     try:
-        for _ in range(500):
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(f"{path}/s") == 0:
-                    break
-            threading.Event().wait(0.01)
-        yield f"unix://{path}/s"
+        yield server.url
     finally:
-        server.kill()
-        server.wait()
-        shutil.rmtree(path, ignore_errors=True)
+        server.close()
 
 
 def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes: int = LARGE_CAP) -> Body:

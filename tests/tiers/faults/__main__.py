@@ -5,7 +5,7 @@ repeats it. A run with one seed and one number of faults is the same each time, 
 """
 
 import argparse
-import os
+import contextlib
 import sys
 import tempfile
 import time
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.tiers.bodies import redis_server
 from tests.tiers.faults.kills import kill_stores
 from tests.tiers.faults.ledger import Ledger
 from tests.tiers.faults.machine import FaultMachine
@@ -51,8 +50,8 @@ def run_simulated(num_faults: int, seed: int, told: Callable[[str], None]) -> tu
 
 def run_real(medium: str, num_faults: int, seed: int, told: Callable[[str], None]) -> tuple[Ledger, Counter[str]]:
     """Run a machine over a real medium until so many faults have happened."""
-    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder)) as server:
-        machine = RealMachine(medium, Path(folder), server, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        machine = RealMachine(medium, Path(folder), seed)
         while machine.ledger.num_faults < num_faults:
             machine.run(500)
             told(f"{medium}: {machine.ledger.num_faults:,} faults")
@@ -67,15 +66,26 @@ def report(part: str, ledger: Ledger, seen: Counter[str], seconds: float) -> Non
     print("  besides: " + ", ".join(f"{name} {count:,}" for name, count in sorted(seen.items())), flush=True)  # noqa: T201
 
 
+def left_in_shared_memory() -> set[str]:
+    """Return the files in shared memory that no living process has mapped."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text()
+    return {path.name for path in SHARED_MEMORY.iterdir() if str(path) not in mapped}
+
+
 def main() -> None:
     """Run the parts one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=1_000_000, help="over simulated disks; a hundredth on each medium")
+    parser.add_argument(
+        "--faults", type=int, default=1_000_000, help="over simulated disks; a hundredth on each medium"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=PARTS, action="append", help="some of the parts")
     parser.add_argument("--progress", action="store_true", help="tell how far it is, also into a file")
     given = parser.parse_args()
-    before = set(os.listdir(SHARED_MEMORY))
+    before = left_in_shared_memory()
 
     def told(line: str) -> None:
         if sys.stderr.isatty() or given.progress:
@@ -90,7 +100,7 @@ def main() -> None:
         else:
             ledger, seen = run_real(part, -(-given.faults // 100), given.seed, told)
         report(part, ledger, seen, time.monotonic() - begun)
-    left = set(os.listdir(SHARED_MEMORY)) - before
+    left = left_in_shared_memory() - before
     assert not left, f"left in shared memory: {sorted(left)}"
     print("\nno wrong answer, none stuck, no byte beyond the cap, nothing left in shared memory")  # noqa: T201
 

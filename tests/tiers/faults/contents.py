@@ -37,9 +37,9 @@ class Content:
     others: dict[str, tuple[bytes, ...]]
 
 
-def _content(run: Run, salted: Run, secret: bytes | None) -> Content:
+def _content(run: Run, salted: Run, secret: bytes | None, times: int) -> Content:
     seed = hashlib.sha512(run.key).digest()
-    parts = (seed, (seed[:12] * (1 + seed[0] % 9)))
+    parts = (seed * times, (seed[:12] * (1 + seed[0] % 9)))
     zeros = tuple(bytes(len(part)) for part in parts)
     frame = write_frame(IDENTITY, run, parts, secret)
     others: dict[str, tuple[bytes, ...]] = {
@@ -56,8 +56,10 @@ def _content(run: Run, salted: Run, secret: bytes | None) -> Content:
     return Content(run, parts, frame, others)
 
 
-def make_chains(num_chains: int, rng: random.Random, secret: bytes | None = None) -> list[list[Content]]:
-    """Make chains of runs, some of which share their beginnings."""
+def make_chains(
+    num_chains: int, rng: random.Random, secret: bytes | None = None, times: Sequence[int] = ()
+) -> list[list[Content]]:
+    """Make chains of runs, some of which share their beginnings. The first ones are so many times as large."""
     chains: list[list[Content]] = []
     tokens: list[list[int]] = []
     for number in range(num_chains):
@@ -66,7 +68,12 @@ def make_chains(num_chains: int, rng: random.Random, secret: bytes | None = None
         tokens.append(begin + [rng.randrange(1000) for _ in range(rest)])
         runs = runs_of(tokens[-1], BLOCK_SIZE, 1)
         salted = runs_of(tokens[-1], BLOCK_SIZE, 1, RequestKeys(salt=b"another"))
-        chains.append([_content(run, other, secret) for run, other in zip(runs, salted, strict=True)])
+        size = times[number] if number < len(times) else 1
+        known = {each.run.key: each for chain in chains for each in chain}
+        contents = (
+            known.get(run.key) or _content(run, other, secret, size) for run, other in zip(runs, salted, strict=True)
+        )
+        chains.append(list(contents))
     return chains
 
 

@@ -204,4 +204,3 @@ class Judge:
         if cause is LoadEnd.WITHDRAWN:
             return happened("withdrawn", ALL)
         return happened(str(cause), key)
-
