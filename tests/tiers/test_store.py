@@ -27,7 +27,6 @@ from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.store import LoadedRuns, TierStore
 from tests.tiers.bodies import KINDS, LASTING, TroubledBody, make_body
 from tests.tiers.examples import IDENTITY, SALTED, SECRET, other_identities, parts_of, some_runs
-from tests.tiers.real_faults import run_faults
 
 SECONDS: Final = 20.0  # longer than any wait should be
 MakeStore: TypeAlias = Callable[..., TierStore]
@@ -302,17 +301,6 @@ def test_threads_that_store_and_load_at_random_meet_no_wrong_answer(tmp_path: Pa
         store._core.check()
         assert body.usage().nbytes <= 30_000
         assert store.refusals == {}
-
-
-@pytest.mark.parametrize("medium", ["folder", "redis"])
-def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path, redis_url: str) -> None:
-    """`python -m tests.tiers.real_faults --operations 10000` has more of them."""
-    for number in range(10):  # deadlines are of milliseconds: a slow disk serves few runs in time
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if run_faults(medium, folder, redis_url, 150)["runs served"]:
-            return
-    pytest.fail("nothing was served in time")
 
 
 def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

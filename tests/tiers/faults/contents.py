@@ -37,13 +37,13 @@ class Content:
     others: dict[str, tuple[bytes, ...]]
 
 
-def _content(run: Run, salted: Run, secret: bytes | None, times: int) -> Content:
+def _content(run: Run, foreign: Sequence[Run], secret: bytes | None, times: int) -> Content:
     seed = hashlib.sha512(run.key).digest()
     parts = (seed * times, (seed[:12] * (1 + seed[0] % 9)))
     zeros = tuple(bytes(len(part)) for part in parts)
     frame = write_frame(IDENTITY, run, parts, secret)
     others: dict[str, tuple[bytes, ...]] = {
-        "another salt": (write_frame(IDENTITY, salted, parts, secret),),
+        "another salt": tuple(write_frame(IDENTITY, each, parts, secret) for each in foreign),
         "other weights": (write_frame(OTHER_WEIGHTS, run, parts, secret),),
         "old layout": (write_frame(OTHER_LAYOUT, run, parts, secret), frame[:8] + b"\0\0" + frame[10:]),
         "half a set": (write_frame(HALF_A_SET, run, parts[:1], secret), frame[: -len(parts[1])] + bytes(len(parts[1]))),
@@ -66,12 +66,14 @@ def make_chains(
         begin = rng.choice(tokens)[: BLOCK_SIZE * rng.randrange(LONGEST_CHAIN)] if tokens and number % 2 else []
         rest = BLOCK_SIZE * LONGEST_CHAIN - len(begin)
         tokens.append(begin + [rng.randrange(1000) for _ in range(rest)])
-        runs = runs_of(tokens[-1], BLOCK_SIZE, 1)
-        salted = runs_of(tokens[-1], BLOCK_SIZE, 1, RequestKeys(salt=b"another"))
+        runs, salted, unsalted = (
+            runs_of(tokens[-1], BLOCK_SIZE, 1, RequestKeys(salt=salt)) for salt in (b"own", b"another", b"")
+        )
         size = times[number] if number < len(times) else 1
         known = {each.run.key: each for chain in chains for each in chain}
         contents = (
-            known.get(run.key) or _content(run, other, secret, size) for run, other in zip(runs, salted, strict=True)
+            known.get(run.key) or _content(run, foreign, secret, size)
+            for run, *foreign in zip(runs, salted, unsalted, strict=True)
         )
         chains.append(list(contents))
     return chains

@@ -57,6 +57,7 @@ class Judge:
     last: dict[tuple[str, bytes], int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     seen: Counter[str] = field(default_factory=Counter)
+    stale: set[int] = field(default_factory=set)
     failures_in_a_row: int = 0
     breaker: BreakerState = BreakerState.CLOSED
     excess: int = 0
@@ -67,6 +68,7 @@ class Judge:
         self.offers.clear()
         self.expected.clear()
         self.tombstones.clear()
+        self.stale.clear()
         self.failures_in_a_row, self.breaker = 0, BreakerState.CLOSED
         self.excess = max(0, self.disk.nbytes - self.cap_nbytes)
 
@@ -80,11 +82,16 @@ class Judge:
         self.expected.discard(key)
 
     def begin_ask(self, ticket: int, ask: Ask, in_flight: list[Action]) -> None:
-        """Note an ask; keys whose overdue reads are still in flight are late for it."""
+        """Note an ask. Keys are late for it whose reads are in flight, and overdue or of an entry before a withdrawal."""
         self.asks[ticket] = ask
         for action in in_flight:
-            if isinstance(action, Read) and action.deadline_s <= self.now_s:
+            if isinstance(action, Read) and (action.deadline_s <= self.now_s or action.action in self.stale):
                 self.note("overdue", action.key)
+
+    def withdraw(self, in_flight: list[Action]) -> None:
+        """Note a withdrawal or reset, about to be made: reads in flight may be of entries that it removes."""
+        self.note("withdrawn")
+        self.stale |= {action.action for action in in_flight if isinstance(action, Read)}
 
     def advance(self, now_s: float, in_flight: list[Action]) -> None:
         """Note the steady time, which is about to be set: actions become overdue by it."""
