@@ -1,16 +1,19 @@
 """Bodies for tests: every real one, and wrappers that are slow, hang, or fail."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -21,10 +24,22 @@ from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 
-KINDS: Final = ("host", "folder", "folder past the page cache", "redis", "object in a folder", "object in memory")
+KINDS: Final = (
+    "host",
+    "folder",
+    "folder past the page cache",
+    "redis",
+    "object in a folder",
+    "object in memory",
+    "object in S3",
+)
 LASTING: Final = tuple(kind for kind in KINDS if kind not in {"host", "object in memory"})
 """Those whose content another body, or another process, finds again."""
 LARGE_CAP: Final = 2**40
+MOTO: Final = Path(sys.prefix) / "moto" / "bin"
+BUCKET: Final = "tiers"
+SERVERS: Final = {"redis": "redis_url", "object in S3": "s3_url"}
+"""The fixture of each kind that has a server."""
 
 
 class RedisServer:
@@ -80,6 +95,43 @@ def redis_server(folder: Path, *options: str) -> Iterator[str]:
         server.close()
 
 
+@contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """Run moto's S3 on a port of its own, with one bucket; skip the test where there is none."""
+    program = shutil.which("moto_server", path=f"{MOTO}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        pytest.skip("moto's S3 is not installed (make .venv/moto/.installed)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (folder / "moto.log").open("wb") as log:
+        server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(3000):
+            assert server.poll() is None, f"moto ended: {(folder / 'moto.log').read_text()[-500:]}"
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            threading.Event().wait(0.02)
+        urlopen(Request(f"{address}/{BUCKET}", method="PUT")).close()  # noqa: S310 - an address of our own
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def s3_options(address: str) -> dict[str, Any]:
+    """Return the options of an object store for a server of ours."""
+    return {
+        "endpoint": address,
+        "access_key_id": "any",
+        "secret_access_key": "any",
+        "region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
+
+
 def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes: int = LARGE_CAP) -> Body:
     """Make a body of a kind; those that last find what is below ``folder``, or at ``url``."""
     if kind == "host":
@@ -90,6 +142,8 @@ def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes:
         return RedisBody(url, fingerprint, prefix=folder.name, timeout_s=5.0)
     if kind == "object in memory":
         return ObjectBody("memory:///", fingerprint)
+    if kind == "object in S3":
+        return ObjectBody(f"s3://{BUCKET}/{folder.name}", fingerprint, **s3_options(url))
     (folder / "objects").mkdir(exist_ok=True)
     return ObjectBody(f"file://{folder}/objects", fingerprint)
 

@@ -25,7 +25,7 @@ from pagedkv.memory.tiers.identity import Identity, Run
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.store import LoadedRuns, TierStore
-from tests.tiers.bodies import KINDS, LASTING, TroubledBody, make_body
+from tests.tiers.bodies import KINDS, LASTING, SERVERS, TroubledBody, make_body
 from tests.tiers.examples import IDENTITY, SALTED, SECRET, other_identities, parts_of, some_runs
 
 SECONDS: Final = 20.0  # longer than any wait should be
@@ -63,7 +63,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Body]:
-    url = request.getfixturevalue("redis_url") if kind == "redis" else ""
+    url = request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else ""
 
     def made(identity: Identity = IDENTITY) -> Body:
         return make_body(kind, tmp_path, url, identity.fingerprint)

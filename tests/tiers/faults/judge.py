@@ -46,6 +46,7 @@ class Judge:
     cap_nbytes: int
     max_entries: int
     breaker_failures: int
+    largest: int
     now_s: float = 0.0
     operation: int = 0
     expected: set[bytes] = field(default_factory=set)
@@ -82,7 +83,7 @@ class Judge:
         self.expected.discard(key)
 
     def begin_ask(self, ticket: int, ask: Ask, in_flight: list[Action]) -> None:
-        """Note an ask. Keys are late for it whose reads are in flight, and overdue or of an entry before a withdrawal."""
+        """Note an ask. Keys are late for it whose reads in flight are overdue, or of an entry before a withdrawal."""
         self.asks[ticket] = ask
         for action in in_flight:
             if isinstance(action, Read) and (action.deadline_s <= self.now_s or action.action in self.stale):
@@ -116,7 +117,8 @@ class Judge:
     def judge(self, core: StoreCore) -> None:
         """Take events and answers, and judge them."""
         answers = core.take_answers()
-        self._judge_breaker(core)
+        if core.breaker is not self.breaker or core.breaker is BreakerState.OPEN:
+            self._judge_breaker(core)
         for answer in answers:
             if isinstance(answer, Offered):
                 self._judge_offer(answer)
@@ -125,10 +127,9 @@ class Judge:
             if isinstance(answer, Loaded):
                 self._judge_ask(answer)
         self.ledger.judge_answers(answers)
-        self.excess = min(self.excess, max(0, self.disk.nbytes - self.cap_nbytes))
-        assert self.disk.nbytes <= self.cap_nbytes + self.excess, (
-            f"{self.disk.nbytes} bytes on a disk of {self.cap_nbytes}"
-        )
+        beyond = max(0, self.disk.nbytes - self.cap_nbytes)
+        assert beyond <= self.excess, f"{self.disk.nbytes} bytes on a disk of {self.cap_nbytes}"
+        self.excess = beyond
 
     def judge_all(self, core: StoreCore) -> None:
         """Check the invariants of the store, and that nothing waits beyond its time."""
@@ -159,8 +160,10 @@ class Judge:
 
     def _judge_events(self, core: StoreCore) -> None:
         events = core.drain_events()
+        if not len(events):
+            return
         kinds = events.kinds.tolist()
-        names = [row.tobytes() for row in events.keys] if kinds else []
+        names = [row.tobytes() for row in events.keys]
         removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in self.expected]
         if removed and self.last.get(("withdrawn", ALL)) != self.operation:
             self._judge_evictions(core, kinds.count(REMOVED))
@@ -174,8 +177,7 @@ class Judge:
         """Entries that no fault touched are removed only where there is no room for another one."""
         now = core.statistics()
         self.seen["evictions"] += num_removed
-        largest = max(len(content.frame) for content in self.contents.values())
-        is_short = now.nbytes + largest > self.cap_nbytes
+        is_short = now.nbytes + self.largest > self.cap_nbytes
         is_crowded = now.num_entries + num_removed + now.num_writes >= self.max_entries
         was_full = self.last.get(("full", ALL)) == self.operation
         assert is_short or is_crowded or was_full, f"an entry was removed though there is room: {now}"

@@ -53,7 +53,8 @@ class FaultMachine:
         self.rng = random.Random(self.seed)
         self.chains = make_chains(NUM_CHAINS, self.rng, SECRET if self.is_keyed else None)
         self.contents = {each.run.key: each for chain in self.chains for each in chain}
-        self.judge = Judge(self.contents, self.disk, CAP, MAX_ENTRIES, BREAKER_FAILURES)
+        largest = max(len(each.frame) for each in self.contents.values())
+        self.judge = Judge(self.contents, self.disk, CAP, MAX_ENTRIES, BREAKER_FAILURES, largest)
         self._begin()
 
     @property
