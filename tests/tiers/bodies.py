@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.request import Request, urlopen
@@ -42,83 +42,97 @@ SERVERS: Final = {"redis": "redis_url", "object in S3": "s3_url"}
 """The fixture of each kind that has a server."""
 
 
-class RedisServer:
-    """A Redis server on a socket of its own, which a test may stop and kill. Skips the test where there is none."""
+class Server:
+    """A server of our own, which a test may stop and kill."""
+
+    def __init__(self, command: list[str], address: tuple[socket.AddressFamily, Any], log: Path) -> None:
+        self._command = command
+        self._address = address
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        family, address = self._address
+        for _ in range(6000):
+            assert self._process.poll() is None, f"{self._command[0]} ended: {self._log.read_text()[-500:]}"
+            with socket.socket(family) as probe:
+                if probe.connect_ex(address) == 0:
+                    return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"{self._command[0]} does not answer")
+
+    def stop(self) -> None:
+        """Stop the process: calls get no answer until it goes on."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let a stopped process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process; what it had is lost."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the server."""
+        self.kill()
+
+
+class RedisServer(Server):
+    """A Redis server on a socket of its own. Skips the test where there is none."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         program = shutil.which("redis-server")
         if program is None:
             pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
         self._path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
-        self._socket = f"{self._path}/s"
-        self._command = [program, "--port", "0", "--unixsocket", self._socket, "--save", "", "--dir", str(folder)]
-        self._command += options
-        self.url = f"unix://{self._socket}"
-        self.start()
-
-    def start(self) -> None:
-        """Start the server, and wait until it answers."""
-        self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(1000):
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(self._socket) == 0:
-                    return
-            threading.Event().wait(0.005)
-        raise AssertionError("redis-server does not answer")
-
-    def stop(self) -> None:
-        """Stop the process: calls get no answer until it goes on."""
-        self._server.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let a stopped process go on."""
-        self._server.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill the process; what it had is lost."""
-        self._server.kill()
-        self._server.wait()
+        path = f"{self._path}/s"
+        self.url = f"unix://{path}"
+        command = [program, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *options]
+        super().__init__(command, (socket.AF_UNIX, path), folder / "redis.log")
 
     def close(self) -> None:
         """End the server and remove its socket."""
-        self.kill()
+        super().close()
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+class S3Server(Server):
+    """Moto's S3 on a port of its own, with one bucket. Skips the test where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("moto_server", path=f"{MOTO}{os.pathsep}{os.environ.get('PATH', '')}")
+        if program is None:
+            pytest.skip("moto's S3 is not installed (make test-s3)")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [program, "-H", "127.0.0.1", "-p", str(port)]
+        super().__init__(command, (socket.AF_INET, ("127.0.0.1", port)), folder / "moto.log")
+
+    def start(self) -> None:
+        """Start the server, and make its bucket."""
+        super().start()
+        urlopen(Request(f"{self.url}/{BUCKET}", method="PUT")).close()  # noqa: S310 - an address of our own
 
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[str]:
-    """Run a Redis server on a socket of its own; skip the test where there is none."""
-    server = RedisServer(folder, *options)
-    try:
+    """Run a Redis server; skip the test where there is none."""
+    with closing(RedisServer(folder, *options)) as server:
         yield server.url
-    finally:
-        server.close()
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
-    """Run moto's S3 on a port of its own, with one bucket; skip the test where there is none."""
-    program = shutil.which("moto_server", path=f"{MOTO}{os.pathsep}{os.environ.get('PATH', '')}")
-    if program is None:
-        pytest.skip("moto's S3 is not installed (make .venv/moto/.installed)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (folder / "moto.log").open("wb") as log:
-        server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(3000):
-            assert server.poll() is None, f"moto ended: {(folder / 'moto.log').read_text()[-500:]}"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            threading.Event().wait(0.02)
-        urlopen(Request(f"{address}/{BUCKET}", method="PUT")).close()  # noqa: S310 - an address of our own
-        yield address
-    finally:
-        server.kill()
-        server.wait()
+    """Run moto's S3; skip the test where there is none."""
+    with closing(S3Server(folder)) as server:
+        yield server.url
 
 
 def s3_options(address: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pagedkv.memory.tiering.rates import ComputeRate
 from pagedkv.memory.tiering.served_tier import RunStore, ServedTier
 from pagedkv.memory.tiering.tier_loads import RequestLoads, TierLoads
 from pagedkv.memory.tiering.tier_offers import TierOffers
-from pagedkv.memory.tiering.tier_reports import TierCause, TierNote, TierStatistics
+from pagedkv.memory.tiering.tier_reports import LoadUnderWay, TierCause, TierNote, TierStatistics
 
 __all__ = [
     "BlockBytes",
@@ -31,6 +31,7 @@ __all__ = [
     "CopyEnd",
     "EntryLayout",
     "HostBlocks",
+    "LoadUnderWay",
     "RequestLoads",
     "Rows",
     "RunStore",

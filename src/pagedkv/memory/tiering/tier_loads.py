@@ -26,7 +26,7 @@ from pagedkv.memory.tiering.block_bytes import BlockBytes, CopyEnd, fill
 from pagedkv.memory.tiering.entry_layout import EntryLayout
 from pagedkv.memory.tiering.rates import ComputeRate
 from pagedkv.memory.tiering.served_tier import ServedTier
-from pagedkv.memory.tiering.tier_reports import TierCause, TierNote
+from pagedkv.memory.tiering.tier_reports import LoadUnderWay, TierCause, TierNote
 from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
 
 __all__ = ["RequestLoads", "TierLoads"]
@@ -179,6 +179,14 @@ class TierLoads:
     def has_answered(self) -> bool:
         """Whether a load under way has all its answers. O(loads)."""
         return any(each.is_done for each in self._under_way.values())
+
+    def under_way(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads under way, a value for each tier that takes part in one. O(loads)."""
+        return tuple(
+            LoadUnderWay(segment.tier.name, segment.start, segment.end, len(each.waiters))
+            for each in self._under_way.values()
+            for segment in each.segments
+        )
 
     # Beginning
 

@@ -11,7 +11,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.scheduling import Batch, Loader, Request
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics
+from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics
 
 __all__ = ["NoTiers", "RequestTiers"]
 
@@ -71,6 +71,10 @@ class NoTiers:
 
     def statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier."""
+        return ()
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
         return ()
 
 
@@ -153,3 +157,7 @@ class RequestTiers(NoTiers):
     def _note(self, request: EngineRequest) -> None:
         request.tier_notes = self._tiers.notes(request.scheduled)
         request.num_loaded_tokens = self._tiers.num_loaded_tokens(request.scheduled)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
+        return self._tiers.loads()

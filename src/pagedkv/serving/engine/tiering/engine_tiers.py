@@ -30,6 +30,7 @@ from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.memory.tiering import (
     ComputeRate,
     EntryLayout,
+    LoadUnderWay,
     RequestLoads,
     TierCause,
     TierLoads,
@@ -135,6 +136,10 @@ class EngineTiers:
     def num_loads(self) -> int:
         """Loads under way."""
         return len(self._loads)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
+        return self._loads.under_way()
 
     # Between steps
 
