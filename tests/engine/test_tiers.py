@@ -412,6 +412,31 @@ def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
     assert served() == [32, 32]
 
 
+def test_withdrawn_content_does_not_come_back_from_a_tier(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    """It did: `withdraw` reached the device alone, and the next request loaded it again."""
+    tier = FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)
+    llm = LLM(model, with_tiers(tier))
+    serve(llm, PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    before = llm.tier_statistics()[0].store.num_entries
+    hit = llm.core.space.match(LONG)
+    bad = hit.block_ids[0][40 // llm.core.space.config.groups[0].block_size]  # in the second entry
+    for _ in range(2):
+        llm.core.space.withdraw([bad])
+        forget_device(llm)
+        requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+        compare(requests, answers[:1])
+        assert loaded(requests) == [32]
+        assert llm.flush_tiers(SECONDS)
+        assert llm.tier_statistics()[0].store.num_entries == 1 < before
+    other = LLM(model, with_tiers(tier))
+    requests, _ = serve(other, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    assert loaded(requests) == [32]
+
+
 def test_a_tier_that_does_not_answer_after_new_weights_is_left_out(
     model: PreTrainedModel, answers: list[Reference], caplog: pytest.LogCaptureFixture
 ) -> None:

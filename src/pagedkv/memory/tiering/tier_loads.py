@@ -14,7 +14,7 @@ and its blocks are free at once: steps that may use them are ordered behind copi
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -147,6 +147,7 @@ class TierLoads:
         of_request: gives the record of a request.
         on_arrival: called when a tier has answered, from any thread.
         on_loaded: called with each request whose load has ended.
+        withdrawn: digests of blocks whose content turned out bad; they, and what is behind them, are not loaded.
     """
 
     def __init__(  # noqa: PLR0913 - what a loop has
@@ -160,6 +161,7 @@ class TierLoads:
         of_request: Callable[[Request], RequestLoads],
         on_arrival: Callable[[], None],
         on_loaded: Callable[[Request], None],
+        withdrawn: AbstractSet[bytes] = frozenset(),
     ) -> None:
         self._tiers = tiers
         self._space = space
@@ -169,6 +171,7 @@ class TierLoads:
         self._of_request = of_request
         self._on_arrival = on_arrival
         self._on_loaded = on_loaded
+        self._withdrawn = withdrawn
         self._under_way: dict[SpaceLoad, _UnderWay] = {}
 
     def __len__(self) -> int:
@@ -202,12 +205,28 @@ class TierLoads:
             under_way.waiters.append(request)
             return True
         own.chain.extend(token_ids[:most])
+        most = self._up_to_withdrawn(own.chain, most)
         segments = self._find(own.chain, match.num_whole_tokens, most)
         chosen = self._chosen(own, segments, match.num_tokens)
         if not chosen:
             return False
         own.num_asks += 1
         return self._begin(request, own, token_ids, chosen, match.num_tokens)
+
+    def _up_to_withdrawn(self, chain: RunChain, most: int) -> int:
+        """Return where the first withdrawn block begins, or ``most``; what tiers have behind it is removed."""
+        layout, num_sound = self._layout, chain.num_blocks_without(self._withdrawn)
+        if num_sound == chain.num_blocks:
+            return most
+        num_tokens = num_sound * layout.block_size
+        runs = chain.runs[num_tokens // layout.run_tokens :] if layout.has_runs else []
+        keys = [run.key for run in runs]
+        if layout.has_ends:
+            keys += [chain.end_key(place) for place in range(num_sound + 1, chain.num_blocks + 1)]
+        for tier in self._tiers:
+            if keys and tier.store.contains(keys).any():
+                tier.store.withdraw_keys(keys)
+        return num_tokens
 
     def _find(self, chain: RunChain, num_hit: int, most: int) -> list[_Segment]:
         """Look the entries behind a hit up, in all tiers."""

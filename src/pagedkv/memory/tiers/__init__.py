@@ -13,7 +13,7 @@ model and no engine.
 from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
-from pagedkv.memory.tiers.chain import RunChain
+from pagedkv.memory.tiers.chain import RunChain, end_key_of
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.folder_body import FolderBody
@@ -85,6 +85,7 @@ __all__ = [
     "Tier",
     "TierStore",
     "Write",
+    "end_key_of",
     "frame_nbytes",
     "frames_of",
     "open_frame",

@@ -264,8 +264,12 @@ class TierStore:
 
     def withdraw(self, runs: Sequence[Run]) -> int:
         """Remove content that turned out bad, and what continues it; returns how many entries."""
+        return self.withdraw_keys([run.key for run in runs])
+
+    def withdraw_keys(self, keys: Sequence[bytes]) -> int:
+        """Remove content as :meth:`withdraw` does, by the keys of its entries."""
         with self._changed:
-            removed = self._core.withdraw(_keys_of(runs), self._clock())
+            removed = self._core.withdraw(_as_array(keys), self._clock())
             self._pass_on()
         self._call_back()
         return removed

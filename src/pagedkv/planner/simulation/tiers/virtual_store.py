@@ -133,6 +133,12 @@ class VirtualStore:
         self._core.offer(_keys_of(runs), sizes, self._now_s, runs[0].parent, is_noted=is_noted)
         self._pass_on()
 
+    def withdraw_keys(self, keys: Sequence[bytes]) -> int:
+        """Remove content that turned out bad, and what continues it; returns how many entries."""
+        removed = self._core.withdraw(_as_array(keys), self._now_s)
+        self._pass_on()
+        return removed
+
     def statistics(self) -> StoreStatistics:
         """Take a snapshot."""
         return self._core.statistics()

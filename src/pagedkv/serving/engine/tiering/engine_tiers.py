@@ -26,7 +26,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
-from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.memory.tiering import (
     ComputeRate,
     EntryLayout,
@@ -38,7 +38,7 @@ from pagedkv.memory.tiering import (
     TierOffers,
     TierStatistics,
 )
-from pagedkv.memory.tiers import Identity, Tier
+from pagedkv.memory.tiers import Identity, Tier, end_key_of
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 from pagedkv.serving.engine.tiering.identity import identity_of
@@ -97,7 +97,8 @@ class EngineTiers:
         self._rate = ComputeRate()
         self._records: dict[Request, RequestLoads] = {}
         self._arrived = threading.Event()
-        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes)
+        self._withdrawn: set[bytes] = set()
+        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes, self._withdrawn)
         self._loads = TierLoads(
             self._tiers,
             space,
@@ -107,7 +108,9 @@ class EngineTiers:
             of_request=self._record,
             on_arrival=self._arrived.set,
             on_loaded=on_loaded,
+            withdrawn=self._withdrawn,
         )
+        space.observe(_Withdrawals(weakref.WeakMethod(self.withdraw)))
         at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(at_exit)
         self._drop = weakref.finalize(self, _drop, self._tiers, at_exit)
@@ -211,6 +214,22 @@ class EngineTiers:
             runs += [chain.end(place) for place in range(start // size + 1, chain.num_blocks + 1)]
         return sum(tier.store.withdraw(runs) for tier in self._tiers) if runs else 0
 
+    def withdraw(self, digests: frozenset[bytes] | None) -> None:
+        """Remove content that turned out bad: blocks with these digests, and what continues them; None: all content.
+
+        It is neither loaded nor stored again in the life of this engine. The space is in the middle of an operation:
+        it publishes nothing of the loads of such content.
+        """
+        self._offers.drop()
+        if digests is None:
+            for tier in self._tiers:
+                tier.store.reset()
+            return
+        self._withdrawn |= digests
+        keys = [*digests, *map(end_key_of, digests)]
+        for tier in self._tiers:
+            tier.store.withdraw_keys(keys)
+
     def reset(self) -> None:
         """Remove all content of every tier."""
         self._offers.drop()
@@ -255,6 +274,19 @@ class EngineTiers:
         _close(self._tiers)
         self._bytes.close()
         return is_stored
+
+
+class _Withdrawals(SpaceObserver):
+    """Passes what a space withdraws on to an engine's tiers, as long as there are any."""
+
+    def __init__(self, withdraw: "weakref.WeakMethod[Callable[[frozenset[bytes] | None], None]]") -> None:
+        self._withdraw = withdraw
+
+    def withdrawn(self, digests: frozenset[bytes] | None) -> None:
+        """Content was declared bad."""
+        withdraw = self._withdraw()
+        if withdraw is not None:
+            withdraw(digests)
 
 
 def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:

@@ -154,8 +154,8 @@ class Watch:
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
         """Copy the records of a span of time, in seconds of the history.
 
-        Its keys are ``now_s``, ``steps``, ``admissions``, ``samples``, ``requests``, and of these the names of ``tenants``
-        and the ``tier_notes``.
+        Its keys are ``now_s``, ``steps``, ``admissions``, ``samples``, ``requests``, and for these ``tenants`` and
+        ``tier_notes``.
 
         Raises EngineError.
         """
