@@ -187,6 +187,32 @@ def test_promise_29_hits_by_medium_add_up_over_two_tiers(
     assert receipts.num_hit == sum(request.num_cached_tokens or 0 for request in everyone)
 
 
+def test_promise_29_a_hit_from_a_tier_counts_when_a_step_behind_it_is_acknowledged(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    """It counted at the admission: what was aborted before its first step was over counted as hit."""
+    config = with_tiers(tier_over(body), config=replace(ROOMY, overlap=True))
+    llm = LLM(model, config)
+    serve(llm, PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    forget_device(llm)
+    aborted = llm.core.add(LONG, PARAMS)
+    while aborted.num_cached_tokens is None:
+        llm.core.step()
+    llm.core.abort(aborted)
+    while llm.core.has_work:
+        llm.core.step()
+    (tier,) = llm.tier_statistics()
+    assert (tier.num_loaded_tokens, tier.num_hit_tokens, tier.num_unused_tokens) == (64, 0, 64)
+    assert (aborted.num_loaded_tokens, aborted.output().receipt.num_hit) == ({}, 0)
+    forget_device(llm)
+    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    (tier,) = llm.tier_statistics()
+    assert tier.num_hit_tokens == requests[0].output().receipt.num_hit == 64
+    assert requests[0].num_loaded_tokens == {"test": 64}
+
+
 def test_others_compute_while_a_request_waits_and_equal_prefixes_share_one_load(
     model: PreTrainedModel, answers: list[Reference], body: TestBody
 ) -> None:

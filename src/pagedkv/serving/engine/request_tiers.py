@@ -106,6 +106,7 @@ class RequestTiers(NoTiers):
 
     def admitted(self, request: EngineRequest, num_hit_tokens: int) -> None:
         """Note what a request's hit owes to tiers."""
+        self._tiers.left(request.scheduled)
         self._tiers.admitted(request.scheduled, num_hit_tokens)
         self._note(request)
 
@@ -118,7 +119,9 @@ class RequestTiers(NoTiers):
                     self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
 
     def prompt_computed(self, request: EngineRequest) -> None:
-        """Offer a prompt."""
+        """Count its hit, and offer a prompt."""
+        self._tiers.computed(request.scheduled)
+        self._note(request)
         prompt = request.prompt_token_ids
         self._tiers.offer(request.scheduled, prompt, len(prompt))
 
@@ -127,6 +130,7 @@ class RequestTiers(NoTiers):
         for sample in request.samples if request.beams is None and request.first_token is not None else ():
             tokens = request.tokens_of(sample)
             self._tiers.offer(request.scheduled, tokens, len(tokens) - 1)
+        self._tiers.left(request.scheduled)
         self._note(request)
         self._tiers.ended(request.scheduled)
 

@@ -182,10 +182,23 @@ class EngineTiers:
         return self._layout.has_ends
 
     def admitted(self, request: Request, num_hit_tokens: int) -> None:
-        """Count how many tokens of a request's hit a tier has brought for it."""
+        """Note how many tokens of a request's hit a tier has brought for it."""
         own = self._records.get(request)
         if own is not None:
             own.admitted(num_hit_tokens)
+
+    def computed(self, request: Request) -> None:
+        """Count these tokens, since a step that computed behind them was acknowledged."""
+        own = self._records.get(request)
+        if own is not None:
+            own.computed()
+
+    def left(self, request: Request) -> None:
+        """Count these tokens where a life of the request is over, if its receipt has the hit; else none was used."""
+        own = self._records.get(request)
+        if own is not None and request.receipt.num_hit > own.num_hit_before:
+            own.num_hit_before = request.receipt.num_hit
+            own.computed()
 
     def notes(self, request: Request) -> tuple[TierNote, ...]:
         """What became of what tiers had for a request."""
