@@ -21,12 +21,14 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from pagedkv.memory.tiers.body import Body
+from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.folder_body import FolderBody
 from pagedkv.memory.tiers.frame import OpenFrame, frame_pieces, open_frame
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
 from pagedkv.memory.tiers.index import StoreIndex
 from pagedkv.memory.tiers.keys import words_of
 from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.memory.tiers.store import TierStore
 
 NBYTES: Final = 2 * 2**20
 BLOCK_SIZE: Final = 16
@@ -85,6 +87,33 @@ def measure_body(body: Body, raw: dict[str, Callable[[], None]], num_rounds: int
         assert opened.parts[0] == own[0], "a wrong answer"
     told = {"write": write, "write unchecked": write_unchecked, "read": read, "read unchecked": read_unchecked}
     return shortest({**told, **raw}, num_rounds)
+
+
+def measure_store(body: Body, num_rounds: int) -> dict[str, float]:
+    """Time writes and reads of frames through a store and its threads, verification included."""
+    runs = runs_of(range(BLOCK_SIZE * NUM_FRAMES), BLOCK_SIZE, 1)
+    parts = [[np.random.default_rng(number).bytes(NBYTES)] for number in range(NUM_FRAMES)]
+    config = StoreConfig(2**40, 1000, admission="always")
+    with TierStore(body, IDENTITY, config) as store:
+
+        def write() -> None:
+            store.offer(runs, parts)
+            assert store.wait_until_quiet(60.0)
+
+        def read() -> None:
+            assert store.load(runs, 60.0).wait(60.0).num_runs == NUM_FRAMES
+
+        seconds: dict[str, list[float]] = {"store write": [], "store read": []}
+        for _ in range(num_rounds):
+            store.reset()
+            assert store.wait_until_quiet(60.0)
+            for name, call in (("store write", write), ("store read", read)):
+                begun = time.perf_counter()
+                call()
+                seconds[name].append(time.perf_counter() - begun)
+        loaded = store.load(runs, 60.0).wait(60.0)
+        assert all(bytes(found[0]) == own[0] for found, own in zip(loaded.parts, parts, strict=True)), "a wrong answer"
+    return {name: min(each) for name, each in seconds.items()}
 
 
 def raw_folder(folder: Path, *, direct: bool) -> dict[str, Callable[[], None]]:
@@ -169,10 +198,14 @@ def main() -> None:
             body = FolderBody(folder / f"root{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
             name = "folder past the page cache" if body._direct else "folder through the page cache"  # noqa: SLF001
             figures[name] = measure_body(body, raw_folder(folder, direct=body._direct), given.rounds)  # noqa: SLF001
+            stored = FolderBody(folder / f"store{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
+            figures[name] |= measure_store(stored, given.rounds)
         if given.redis:
             figures["redis"] = measure_body(
                 RedisBody(given.redis, IDENTITY.fingerprint), raw_redis(given.redis), given.rounds
             )
+            body_of_store = RedisBody(given.redis, IDENTITY.fingerprint, prefix="store")
+            figures["redis"] |= measure_store(body_of_store, given.rounds)
         figures["index"] = measure_index(max(9, given.rounds))
     finally:
         shutil.rmtree(folder)

@@ -29,7 +29,8 @@ from pagedkv.memory.tiers.frame import (
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
-from pagedkv.memory.tiers.keys import KEY_NBYTES
+from pagedkv.memory.tiers.keys import KEY_NBYTES, array_of
+from pagedkv.memory.tiers.load import Load, LoadedRuns
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.specs import (
@@ -45,7 +46,7 @@ from pagedkv.memory.tiers.specs import (
     parse_tier,
 )
 from pagedkv.memory.tiers.statistics import StoreStatistics
-from pagedkv.memory.tiers.store import Load, LoadedRuns, TierStore
+from pagedkv.memory.tiers.store import TierStore
 
 __all__ = [
     "KEY_NBYTES",
@@ -85,6 +86,7 @@ __all__ = [
     "Tier",
     "TierStore",
     "Write",
+    "array_of",
     "end_key_of",
     "frame_nbytes",
     "frames_of",
