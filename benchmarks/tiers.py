@@ -89,8 +89,8 @@ def measure_body(body: Body, raw: dict[str, Callable[[], None]], num_rounds: int
     return shortest({**told, **raw}, num_rounds)
 
 
-def measure_store(body: Body, num_rounds: int) -> dict[str, float]:
-    """Time writes and reads of frames through a store and its threads, verification included."""
+def measure_store(body: Body, num_rounds: int, what: str = "") -> dict[str, float]:
+    """Time writes and reads of frames through a store and its threads."""
     runs = runs_of(range(BLOCK_SIZE * NUM_FRAMES), BLOCK_SIZE, 1)
     parts = [[np.random.default_rng(number).bytes(NBYTES)] for number in range(NUM_FRAMES)]
     config = StoreConfig(2**40, 1000, admission="always")
@@ -103,11 +103,12 @@ def measure_store(body: Body, num_rounds: int) -> dict[str, float]:
         def read() -> None:
             assert store.load(runs, 60.0).wait(60.0).num_runs == NUM_FRAMES
 
-        seconds: dict[str, list[float]] = {"store write": [], "store read": []}
+        names = f"store write{what}", f"store read{what}"
+        seconds: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(num_rounds):
             store.reset()
             assert store.wait_until_quiet(60.0)
-            for name, call in (("store write", write), ("store read", read)):
+            for name, call in zip(names, (write, read), strict=True):
                 begun = time.perf_counter()
                 call()
                 seconds[name].append(time.perf_counter() - begun)
@@ -200,6 +201,9 @@ def main() -> None:
             figures[name] = measure_body(body, raw_folder(folder, direct=body._direct), given.rounds)  # noqa: SLF001
             stored = FolderBody(folder / f"store{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
             figures[name] |= measure_store(stored, given.rounds)
+            unchecked = FolderBody(folder / f"unchecked{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
+            unchecked.is_trusted = True  # its frames carry no check
+            figures[name] |= measure_store(unchecked, given.rounds, " unchecked")
         if given.redis:
             figures["redis"] = measure_body(
                 RedisBody(given.redis, IDENTITY.fingerprint), raw_redis(given.redis), given.rounds
@@ -230,7 +234,8 @@ def _print(figures: dict[str, dict[str, float]]) -> None:
 
 def _ratios(seconds: dict[str, float], what: str, verb: str) -> Sequence[str]:
     of_raw = f"{seconds[f'raw {verb}'] / seconds[what]:.2f}"
-    return of_raw, f"{seconds[f'{verb} unchecked'] / seconds[what]:.2f}" if what == verb else ""
+    unchecked = seconds.get(f"{what} unchecked")
+    return of_raw, "" if unchecked is None else f"{unchecked / seconds[what]:.2f}"
 
 
 if __name__ == "__main__":
