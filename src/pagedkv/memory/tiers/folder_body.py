@@ -350,7 +350,7 @@ def _size_of(path: Path) -> int:
 def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
     """Make and lock a file of so many bytes, which count from now on. The root's lock is held.
 
-    The file has its length at once, so that whoever counts anew counts all of it.
+    The file has its length at once, so that a process that counts anew counts all of it.
     """
     counter.add(nbytes)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

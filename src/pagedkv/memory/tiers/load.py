@@ -1,4 +1,4 @@
-"""A load under way, as whoever asked for it sees it, and its answer."""
+"""A load under way, as its caller has it, and its answer."""
 
 import threading
 from collections.abc import Callable
