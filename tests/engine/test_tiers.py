@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -196,7 +197,7 @@ def test_promise_29_a_hit_from_a_tier_counts_when_a_step_behind_it_is_acknowledg
     serve(llm, PROMPTS[:1], PARAMS)
     assert llm.flush_tiers(SECONDS)
     forget_device(llm)
-    aborted = llm.core.add(LONG, PARAMS)
+    aborted = llm.core.add(np.array(LONG, np.int32), PARAMS)
     while aborted.num_cached_tokens is None:
         llm.core.step()
     llm.core.abort(aborted)

@@ -148,8 +148,7 @@ class FaultMachine:
         if fault is None and self.rng.random() < self.fault_rate:
             kinds = [Fault.TIMEOUT, Fault.IO, *([Fault.FULL] if isinstance(action, Write) else [])]
             fault = self.rng.choice(kinds)
-            is_misread = isinstance(action, Read) and self.rng.random() < 1 / 3
-            if is_misread:
+            if isinstance(action, Read) and self.rng.random() < 1 / 3:
                 self._read(action, None, is_misread=True)
                 return
             named = {Fault.TIMEOUT: "times out", Fault.IO: "fails", Fault.FULL: "finds a full disk"}[fault]

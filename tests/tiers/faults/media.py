@@ -65,7 +65,7 @@ class FolderMedium:
         self._folder.mkdir(mode=0o700)
         self._cap_nbytes = cap_nbytes
         self._is_mounted = False
-        self.outages = ("dead server", "slow server")
+        self.outages: tuple[str, ...] = ("dead server", "slow server")
         if disk_nbytes:
             options = f"size={disk_nbytes},mode=700"
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._folder)]
@@ -136,7 +136,7 @@ class RedisMedium:
 
     def __init__(self, folder: Path) -> None:
         self._server = RedisServer(folder)
-        self.outages = ("dead server", "slow server", "full server")
+        self.outages: tuple[str, ...] = ("dead server", "slow server", "full server")
 
     def open(self) -> Body:
         """Open a body."""
@@ -153,7 +153,8 @@ class RedisMedium:
             sizes = pipe.execute()
             return {bytes.fromhex(name[-64:].decode()): size for name, size in zip(names, sizes, strict=True) if size}
 
-        return self._with_client(measured)
+        found: dict[bytes, int] = self._with_client(measured)
+        return found
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value."""
