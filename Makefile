@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants docs clean
+.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -119,6 +119,17 @@ test-peers: .venv/peers/.installed ## `record`, KV events and the server against
 		else echo "$$code"; PAGEDKV_PEERS=1 PYTHONPATH="$$code" VLLM_TARGET_DEVICE=cpu VLLM_LOGGING_LEVEL=ERROR \
 			.venv/peers/bin/python -m pytest -q -W ignore -p no:cacheprovider tests/peers/test_$$name*.py || failed=1; \
 		fi; done; exit $$failed
+
+# moto's S3 has an environment of its own; tests of tiers run on it where it is there, and are skipped where it is not.
+MOTO_PACKAGES := moto[s3] flask flask-cors
+
+.venv/moto/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(MOTO_PACKAGES:%='%')
+	@touch $@
+
+test-s3: .venv/moto/.installed ## the suites of tiers' bodies and stores on moto's S3
+	$(BIN)/pytest -q -k "S3" tests/tiers
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check
@@ -234,6 +245,13 @@ $(DOCS)/.installed: $(STAMP)
 		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
+
+# How often each fault happened and what became of it is printed; the first breach ends it, with its seed.
+FAULTS ?= 1000000
+SEED ?= 0
+
+faults: $(STAMP) ## a million faults of tiers on simulated disks, 10,000 on each real medium, 1,000 kills (FAULTS, SEED)
+	$(BIN)/python -m tests.tiers.faults --faults $(FAULTS) --seed $(SEED)
 
 docs: $(DOCS)/.installed ## the pages of docs/ and a reference made of docstrings, as a site: out/site
 	$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs out/site

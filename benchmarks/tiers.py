@@ -21,12 +21,14 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from pagedkv.memory.tiers.body import Body
+from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.folder_body import FolderBody
 from pagedkv.memory.tiers.frame import OpenFrame, frame_pieces, open_frame
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
 from pagedkv.memory.tiers.index import StoreIndex
 from pagedkv.memory.tiers.keys import words_of
 from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.memory.tiers.store import TierStore
 
 NBYTES: Final = 2 * 2**20
 BLOCK_SIZE: Final = 16
@@ -85,6 +87,34 @@ def measure_body(body: Body, raw: dict[str, Callable[[], None]], num_rounds: int
         assert opened.parts[0] == own[0], "a wrong answer"
     told = {"write": write, "write unchecked": write_unchecked, "read": read, "read unchecked": read_unchecked}
     return shortest({**told, **raw}, num_rounds)
+
+
+def measure_store(body: Body, num_rounds: int, what: str = "") -> dict[str, float]:
+    """Time writes and reads of frames through a store and its threads."""
+    runs = runs_of(range(BLOCK_SIZE * NUM_FRAMES), BLOCK_SIZE, 1)
+    parts = [[np.random.default_rng(number).bytes(NBYTES)] for number in range(NUM_FRAMES)]
+    config = StoreConfig(2**40, 1000, admission="always")
+    with TierStore(body, IDENTITY, config) as store:
+
+        def write() -> None:
+            store.offer(runs, parts)
+            assert store.wait_until_quiet(60.0)
+
+        def read() -> None:
+            assert store.load(runs, 60.0).wait(60.0).num_runs == NUM_FRAMES
+
+        names = f"store write{what}", f"store read{what}"
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(num_rounds):
+            store.reset()
+            assert store.wait_until_quiet(60.0)
+            for name, call in zip(names, (write, read), strict=True):
+                begun = time.perf_counter()
+                call()
+                seconds[name].append(time.perf_counter() - begun)
+        loaded = store.load(runs, 60.0).wait(60.0)
+        assert all(bytes(found[0]) == own[0] for found, own in zip(loaded.parts, parts, strict=True)), "a wrong answer"
+    return {name: min(each) for name, each in seconds.items()}
 
 
 def raw_folder(folder: Path, *, direct: bool) -> dict[str, Callable[[], None]]:
@@ -169,10 +199,17 @@ def main() -> None:
             body = FolderBody(folder / f"root{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
             name = "folder past the page cache" if body._direct else "folder through the page cache"  # noqa: SLF001
             figures[name] = measure_body(body, raw_folder(folder, direct=body._direct), given.rounds)  # noqa: SLF001
+            stored = FolderBody(folder / f"store{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
+            figures[name] |= measure_store(stored, given.rounds)
+            unchecked = FolderBody(folder / f"unchecked{direct}", IDENTITY.fingerprint, 2**40, direct=direct)
+            unchecked.is_trusted = True  # its frames carry no check
+            figures[name] |= measure_store(unchecked, given.rounds, " unchecked")
         if given.redis:
             figures["redis"] = measure_body(
                 RedisBody(given.redis, IDENTITY.fingerprint), raw_redis(given.redis), given.rounds
             )
+            body_of_store = RedisBody(given.redis, IDENTITY.fingerprint, prefix="store")
+            figures["redis"] |= measure_store(body_of_store, given.rounds)
         figures["index"] = measure_index(max(9, given.rounds))
     finally:
         shutil.rmtree(folder)
@@ -197,7 +234,8 @@ def _print(figures: dict[str, dict[str, float]]) -> None:
 
 def _ratios(seconds: dict[str, float], what: str, verb: str) -> Sequence[str]:
     of_raw = f"{seconds[f'raw {verb}'] / seconds[what]:.2f}"
-    return of_raw, f"{seconds[f'{verb} unchecked'] / seconds[what]:.2f}" if what == verb else ""
+    unchecked = seconds.get(f"{what} unchecked")
+    return of_raw, "" if unchecked is None else f"{unchecked / seconds[what]:.2f}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.memory.tiers import parse_nbytes
 from pagedkv.planner.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 from tests.simulation.calibration.measured import drawn_steps, write_csv
@@ -54,6 +55,37 @@ def test_what_cannot_be_fitted_gets_one_line_and_writes_nothing(rows: str, messa
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "cost.json").exists()
+
+
+def test_a_tier_is_measured_in_what_a_replay_takes(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    result = run("calibrate", "--tier", f"folder:{root}:32MiB", "--json", tmp_path / "rate.json")
+    assert result.exit_code == 0, result.stderr
+    told = json.loads((tmp_path / "rate.json").read_text())
+    assert (told["medium"], told["nbytes"]) == ("folder", 16 * 2**20)
+    assert min(told["read_bandwidth"], told["write_bandwidth"], told["latency_s"]) > 0
+    bandwidth, latency = told["options"].split()[1::2]
+    assert told["options"] == f"--disk-bandwidth {bandwidth} --disk-latency {latency}"
+    assert parse_nbytes(bandwidth) == pytest.approx(told["read_bandwidth"], rel=0.01)
+    assert "for replay and plan" in result.stdout
+    assert list(root.rglob("*.frame")) == []
+
+
+def test_a_tier_that_cannot_be_measured_gets_one_line(steps: Path, tmp_path: Path) -> None:
+    refused = {
+        ("--tier", "host:1GiB"): "host memory is not measured",
+        ("--tier", f"folder:{tmp_path}/root:1MiB"): "at least 33,554,432 bytes as its cap",
+        ("--tier", "tape:1GiB"): "a tier is host:SIZE",
+        ("--tier", f"redis:///{tmp_path}"): "does not answer",
+        ("--tier", "host:1GiB", steps): "--tier measures a tier, and takes no steps",
+        ("--tier", "host:1GiB", "-o", tmp_path / "c"): "--tier measures a tier",
+        (): "give STEPS and --output for a cost model, or --tier",
+        (steps,): "give STEPS and --output",
+    }
+    for given, message in refused.items():
+        result = run("calibrate", *given)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
 
 
 def test_options_are_checked(steps: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -185,6 +186,32 @@ def test_promise_29_hits_by_medium_add_up_over_two_tiers(
     receipts = sum((request.output().receipt for request in everyone), Receipt())
     assert receipts == llm.core.space.statistics().receipts
     assert receipts.num_hit == sum(request.num_cached_tokens or 0 for request in everyone)
+
+
+def test_promise_29_a_hit_from_a_tier_counts_when_a_step_behind_it_is_acknowledged(
+    model: PreTrainedModel, answers: list[Reference], body: TestBody
+) -> None:
+    """It counted at the admission: what was aborted before its first step was over counted as hit."""
+    config = with_tiers(tier_over(body), config=replace(ROOMY, overlap=True))
+    llm = LLM(model, config)
+    serve(llm, PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    forget_device(llm)
+    aborted = llm.core.add(np.array(LONG, np.int32), PARAMS)
+    while aborted.num_cached_tokens is None:
+        llm.core.step()
+    llm.core.abort(aborted)
+    while llm.core.has_work:
+        llm.core.step()
+    (tier,) = llm.tier_statistics()
+    assert (tier.num_loaded_tokens, tier.num_hit_tokens, tier.num_unused_tokens) == (64, 0, 64)
+    assert (aborted.num_loaded_tokens, aborted.output().receipt.num_hit) == ({}, 0)
+    forget_device(llm)
+    requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    (tier,) = llm.tier_statistics()
+    assert tier.num_hit_tokens == requests[0].output().receipt.num_hit == 64
+    assert requests[0].num_loaded_tokens == {"test": 64}
 
 
 def test_others_compute_while_a_request_waits_and_equal_prefixes_share_one_load(
@@ -410,6 +437,31 @@ def test_promise_10_reset_new_weights_and_forgetting_reach_the_tiers(
         llm.set_weights_epoch("third", change=lambda: change(1.0))
     assert entries() == 2  # the first weights are back, and so is their store
     assert served() == [32, 32]
+
+
+def test_withdrawn_content_does_not_come_back_from_a_tier(
+    model: PreTrainedModel, answers: list[Reference], tmp_path: Path
+) -> None:
+    """It did: `withdraw` reached the device alone, and the next request loaded it again."""
+    tier = FolderTier(tmp_path, "64MiB", loads="always", deadline_s=SECONDS)
+    llm = LLM(model, with_tiers(tier))
+    serve(llm, PROMPTS[:1], PARAMS)
+    assert llm.flush_tiers(SECONDS)
+    before = llm.tier_statistics()[0].store.num_entries
+    hit = llm.core.space.match(LONG)
+    bad = hit.block_ids[0][40 // llm.core.space.config.groups[0].block_size]  # in the second entry
+    for _ in range(2):
+        llm.core.space.withdraw([bad])
+        forget_device(llm)
+        requests, _ = serve(llm, PROMPTS[:1], PARAMS)
+        compare(requests, answers[:1])
+        assert loaded(requests) == [32]
+        assert llm.flush_tiers(SECONDS)
+        assert llm.tier_statistics()[0].store.num_entries == 1 < before
+    other = LLM(model, with_tiers(tier))
+    requests, _ = serve(other, PROMPTS[:1], PARAMS)
+    compare(requests, answers[:1])
+    assert loaded(requests) == [32]
 
 
 def test_a_tier_that_does_not_answer_after_new_weights_is_left_out(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, Load
+from pagedkv import Allocation, BlockSpace, Load, hash_request_tokens
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
@@ -61,6 +61,9 @@ class _Diary(SpaceObserver):
 
     def advanced(self, now_s: float) -> None:
         self.moments.append(("advanced", now_s))
+
+    def withdrawn(self, digests: frozenset[bytes] | None) -> None:
+        self.moments.append(("withdrawn", digests))
 
 
 def admitted(space: BlockSpace) -> int:
@@ -128,6 +131,19 @@ def test_a_load_begins_and_ends() -> None:
     assert isinstance(load, Load)
     space.finish_load(load)
     assert diary.moments == [("load_begun", 8, 0), ("load_ended", 8, 2)]
+
+
+def test_withdrawn_content_is_told_with_what_continues_it() -> None:
+    space, diary = new_space(), _Diary()
+    row = space.allocate(tokens(13)).row  # type: ignore[union-attr]
+    space.acknowledge(space.plan_step().step_id)
+    blocks = space.block_ids(row)
+    space.observe(diary)
+    names = hash_request_tokens(tokens(12), 4)
+    space.withdraw([blocks[1]])
+    assert diary.moments == [("withdrawn", frozenset(names[1:3]))]
+    space.withdraw([blocks[3]])  # not full, and so without a name
+    assert len(diary.moments) == 1
 
 
 def test_what_is_refused_is_no_moment() -> None:

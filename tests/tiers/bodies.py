@@ -1,15 +1,19 @@
 """Bodies for tests: every real one, and wrappers that are slow, hang, or fail."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,32 +24,126 @@ from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 
-KINDS: Final = ("host", "folder", "folder past the page cache", "redis", "object in a folder", "object in memory")
+KINDS: Final = (
+    "host",
+    "folder",
+    "folder past the page cache",
+    "redis",
+    "object in a folder",
+    "object in memory",
+    "object in S3",
+)
 LASTING: Final = tuple(kind for kind in KINDS if kind not in {"host", "object in memory"})
 """Those whose content another body, or another process, finds again."""
 LARGE_CAP: Final = 2**40
+MOTO: Final = Path(sys.prefix) / "moto" / "bin"
+BUCKET: Final = "tiers"
+SERVERS: Final = {"redis": "redis_url", "object in S3": "s3_url"}
+"""The fixture of each kind that has a server."""
+
+
+class Server:
+    """A server of our own, which a test may stop and kill."""
+
+    def __init__(self, command: list[str], address: tuple[socket.AddressFamily, Any], log: Path) -> None:
+        self._command = command
+        self._address = address
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        family, address = self._address
+        for _ in range(6000):
+            assert self._process.poll() is None, f"{self._command[0]} ended: {self._log.read_text()[-500:]}"
+            with socket.socket(family) as probe:
+                if probe.connect_ex(address) == 0:
+                    return
+            threading.Event().wait(0.005)
+        raise AssertionError(f"{self._command[0]} does not answer")
+
+    def stop(self) -> None:
+        """Stop the process: calls get no answer until it goes on."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let a stopped process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process; what it had is lost."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the server."""
+        self.kill()
+
+
+class RedisServer(Server):
+    """A Redis server on a socket of its own. Skips the test where there is none."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+        self._path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
+        path = f"{self._path}/s"
+        self.url = f"unix://{path}"
+        command = [program, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *options]
+        super().__init__(command, (socket.AF_UNIX, path), folder / "redis.log")
+
+    def close(self) -> None:
+        """End the server and remove its socket."""
+        super().close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+class S3Server(Server):
+    """Moto's S3 on a port of its own, with one bucket. Skips the test where there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("moto_server", path=f"{MOTO}{os.pathsep}{os.environ.get('PATH', '')}")
+        if program is None:
+            pytest.skip("moto's S3 is not installed (make test-s3)")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [program, "-H", "127.0.0.1", "-p", str(port)]
+        super().__init__(command, (socket.AF_INET, ("127.0.0.1", port)), folder / "moto.log")
+
+    def start(self) -> None:
+        """Start the server, and make its bucket."""
+        super().start()
+        urlopen(Request(f"{self.url}/{BUCKET}", method="PUT")).close()  # noqa: S310 - an address of our own
 
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[str]:
-    """Run a Redis server on a socket of its own; skip the test where there is none."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    path = tempfile.mkdtemp(prefix="pagedkv-redis-")  # the path of a socket is at most 107 bytes long
-    command = [program, "--port", "0", "--unixsocket", f"{path}/s", "--save", "", "--dir", str(folder), *options]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(500):
-            with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(f"{path}/s") == 0:
-                    break
-            threading.Event().wait(0.01)
-        yield f"unix://{path}/s"
-    finally:
-        server.kill()
-        server.wait()
-        shutil.rmtree(path, ignore_errors=True)
+    """Run a Redis server; skip the test where there is none."""
+    with closing(RedisServer(folder, *options)) as server:
+        yield server.url
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[str]:
+    """Run moto's S3; skip the test where there is none."""
+    with closing(S3Server(folder)) as server:
+        yield server.url
+
+
+def s3_options(address: str) -> dict[str, Any]:
+    """Return the options of an object store for a server of ours."""
+    return {
+        "endpoint": address,
+        "access_key_id": "any",
+        "secret_access_key": "any",
+        "region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
 
 
 def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes: int = LARGE_CAP) -> Body:
@@ -58,6 +156,8 @@ def make_body(kind: str, folder: Path, url: str, fingerprint: bytes, cap_nbytes:
         return RedisBody(url, fingerprint, prefix=folder.name, timeout_s=5.0)
     if kind == "object in memory":
         return ObjectBody("memory:///", fingerprint)
+    if kind == "object in S3":
+        return ObjectBody(f"s3://{BUCKET}/{folder.name}", fingerprint, **s3_options(url))
     (folder / "objects").mkdir(exist_ok=True)
     return ObjectBody(f"file://{folder}/objects", fingerprint)
 

@@ -1,21 +1,32 @@
-"""The fault machine, a short run of it; `python -m tests.tiers.faults --operations 1000000` is the whole one."""
+"""Short runs of the fault machines; `make faults` is the whole one. And that they notice a store that is broken."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pagedkv.memory.compilation.compiled import is_compiling_at_all
 from pagedkv.memory.tiers.actions import Fault
+from pagedkv.memory.tiers.breaker import CircuitBreaker
 from pagedkv.memory.tiers.deletes import Deletes
+from pagedkv.memory.tiers.entries import Entries
 from pagedkv.memory.tiers.frame import OpenFrame
-from pagedkv.memory.tiers.reads import Ticket
-from tests.tiers import faults
-from tests.tiers.faults import FaultMachine
+from pagedkv.memory.tiers.index import StoreIndex
+from pagedkv.memory.tiers.reads import Reads, Ticket
+from tests.tiers.faults.disk import AT_REST
+from tests.tiers.faults.kills import kill_stores
+from tests.tiers.faults.ledger import Ledger
+from tests.tiers.faults.machine import CAP, FaultMachine
+from tests.tiers.faults.real_media import MEDIA, RealMachine
 
-pytestmark = pytest.mark.interpreted
+interpreted = pytest.mark.interpreted
 
 
+@interpreted
 @pytest.mark.parametrize(
     ("eviction", "fault_rate", "num_operations"),
-    [("lru", 0.0, 500), ("lru", 0.4, 800), ("adaptive", 0.15, 600), ("fifo", 0.15, 600), ("hazard", 0.15, 100)],
+    [("lru", 0.0, 500), ("lru", 0.2, 800), ("adaptive", 0.15, 600), ("fifo", 0.15, 600), ("hazard", 0.15, 100)],
 )
 def test_no_fault_causes_a_wrong_answer_a_stuck_request_or_a_byte_too_many(
     eviction: str, fault_rate: float, num_operations: int
@@ -24,15 +35,41 @@ def test_no_fault_causes_a_wrong_answer_a_stuck_request_or_a_byte_too_many(
         pytest.skip("the loops of each policy take 20 s to compile; the interpreted run has them all")
     machine = FaultMachine(len(eviction), eviction, fault_rate=fault_rate)
     machine.run(num_operations, checks_every=10)
-    assert machine.seen["accepted"] >= num_operations / 50
+    assert machine.seen["frames accepted"] >= num_operations / 50
 
 
+@interpreted
+def test_every_kind_of_fault_happens_and_has_a_fate() -> None:
+    ledger = Ledger()
+    for seed in range(3):
+        machine = FaultMachine(seed, fault_rate=0.3, is_keyed=True)
+        machine.run(2500, checks_every=50)
+        ledger.add(machine.ledger)
+    ledger.check()
+    calls = {f"{verb} {end}" for verb in ("read", "write", "delete") for end in ("fails", "times out")}
+    answers = {f"server answers {what}" for what in ("another entry", "an older entry", "a truncated entry")}
+    others = {
+        "write finds a full disk",
+        "clock jumps back",
+        "clock jumps forward",
+        "crash",
+        "dead server",
+        "slow server",
+    }
+    unreliable = {"server answers that there is none", "file read while it is written"}
+    assert set(ledger.injected) == calls | answers | others | unreliable | set(AT_REST)
+    assert ledger.fates["forged with a valid check", "refused: damaged"] > 0
+    assert "\n".join(ledger.lines()).count("crash") >= 2
+
+
+@interpreted
 def test_the_machine_notices_frames_that_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFrame, "compare", lambda *_: None)
     with pytest.raises(AssertionError, match="wrong answer"):
         FaultMachine(1, fault_rate=0.4).run(5000)
 
 
+@interpreted
 def test_the_machine_notices_a_store_that_forgets_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     end = Deletes.end
 
@@ -41,18 +78,126 @@ def test_the_machine_notices_a_store_that_forgets_entries(monkeypatch: pytest.Mo
         end(deletes, action, None)
 
     monkeypatch.setattr(Deletes, "end", forgets)
-    with pytest.raises(AssertionError, match="bytes"):
+    with pytest.raises(AssertionError, match=r"bytes|no entry counts"):
         FaultMachine(2, fault_rate=0.4).run(5000)
 
 
+@interpreted
+def test_the_machine_notices_a_store_that_believes_a_server_that_denies_an_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It did: the entry was counted no longer, and its bytes were beyond the cap."""
+    end = Reads.end
+
+    def believes(reads: Reads, action: int, fault: Fault | None) -> None:
+        key = reads._in_flight[action]
+        end(reads, action, fault)
+        if fault is Fault.GONE and key in reads._entries.deletes:
+            nbytes = reads._entries.deletes._doomed.pop(key).nbytes
+            reads._entries.deletes.nbytes -= nbytes
+            reads._entries.room.release(nbytes)
+
+    monkeypatch.setattr(Reads, "end", believes)
+    with pytest.raises(AssertionError, match=f"bytes on a disk of {CAP}"):
+        FaultMachine(0, fault_rate=0.3).run(20_000, checks_every=10)
+
+
+@interpreted
 def test_the_machine_notices_deadlines_that_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ticket, "cut", lambda *_: None)
     with pytest.raises(AssertionError, match=r"stuck|all that can come|waits for no read"):
         FaultMachine(3, fault_rate=0.4).run(5000)
 
 
+@interpreted
+def test_the_machine_notices_requests_that_are_given_up_without_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_queue = Reads.drop_queue
+
+    def gives_up(reads: Reads, action: int) -> Any:  # noqa: ANN401 - an action
+        begun = begin(reads, action)
+        if action % 50 == 0:
+            drop_queue(reads)
+        return begun
+
+    begin = Reads.begin
+    monkeypatch.setattr(Reads, "begin", gives_up)
+    with pytest.raises(AssertionError, match="out of service without a cause"):
+        FaultMachine(4, fault_rate=0.05).run(5000)
+
+
+@interpreted
+def test_the_machine_notices_a_breaker_that_opens_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    note_failure = CircuitBreaker.note_failure
+
+    def is_nervous(breaker: CircuitBreaker, now_s: float) -> bool:
+        breaker.failures_in_a_row += 1
+        return note_failure(breaker, now_s)
+
+    monkeypatch.setattr(CircuitBreaker, "note_failure", is_nervous)
+    with pytest.raises(AssertionError, match="opened without failures"):
+        FaultMachine(5, fault_rate=0.2).run(5000)
+
+
+@interpreted
+def test_the_machine_notices_entries_that_are_evicted_though_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = Entries.publish
+
+    def evicts_at_will(entries: Entries, entry: int, parent: int) -> None:
+        publish(entries, entry, parent)
+        if len(entries.index) == 5:
+            entries.evict(1)
+
+    monkeypatch.setattr(Entries, "publish", evicts_at_will)
+    with pytest.raises(AssertionError, match="removed though there is room"):
+        FaultMachine(6, fault_rate=0.05).run(5000)
+
+
+@interpreted
+def test_the_machine_notices_an_index_that_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = StoreIndex.look_up
+    calls = Counter[str]()
+
+    def loses(index: StoreIndex, keys: Any) -> Any:  # noqa: ANN401 - arrays
+        calls["look up"] += 1
+        entries, num_leading = look_up(index, keys)
+        return (entries, 0) if calls["look up"] % 100 == 0 else (entries, num_leading)
+
+    monkeypatch.setattr(StoreIndex, "look_up", loses)
+    with pytest.raises(AssertionError, match="should be found is absent"):
+        FaultMachine(7, fault_rate=0.05).run(5000)
+
+
+@interpreted
 def test_chains_share_their_beginnings() -> None:
     machine = FaultMachine(0)
     first_keys = [chain[0].run.key for chain in machine.chains]
     assert len(set(first_keys)) < len(first_keys)
-    assert sum(len(each.frame) for each in machine.contents.values()) > faults.CAP, "the disk is too large to evict"
+    assert sum(len(each.frame) for each in machine.contents.values()) > CAP, "the disk is too large to evict"
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path) -> None:
+    try:
+        machine = RealMachine(medium, tmp_path)
+    except PermissionError as problem:
+        pytest.skip(str(problem))
+    machine.run(300)
+    machine.finish()
+    assert machine.ledger.num_faults > 30
+    assert machine.seen["entries served"] > 0
+    assert machine.seen["judged at quiet moments"] > 0
+
+
+def test_the_machine_of_real_media_notices_frames_that_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenFrame, "compare", lambda *_: None)
+    machine = RealMachine("folder", tmp_path)
+    with pytest.raises(AssertionError, match="wrong answer"):
+        machine.run(5000)
+
+
+def test_killed_stores_leave_whole_entries_that_the_next_one_serves() -> None:
+    ledger, seen = kill_stores(6, 0, lambda _: None)
+    assert ledger.num_faults >= 6
+    assert seen["entries served"] > 0

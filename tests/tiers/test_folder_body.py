@@ -15,6 +15,7 @@ import pytest
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.body import fault_of
+from pagedkv.memory.tiers.folder_body import _begin
 from tests.tiers.folder_writers import (
     FINGERPRINT,
     body,
@@ -108,25 +109,45 @@ def test_a_write_of_another_process_that_is_under_way_is_left_alone(tmp_path: Pa
     assert not path.exists()
 
 
-def test_a_write_that_another_process_takes_for_left_over_is_begun_again(
+def test_a_write_is_made_and_locked_in_one_step_for_processes_that_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It did: between a file's making and its lock, a process that started deleted it."""
-    own = body(tmp_path / "root")
+    """A process that started could delete it between its making and its lock: starts take the root's lock as well."""
+    root = tmp_path / "root"
+    own = body(root)
     opened = os.open
-    starts: list[object] = []
+    made: list[object] = []
 
-    def opens_while_another_starts(path: str | Path, flags: int, mode: int = 0o777) -> int:
+    def opens_under_the_lock(path: str | Path, flags: int, mode: int = 0o777) -> int:
         descriptor = opened(path, flags, mode)
-        if flags & os.O_EXCL and "writing" in str(path) and "direct" not in str(path) and not starts:
-            starts.append(path)
-            body(tmp_path / "root")
+        if flags & os.O_EXCL and "writing" in str(path):
+            made.append(path)
+            with (root / "usage").open("rb") as usage, pytest.raises(BlockingIOError):
+                fcntl.flock(usage, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor
 
-    monkeypatch.setattr(os, "open", opens_while_another_starts)
+    monkeypatch.setattr(os, "open", opens_under_the_lock)
     own.write(key(1), [b"content"], 1.0)
-    assert len(starts) == 1
+    assert len(made) == 1
     assert own.read(key(1), 7, 1.0) == b"content"
+
+
+def test_writes_under_way_count_against_the_cap_and_those_of_the_killed_until_the_next_start(tmp_path: Path) -> None:
+    """The cap held for frames alone: each write under way came on top of it."""
+    root = tmp_path / "root"
+    one = body(root, 1000)
+    with one._locked() as counter:
+        descriptor = _begin(root / FINGERPRINT.hex()[:32] / "writing" / "under-way", 600, counter)
+    assert one.usage().nbytes == 600
+    other = body(root, 1000)
+    with pytest.raises(OSError, match="needs 500 bytes of a cap of 1000"):
+        other.write(key(1), [bytes(500)], 1.0)
+    os.close(descriptor)  # as if its process was killed
+    other = body(root, 1000)
+    other.write(key(1), [bytes(500)], 1.0)
+    assert other.usage().nbytes == 500
+    with other._locked() as counter:
+        assert counter.get() == 500
 
 
 def test_foreign_files_links_and_folders_are_quarantined_and_links_not_followed(tmp_path: Path) -> None:

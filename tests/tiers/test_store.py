@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -25,9 +26,18 @@ from pagedkv.memory.tiers.identity import Identity, Run
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.store import LoadedRuns, TierStore
-from tests.tiers.bodies import KINDS, LASTING, TroubledBody, make_body
+from tests.tiers.bodies import (
+    BUCKET,
+    KINDS,
+    LASTING,
+    SERVERS,
+    RedisServer,
+    S3Server,
+    TroubledBody,
+    make_body,
+    s3_options,
+)
 from tests.tiers.examples import IDENTITY, SALTED, SECRET, other_identities, parts_of, some_runs
-from tests.tiers.real_faults import run_faults
 
 SECONDS: Final = 20.0  # longer than any wait should be
 MakeStore: TypeAlias = Callable[..., TierStore]
@@ -64,7 +74,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Body]:
-    url = request.getfixturevalue("redis_url") if kind == "redis" else ""
+    url = request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else ""
 
     def made(identity: Identity = IDENTITY) -> Body:
         return make_body(kind, tmp_path, url, identity.fingerprint)
@@ -278,6 +288,45 @@ def test_a_server_that_does_not_answer_at_start_is_refused_with_what_was_tried(t
         RedisBody("nonsense://", IDENTITY.fingerprint)
 
 
+@pytest.mark.parametrize("server", [RedisServer, S3Server])
+def test_a_server_that_is_slow_or_dies_costs_no_request_more_than_its_deadline_and_comes_back(
+    server: type[RedisServer | S3Server], tmp_path: Path
+) -> None:
+    runs = some_runs(3)
+    with closing(server(tmp_path)) as running:
+        body: Body
+        if isinstance(running, RedisServer):
+            body = RedisBody(running.url, IDENTITY.fingerprint, timeout_s=0.5)
+        else:
+            body = ObjectBody(f"s3://{BUCKET}", IDENTITY.fingerprint, timeout_s=0.5, **s3_options(running.url))
+        with store_on(body, breaker_failures=2, breaker_pause_s=0.02, breaker_longest_pause_s=0.05) as store:
+            assert put(store, runs) == {StoreOutcome.STORED: 3}
+            running.stop()
+            assert loaded(store, runs, 0.2).num_runs == 0
+            running.go_on()
+            assert comes_back(store, runs) == 3
+            running.kill()
+            assert loaded(store, runs).cause in {LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE}
+            until = time.monotonic() + SECONDS
+            while not store.statistics().times_opened and time.monotonic() < until:
+                loaded(store, runs)
+            assert put(store, some_runs(2, seed=8)).keys() <= {StoreOutcome.FAILED, StoreOutcome.OUT_OF_SERVICE}
+            running.start()
+            assert comes_back(store, runs) == 0, "a new server has none of it"
+            while loaded(store, runs).num_runs < 3:  # each load finds one more of them gone
+                assert time.monotonic() < until, "what is lost is not stored again"
+                put(store, runs)
+
+
+def comes_back(store: TierStore, runs: list[Run]) -> int:
+    """Load until the tier answers again; return how many runs it has."""
+    until = time.monotonic() + SECONDS
+    while (result := loaded(store, runs)).cause not in {LoadEnd.NONE, LoadEnd.GONE, LoadEnd.ABSENT}:
+        assert time.monotonic() < until, "the tier does not come back"
+        threading.Event().wait(0.005)
+    return result.num_runs
+
+
 def test_threads_that_store_and_load_at_random_meet_no_wrong_answer(tmp_path: Path) -> None:
     body = FolderBody(tmp_path / "root", IDENTITY.fingerprint, 30_000)
     with store_on(body, cap_nbytes=30_000, max_queued_nbytes=10_000) as store:
@@ -302,17 +351,6 @@ def test_threads_that_store_and_load_at_random_meet_no_wrong_answer(tmp_path: Pa
         store._core.check()
         assert body.usage().nbytes <= 30_000
         assert store.refusals == {}
-
-
-@pytest.mark.parametrize("medium", ["folder", "redis"])
-def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path, redis_url: str) -> None:
-    """`python -m tests.tiers.real_faults --operations 10000` has more of them."""
-    for number in range(10):  # deadlines are of milliseconds: a slow disk serves few runs in time
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if run_faults(medium, folder, redis_url, 150)["runs served"]:
-            return
-    pytest.fail("nothing was served in time")
 
 
 def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

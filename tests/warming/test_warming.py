@@ -187,7 +187,7 @@ with TemporaryDirectory() as folder:
 """
 STORE = """
 from tests.compiling import TESTED_POLICIES
-from tests.tiers.faults import FaultMachine
+from tests.tiers.faults.machine import FaultMachine
 from pagedkv.memory.tiers.rehearsal import rehearse
 
 for policy in TESTED_POLICIES:

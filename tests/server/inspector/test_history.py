@@ -112,7 +112,7 @@ def test_a_request_keeps_its_tenant_when_the_space_gives_the_number_to_another()
     arrive(2, "late")
     arrive(3, "early")
     arrive(4, None)
-    shown = as_ended(history.requests(0, inf, 10), history.tenant_names)
+    shown = as_ended(history.requests(0, inf, 10), history.tenant_names, history.tier_notes())
     assert [(each["number"], each["tenant"]) for each in shown] == [(4, None), (3, None), (2, "late"), (1, "early")]
 
 

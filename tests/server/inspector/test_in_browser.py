@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
 from tests.server.conftest import Running
-from tests.server.inspector.conftest import ask
+from tests.server.inspector.conftest import STORED, Tiered, ask, forget_device
 from tests.server.serving import local_engine
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
@@ -120,6 +120,26 @@ def test_pause_and_the_slider_step_back(tab: Tab, watched: Running) -> None:
     tab.evaluate(slider)
     until(tab, "/^[12] s ago$/.test(document.getElementById('time').textContent)")
     assert tab.complaints == []
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_tiers_have_a_panel_where_there_are_some(tab: Tab, tiered: Tiered, watched: Running, width: int) -> None:
+    forget_device(tiered.service)
+    tab.open(f"{tiered.url}/inspect", width)
+    ask(tiered.url, STORED)
+    row = until(tab, "document.querySelector('#tiers-table tr[data-tier=test]')?.innerText")
+    assert row.startswith("test\tin service\t2\t")
+    assert "64.0 MiB" in row
+    until(
+        tab, "document.querySelector('#requests tbody').innerText.includes('tokens 0 to 256 were in tier test: loaded')"
+    )
+    assert tab.evaluate("document.getElementById('tiers-note').innerText") == "No load is under way."
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate(FAULTS) == []
+    assert tab.complaints == []
+    tab.open(f"{watched.url}/inspect", width)
+    until(tab, f"{LEGEND}.cached > 0")
+    assert tab.evaluate("document.getElementById('tiers-panel').hidden")
 
 
 def test_a_key_is_asked_for_and_in_no_address(tab: Tab, keyed: Running) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
+from threading import Thread
 from typing import Any, Final
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 
 from pagedkv.memory.space import BlockState
 from tests.server.conftest import Running
-from tests.server.inspector.conftest import PRIVATE, ask
+from tests.server.inspector.conftest import PRIVATE, STORED, Tiered, ask, forget_device
 from tests.server.serving import local_engine
 
 DATA: Final = ("events", "block/full/1", "prefixes", "history")
@@ -118,6 +119,42 @@ def test_a_request_says_where_its_hit_ended_and_why(watched: Running) -> None:
     assert requests[2]["position"] == 40
     assert {each["state"] for each in requests} == {"length"}
     assert requests[0]["prompt"] == len(PRIVATE)
+
+
+def test_tiers_and_what_they_had_for_a_request_are_told(tiered: Tiered, watched: Running) -> None:
+    forget_device(tiered.service)
+    ask(tiered.url, STORED)
+    _, whole = events(tiered.url, 1)[0]
+    (tier,) = whole["tiers"]
+    statistics = local_engine(tiered.service).llm.tier_statistics()[0]
+    assert (tier["name"], tier["state"]) == ("test", "closed")
+    assert tier["entries"] == statistics.store.num_entries == 2
+    assert tier["nbytes"] == statistics.store.nbytes <= tier["cap_nbytes"] == 64 * 2**20
+    assert tier["loaded_tokens"] == tier["hit_tokens"] == statistics.num_hit_tokens >= 256
+    assert whole["loads"] == []
+    latest = whole["ended"][0]
+    assert latest["tiers"][0].startswith("tokens 0 to 256 were in tier test: loaded after ")
+    assert get(tiered, "history")["requests"][0]["tiers"] == latest["tiers"]
+    _, none = events(watched.url, 1)[0]
+    assert none["tiers"] == none["loads"] == []
+    assert {tuple(each["tiers"]) for each in none["ended"]} == {()}
+
+
+def test_a_load_under_way_is_told_with_the_requests_that_wait_for_it(tiered: Tiered) -> None:
+    forget_device(tiered.service)
+    tiered.body.has_come.clear()
+    tiered.body.may_go_on.clear()
+    asking = Thread(target=ask, args=(tiered.url, STORED))
+    asking.start()
+    try:
+        assert tiered.body.has_come.wait(60)
+        told = next(told for _, told in iter(lambda: events(tiered.url, 1)[0], None) if told["loads"])
+    finally:
+        tiered.body.may_go_on.set()
+        asking.join()
+    assert told["loads"] == [{"tier": "test", "start": 0, "end": 256, "requests": 1}]
+    assert told["tiers"][0]["reads"] == 2
+    assert [each["state"] for each in told["requests"]] == ["waiting"]
 
 
 def test_a_history_counts_what_was_served(watched: Running) -> None:

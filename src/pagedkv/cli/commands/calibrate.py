@@ -1,4 +1,4 @@
-"""``pagedkv calibrate``: a cost model from measured steps, for ``--cost-model``."""
+"""``pagedkv calibrate``: a cost model from measured steps, for ``--cost-model``; the speed of a tier."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,12 +15,14 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.tiers import parse_tier
 from pagedkv.planner.simulation.calibration import (
     Calibration,
     ErrorSummary,
     MeasuredSteps,
     Validation,
     calibrate as fitted,
+    measure_tier,
     read_steps,
 )
 from pagedkv.planner.simulation.cost import read_cost_model
@@ -28,14 +30,25 @@ from pagedkv.planner.simulation.cost.origin import CALIBRATION_KEY
 
 __all__ = ["calibrate", "error_rows"]
 
+GB = 1e9
+
 
 @command
-def calibrate(
-    steps: Annotated[str, typer.Argument(help="CSV of steps, StepRecords as JSON lines, a vLLM log or bench result.")],
+def calibrate(  # noqa: PLR0913 - its parameters are the options
+    steps: Annotated[
+        str | None,
+        typer.Argument(help="CSV of steps, StepRecords as JSON lines, a vLLM log or bench result. Not with --tier."),
+    ] = None,
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The cost model, as --cost-model takes it.")
-    ],
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The cost model, as --cost-model takes it.")
+    ] = None,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIER", help="Measure this tier instead: folder:PATH:10GiB, redis://HOST:PORT/DB, s3://BUCKET/PATH."
+        ),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -61,8 +74,17 @@ def calibrate(
 
     pagedkv calibrate bench.json -o cost.json
 
+    pagedkv calibrate --tier folder:/var/cache/pagedkv:10GiB
+
     pagedkv replay trace.jsonl.gz --model llama-3.1-8b --memory 40 --cost-model cost.json
     """
+    if tier is not None:
+        if steps is not None or output is not None or base is not None:
+            raise ConfigurationError("--tier measures a tier, and takes no steps, --output or --base")
+        _measure(tier, json_file)
+        return
+    if steps is None or output is None:
+        raise ConfigurationError("give STEPS and --output for a cost model, or --tier to measure a tier")
     if output == STANDARD_OUTPUT and json_file == STANDARD_OUTPUT:
         raise ConfigurationError("--output and --json cannot both be the standard output: name a file")
     for path in (output, json_file):
@@ -81,6 +103,25 @@ def calibrate(
         write_json(json_file, {**head, **calibration.as_dict()})
     if STANDARD_OUTPUT not in {output, json_file}:
         _print(Path(steps).name, measured, calibration, output)
+
+
+def _measure(tier: str, json_file: Path | None) -> None:
+    """Measure a tier, and print what a simulation takes."""
+    if json_file is not None:
+        require_writable(json_file)
+    rate = measure_tier(parse_tier(tier))
+    options = f"--disk-bandwidth {rate.read_bandwidth / GB:.3g}GB --disk-latency {rate.latency_s:.2g}"
+    if json_file is not None:
+        write_json(json_file, {"command": command_line(), **rate.as_dict(), "options": options})
+    if json_file != STANDARD_OUTPUT:
+        facts = [
+            ("read", f"{rate.read_bandwidth / GB:.3g} GB/s"),
+            ("written", f"{rate.write_bandwidth / GB:.3g} GB/s"),
+            ("one entry of 4 KiB", f"{rate.latency_s * 1e3:.3g} ms"),
+            ("measured with", f"{rate.nbytes / 2**20:,.0f} MiB in entries of 4 MiB"),
+            ("for replay and plan", options),
+        ]
+        print_table(f"Tier {rate.name}", facts)
 
 
 def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Path) -> None:

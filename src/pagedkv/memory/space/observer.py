@@ -13,6 +13,7 @@ the middle of an operation, after all checks that can refuse it: an observer tha
     free       leaving, freed               swap_out      leaving, swapped_out
     load       load_begun                   swap_in       returned
                                             finish_load   load_ended
+                                            withdraw      withdrawn
 """
 
 from typing import TYPE_CHECKING
@@ -90,3 +91,9 @@ class SpaceObserver:
 
     def check(self) -> None:
         """Check the observer's own records, as part of ``check()``. Raises AssertionError."""
+
+    def withdrawn(self, digests: frozenset[bytes] | None) -> None:
+        """Content was declared bad: digests of its blocks, and of those known to continue them.
+
+        None: it is not known what of all content is sound.
+        """

@@ -20,10 +20,11 @@ from pagedkv.memory.tiering.block_bytes import BlockBytes, CopyEnd, HostBlocks, 
 from pagedkv.memory.tiering.ends import longest_end
 from pagedkv.memory.tiering.entry_layout import EntryLayout
 from pagedkv.memory.tiering.rates import ComputeRate
+from pagedkv.memory.tiering.request_loads import RequestLoads
 from pagedkv.memory.tiering.served_tier import RunStore, ServedTier
-from pagedkv.memory.tiering.tier_loads import RequestLoads, TierLoads
+from pagedkv.memory.tiering.tier_loads import TierLoads
 from pagedkv.memory.tiering.tier_offers import TierOffers
-from pagedkv.memory.tiering.tier_reports import TierCause, TierNote, TierStatistics
+from pagedkv.memory.tiering.tier_reports import LoadUnderWay, TierCause, TierNote, TierStatistics
 
 __all__ = [
     "BlockBytes",
@@ -31,6 +32,7 @@ __all__ = [
     "CopyEnd",
     "EntryLayout",
     "HostBlocks",
+    "LoadUnderWay",
     "RequestLoads",
     "Rows",
     "RunStore",

@@ -45,6 +45,9 @@ class RunStore(Protocol):
     def offer(self, runs: Sequence[Run], parts: Sequence[Sequence[memoryview]], *, is_noted: bool = False) -> None:
         """Offer the content of consecutive runs, head first."""
 
+    def withdraw_keys(self, keys: Sequence[bytes]) -> int:
+        """Remove content that turned out bad, and what continues it; returns how many entries."""
+
     def statistics(self) -> StoreStatistics:
         """Take a snapshot."""
 

@@ -14,7 +14,7 @@ and its blocks are free at once: steps that may use them are ordered behind copi
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -25,11 +25,12 @@ from pagedkv.memory.space import BlockSpace, PrefixHit
 from pagedkv.memory.tiering.block_bytes import BlockBytes, CopyEnd, fill
 from pagedkv.memory.tiering.entry_layout import EntryLayout
 from pagedkv.memory.tiering.rates import ComputeRate
+from pagedkv.memory.tiering.request_loads import RequestLoads
 from pagedkv.memory.tiering.served_tier import ServedTier
-from pagedkv.memory.tiering.tier_reports import TierCause, TierNote
+from pagedkv.memory.tiering.tier_reports import LoadUnderWay, TierCause, TierNote
 from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
 
-__all__ = ["RequestLoads", "TierLoads"]
+__all__ = ["TierLoads"]
 
 MOST_ASKS: Final = 3
 """How often a request waits for loads at most, in one admission."""
@@ -48,35 +49,6 @@ CAUSES: Final = {
     LoadEnd.OUT_OF_SERVICE: TierCause.OUT_OF_SERVICE,
     LoadEnd.NONE: TierCause.FAILED,
 }
-
-
-@dataclass(slots=True, eq=False)
-class RequestLoads:
-    """What tiers did for one request so far.
-
-    Args:
-        chain: its runs.
-        num_asks: how often it waited since it was admitted last.
-        notes: what became of what tiers had.
-        brought: tokens that loads brought for it, by tier, since it was admitted last: positions.
-        num_hit_tokens: tokens of its hits that tiers brought for it, by medium.
-    """
-
-    chain: RunChain
-    num_asks: int = 0
-    notes: list[TierNote] = field(default_factory=list)
-    brought: list[tuple[ServedTier, int, int]] = field(default_factory=list)
-    num_hit_tokens: dict[str, int] = field(default_factory=dict)
-
-    def admitted(self, num_hit_tokens: int) -> None:
-        """Count how many tokens of the request's hit tiers have brought for it, and begin anew."""
-        for tier, start, end in self.brought:
-            used = min(end, num_hit_tokens) - start
-            if used > 0:
-                tier.num_hit_tokens += used
-                self.num_hit_tokens[tier.medium] = self.num_hit_tokens.get(tier.medium, 0) + used
-        self.brought.clear()
-        self.num_asks = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +119,7 @@ class TierLoads:
         of_request: gives the record of a request.
         on_arrival: called when a tier has answered, from any thread.
         on_loaded: called with each request whose load has ended.
+        withdrawn: digests of blocks whose content turned out bad; they, and what is behind them, are not loaded.
     """
 
     def __init__(  # noqa: PLR0913 - what a loop has
@@ -160,6 +133,7 @@ class TierLoads:
         of_request: Callable[[Request], RequestLoads],
         on_arrival: Callable[[], None],
         on_loaded: Callable[[Request], None],
+        withdrawn: AbstractSet[bytes] = frozenset(),
     ) -> None:
         self._tiers = tiers
         self._space = space
@@ -169,6 +143,7 @@ class TierLoads:
         self._of_request = of_request
         self._on_arrival = on_arrival
         self._on_loaded = on_loaded
+        self._withdrawn = withdrawn
         self._under_way: dict[SpaceLoad, _UnderWay] = {}
 
     def __len__(self) -> int:
@@ -179,6 +154,14 @@ class TierLoads:
     def has_answered(self) -> bool:
         """Whether a load under way has all its answers. O(loads)."""
         return any(each.is_done for each in self._under_way.values())
+
+    def under_way(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads under way, a value for each tier that takes part in one. O(loads)."""
+        return tuple(
+            LoadUnderWay(segment.tier.name, segment.start, segment.end, len(each.waiters))
+            for each in self._under_way.values()
+            for segment in each.segments
+        )
 
     # Beginning
 
@@ -194,12 +177,28 @@ class TierLoads:
             under_way.waiters.append(request)
             return True
         own.chain.extend(token_ids[:most])
+        most = self._up_to_withdrawn(own.chain, most)
         segments = self._find(own.chain, match.num_whole_tokens, most)
         chosen = self._chosen(own, segments, match.num_tokens)
         if not chosen:
             return False
         own.num_asks += 1
         return self._begin(request, own, token_ids, chosen, match.num_tokens)
+
+    def _up_to_withdrawn(self, chain: RunChain, most: int) -> int:
+        """Return where the first withdrawn block begins, or ``most``; what tiers have behind it is removed."""
+        layout, num_sound = self._layout, chain.num_blocks_without(self._withdrawn)
+        if num_sound == chain.num_blocks:
+            return most
+        num_tokens = num_sound * layout.block_size
+        runs = chain.runs[num_tokens // layout.run_tokens :] if layout.has_runs else []
+        keys = [run.key for run in runs]
+        if layout.has_ends:
+            keys += [chain.end_key(place) for place in range(num_sound + 1, chain.num_blocks + 1)]
+        for tier in self._tiers:
+            if keys and tier.store.contains(keys).any():
+                tier.store.withdraw_keys(keys)
+        return num_tokens
 
     def _find(self, chain: RunChain, num_hit: int, most: int) -> list[_Segment]:
         """Look the entries behind a hit up, in all tiers."""

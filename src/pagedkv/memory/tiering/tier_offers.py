@@ -12,7 +12,7 @@ nothing until there is room.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, final
 from weakref import WeakKeyDictionary
@@ -78,15 +78,22 @@ class TierOffers:
         space: where content is matched.
         layout: which blocks entries hold.
         block_bytes: copies them.
+        withdrawn: digests of blocks whose content turned out bad once; they, and what is behind them, are not offered.
     """
 
     def __init__(
-        self, tiers: Sequence[ServedTier], space: BlockSpace, layout: EntryLayout, block_bytes: BlockBytes
+        self,
+        tiers: Sequence[ServedTier],
+        space: BlockSpace,
+        layout: EntryLayout,
+        block_bytes: BlockBytes,
+        withdrawn: AbstractSet[bytes] = frozenset(),
     ) -> None:
         self._tiers = tiers
         self._space = space
         self._layout = layout
         self._bytes = block_bytes
+        self._withdrawn = withdrawn
         self._queues: list[deque[_Sequence]] = [deque(maxlen=MOST_QUEUED) for _ in tiers]
         self._copies: list[deque[_Copy]] = [deque() for _ in tiers]
         self._offered: list[WeakKeyDictionary[RunChain, list[Run]]] = [WeakKeyDictionary() for _ in tiers]
@@ -143,6 +150,7 @@ class TierOffers:
         num_tokens = hit.num_whole_tokens // layout.block_size * layout.block_size
         chain = sequence.chain
         chain.extend(sequence.token_ids[:num_tokens])
+        num_tokens = min(num_tokens, chain.num_blocks_without(self._withdrawn) * layout.block_size)
         at_once = self._bytes.read_nbytes_at_once if budget is None else min(budget, self._bytes.read_nbytes_at_once)
         room = store.room_nbytes - sum(copy.nbytes for copy in self._copies[number])
         if self._bytes.room_nbytes is not None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pagedkv.memory.tiers import StoreStatistics
 
-__all__ = ["TierCause", "TierNote", "TierStatistics"]
+__all__ = ["LoadUnderWay", "TierCause", "TierNote", "TierStatistics"]
 
 
 class TierCause(StrEnum):
@@ -46,6 +46,22 @@ class TierNote:
             return f"tier {self.tier}: {self.cause}"
         waited = f" after {self.seconds:.3g} s" if self.seconds else ""
         return f"tokens {self.start:,} to {self.end:,} were in tier {self.tier}: {self.cause}{waited}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadUnderWay:
+    """What a tier is asked for now.
+
+    Args:
+        tier: name of the tier.
+        start, end: positions ``[start, end)`` of the tokens.
+        num_requests: requests that wait for them.
+    """
+
+    tier: str
+    start: int
+    end: int
+    num_requests: int
 
 
 @dataclass(frozen=True, slots=True)

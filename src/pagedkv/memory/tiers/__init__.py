@@ -13,7 +13,7 @@ model and no engine.
 from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
-from pagedkv.memory.tiers.chain import RunChain
+from pagedkv.memory.tiers.chain import RunChain, end_key_of
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.folder_body import FolderBody
@@ -29,7 +29,8 @@ from pagedkv.memory.tiers.frame import (
 from pagedkv.memory.tiers.host_body import HostBody
 from pagedkv.memory.tiers.host_memory import HostMemory
 from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
-from pagedkv.memory.tiers.keys import KEY_NBYTES
+from pagedkv.memory.tiers.keys import KEY_NBYTES, array_of
+from pagedkv.memory.tiers.load import Load, LoadedRuns
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.specs import (
@@ -45,7 +46,7 @@ from pagedkv.memory.tiers.specs import (
     parse_tier,
 )
 from pagedkv.memory.tiers.statistics import StoreStatistics
-from pagedkv.memory.tiers.store import Load, LoadedRuns, TierStore
+from pagedkv.memory.tiers.store import TierStore
 
 __all__ = [
     "KEY_NBYTES",
@@ -85,6 +86,8 @@ __all__ = [
     "Tier",
     "TierStore",
     "Write",
+    "array_of",
+    "end_key_of",
     "frame_nbytes",
     "frames_of",
     "open_frame",

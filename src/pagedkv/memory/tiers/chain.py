@@ -10,6 +10,7 @@ A run serves models in which all groups keep whole prefixes. Other models can co
 states are stored as well: at an end. A hit at an end needs all runs before it.
 """
 
+from collections.abc import Set as AbstractSet
 from typing import Final, final
 
 import numpy as np
@@ -19,11 +20,16 @@ from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_block_tokens
 from pagedkv.memory.tiers.identity import Run
 
-__all__ = ["RunChain"]
+__all__ = ["RunChain", "end_key_of"]
 
 END_MASK: Final = int.from_bytes(b"pagedkv end of a chain, version1", "big")
 """Its bits are flipped in the key of an end, so that an end and a run at one boundary have different keys."""
 KEY_NBYTES: Final = 32
+
+
+def end_key_of(digest: bytes) -> bytes:
+    """Return the key of the end behind the block with a digest."""
+    return (int.from_bytes(digest, "big") ^ END_MASK).to_bytes(KEY_NBYTES, "big")
 
 
 @final
@@ -78,6 +84,12 @@ class RunChain:
             first, last = number * self._blocks_per_run, (number + 1) * self._blocks_per_run
             self.runs.append(self._run(self._digests[last], first, last))
 
+    def num_blocks_without(self, digests: AbstractSet[bytes]) -> int:
+        """Count the leading blocks whose digests are none of these. O(blocks)."""
+        if not digests:
+            return self.num_blocks
+        return next((place for place, digest in enumerate(self._digests[1:]) if digest in digests), self.num_blocks)
+
     def end(self, num_blocks: int) -> Run:
         """Return the end after ``num_blocks`` blocks, at most :attr:`num_blocks`."""
         first = num_blocks // self._blocks_per_run * self._blocks_per_run
@@ -85,8 +97,7 @@ class RunChain:
 
     def end_key(self, num_blocks: int) -> bytes:
         """Return the key of the end after so many blocks."""
-        masked = int.from_bytes(self._digests[num_blocks], "big") ^ END_MASK
-        return masked.to_bytes(KEY_NBYTES, "big")
+        return end_key_of(self._digests[num_blocks])
 
     def _run(self, key: bytes, first: int, last: int) -> Run:
         begin, end = first * self._block_size, last * self._block_size

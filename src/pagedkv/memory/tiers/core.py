@@ -279,6 +279,7 @@ class StoreCore:
             breaker=self._breaker.state,
             times_opened=self._breaker.times_opened,
             index_nbytes=self._entries.index.nbytes + offers.admission_nbytes,
+            cap_nbytes=self.config.cap_nbytes,
         )
 
     def check(self) -> None:

@@ -84,21 +84,21 @@ class Entries:
         self.room.measure(root_nbytes, free_nbytes, unlanded_nbytes)
         self.evict(-self._coming_nbytes)
 
-    def remove(self, entry: int, *, is_gone: bool) -> None:
-        """Take an entry out of the index, also while it is held, and delete its content unless it is gone."""
+    def remove(self, entry: int) -> None:
+        """Take an entry out of the index, also while it is held, and delete its content.
+
+        That is also done if its body answered that there is none: a server that answers so for a moment still has it.
+        """
         key, nbytes = self.index.key_of(entry), self.index.size_of(entry)
         self.index.drop(entry)
         self.events.note(StoreEventKind.REMOVED, key)
-        if is_gone:
-            self.room.lose(nbytes)
-        else:
-            self.deletes.doom(key, nbytes)
+        self.deletes.doom(key, nbytes)
 
     def remove_all(self, keys: set[bytes]) -> int:
         """Remove the entries of these keys, if there are any; return how many there were."""
         found = [entry for entry in map(self.index.find, sorted(keys)) if entry != NO_ENTRY]
         for entry in found:
-            self.remove(entry, is_gone=False)
+            self.remove(entry)
         return len(found)
 
     def forbid(self, keys: set[bytes]) -> None:

@@ -1,6 +1,7 @@
 """The events of a store that wait to be drained."""
 
 from collections import deque
+from typing import Final
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from pagedkv.memory.tiers.actions import StoreEventKind, StoreEvents
 from pagedkv.memory.tiers.keys import KEY_NBYTES, ZERO_KEY
 
 __all__ = ["StoreEventLog"]
+
+NO_EVENTS: Final = StoreEvents(np.empty(0, np.int32), np.empty((0, KEY_NBYTES), np.uint8))
 
 
 class StoreEventLog:
@@ -28,8 +31,10 @@ class StoreEventLog:
 
     def drain(self) -> StoreEvents:
         """Take the events since the last call; a GAP comes first if older ones were lost."""
+        if not self._events:
+            return NO_EVENTS
         events = list(self._events)
-        if self._has_gap and self._events.maxlen:
+        if self._has_gap:
             events.insert(0, (StoreEventKind.GAP, ZERO_KEY))
         self._events.clear()
         self._has_gap = False

@@ -2,7 +2,7 @@
 
 ::
 
-    ROOT/usage                             bytes of all frames below ROOT, guarded by flock
+    ROOT/usage                             bytes of all frames below ROOT and all writes, guarded by flock
     ROOT/FINGERPRINT/KK/KEY.frame          a frame; KK are the first two digits of KEY
     ROOT/FINGERPRINT/writing/KEY.PID.N     a write under way, locked by its writer until it is renamed
     ROOT/FINGERPRINT/quarantine/           foreign files, moved out of the way
@@ -10,10 +10,10 @@
 - *Atomic.* A frame is written beside its place and renamed. A crash leaves the old state, or a file in ``writing``,
   which the next start removes if no process has it locked. Nothing is synchronised to the disk: a frame that a power
   failure tears is refused by its check.
-- *Shared.* ``usage`` holds the bytes of all frames below the root. It is raised before a rename and lowered after a
-  deletion, under an exclusive flock, so it never counts too little. At the cap, a writer first counts anew, then
-  deletes the least recently used frames of any subtree. So the root exceeds the cap by at most one write a process.
-  Other processes find such files vanished, which is a miss.
+- *Shared.* ``usage`` holds the bytes of all frames below the root, those being written included. It is raised before a
+  write begins and lowered after a deletion, under an exclusive flock, so it never counts too little. At the cap, a
+  writer first counts anew, then deletes the least recently used frames of any subtree. So frames and writes of all
+  processes are within the cap. Other processes find such files vanished, which is a miss.
 - *Other identities* are other subtrees. They share the cap and are never read.
 - *Refused:* a root that is or contains a symbolic link on a path of ours, ``..`` in the root's path, and a root that
   other users may write. Names below the root are made of keys, so they cannot leave it.
@@ -22,20 +22,25 @@
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import stat
 import struct
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.tiers.body import Stored, Usage, key_of_name, name_of_key
 from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.memory.tiers.direct_files import (
+    AlignedBuffers,
+    can_be_direct,
+    read_direct,
+    whole_sectors,
+    write_all,
+    write_direct,
+)
 from pagedkv.memory.tiers.host_memory import HostMemory
 
 __all__ = ["FolderBody"]
@@ -45,13 +50,10 @@ WRITING: Final = "writing"
 QUARANTINE: Final = "quarantine"
 COUNTER: Final = struct.Struct("<8sQ")
 COUNTER_MAGIC: Final = b"pkvusage"
-SECTOR: Final = 4096
 SLACK: Final = 64
 """Where room is made, a 64th of the cap stays free."""
 FEWEST_DIRECT: Final = 2**18
 """Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
-MOST_BUFFERS: Final = 32
-NUM_REFERENCES_OF_A_FREE_BUFFER: Final = 2  # the list's, and the argument of the question itself
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -88,10 +90,10 @@ class FolderBody:
         self._subtree = self.root / fingerprint.hex()[:32]
         for folder in (self._subtree, self._subtree / WRITING, self._subtree / QUARANTINE):
             _make_folder(folder)
-        self._direct = direct and _can_be_direct(self._subtree / WRITING)
+        self._direct = direct and can_be_direct(self._subtree / WRITING)
         self._serial = count()
         self._made: set[int] = set()
-        self._buffers = _AlignedBuffers()
+        self._buffers = AlignedBuffers()
         self._memory = memory
         self.num_quarantined = 0
         self.num_evicted = 0
@@ -117,7 +119,7 @@ class FolderBody:
         path = self._path(key)
         try:
             if self._direct and nbytes >= FEWEST_DIRECT:
-                return _read_direct(path, self._take)
+                return read_direct(path, self._take)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -131,7 +133,7 @@ class FolderBody:
         return view[:at]
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
-        """Write a frame beside its place, make room under the lock, and rename it.
+        """Make room and begin a file beside the frame's place under the lock, write it, and rename it under the lock.
 
         Raises:
             OSError: ENOSPC if the cap leaves no room; whatever the file system raises. Nothing is left behind.
@@ -142,21 +144,21 @@ class FolderBody:
             _make_folder(self._path(key).parent)
             self._made.add(key[0])
         temporary = self._subtree / WRITING / f"{name_of_key(key)}.{os.getpid()}.{next(self._serial)}"
-        descriptor = _open_locked(temporary)
+        with self._locked() as counter:
+            self._make_room(counter, nbytes)
+            descriptor = _begin(temporary, nbytes, counter)
         try:
             if self._direct and nbytes >= FEWEST_DIRECT:
-                _write_direct(descriptor, pieces, nbytes, self._buffers.take(nbytes))
+                write_direct(descriptor, pieces, nbytes, self._buffers.take(nbytes))
             else:
-                _write_all(descriptor, pieces)
+                write_all(descriptor, pieces)
             with self._locked() as counter:
-                self._make_room(counter, nbytes)
                 replaced = _size_of(self._path(key))
-                counter.add(nbytes)
                 temporary.rename(self._path(key))
                 counter.add(-replaced)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+            with self._locked() as counter:
+                _end(temporary, nbytes, counter)
             raise
         finally:
             os.close(descriptor)
@@ -170,24 +172,17 @@ class FolderBody:
     def usage(self) -> Usage:
         """Count all files below the root, and ask the file system for its free bytes. O(files)."""
         with self._locked() as counter:
-            frames = sum(status.st_size for _, status in self._frames())
-            counter.set(frames)
-        others = sum(
-            _size_of(Path(found.path))
-            for subtree in _listed(self.root)
-            if subtree.is_dir(follow_symlinks=False)
-            for name in (WRITING, QUARANTINE)
-            for found in _listed(Path(subtree.path) / name)
-        )
+            ours = sum(status.st_size for _, status in self._frames()) + self._nbytes_of(WRITING)
+            counter.set(ours)
         free = os.statvfs(self.root)
-        return Usage(frames + others, free.f_bavail * free.f_frsize)
+        return Usage(ours + self._nbytes_of(QUARANTINE), free.f_bavail * free.f_frsize)
 
     def close(self) -> None:
         """Nothing is kept open between calls."""
 
     def _take(self, nbytes: int) -> memoryview:
         """Take a buffer of whole sectors."""
-        view = None if self._memory is None else self._memory.take(_whole_sectors(nbytes))
+        view = None if self._memory is None else self._memory.take(whole_sectors(nbytes))
         return self._buffers.take(nbytes) if view is None else view
 
     def _path(self, key: bytes) -> Path:
@@ -213,7 +208,7 @@ class FolderBody:
         if used is not None and used + nbytes <= self._cap_nbytes:
             return
         frames = sorted(self._frames(), key=lambda each: each[1].st_mtime_ns)
-        used = sum(status.st_size for _, status in frames)
+        used = sum(status.st_size for _, status in frames) + self._nbytes_of(WRITING)
         counter.set(used)
         target = max(0, self._cap_nbytes - self._cap_nbytes // SLACK - nbytes)
         for path, _ in frames if used + nbytes > self._cap_nbytes else ():
@@ -224,6 +219,15 @@ class FolderBody:
             self.num_evicted += 1
         if used + nbytes > self._cap_nbytes:
             raise OSError(errno.ENOSPC, f"a frame needs {nbytes} bytes of a cap of {self._cap_nbytes}", str(self.root))
+
+    def _nbytes_of(self, name: str) -> int:
+        """Bytes of all files in the folders of this name of all subtrees."""
+        return sum(
+            _size_of(Path(found.path))
+            for subtree in _listed(self.root)
+            if subtree.is_dir(follow_symlinks=False)
+            for found in _listed(Path(subtree.path) / name)
+        )
 
     def _frames(self) -> Iterator[tuple[Path, os.stat_result]]:
         """All frames below the root, of all subtrees."""
@@ -257,21 +261,22 @@ class FolderBody:
 
     def _remove_left_over(self) -> None:
         """Delete writes of processes that ended: files in ``writing`` that no process has locked."""
-        for found in _listed(self._subtree / WRITING):
-            try:
-                descriptor = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as problem:
-                if problem.errno == errno.ELOOP:
-                    self._quarantine(Path(found.path))
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with contextlib.suppress(OSError):
-                    Path(found.path).unlink()
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(descriptor)
+        with self._locked() as counter:
+            for found in _listed(self._subtree / WRITING):
+                try:
+                    descriptor = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                except OSError as problem:
+                    if problem.errno == errno.ELOOP:
+                        self._quarantine(Path(found.path))
+                    continue
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    with contextlib.suppress(OSError):
+                        self._unlink(counter, Path(found.path))
+                except BlockingIOError:
+                    pass
+                finally:
+                    os.close(descriptor)
 
 
 class _Counter:
@@ -342,105 +347,25 @@ def _size_of(path: Path) -> int:
         return 0
 
 
-def _open_locked(path: Path) -> int:
-    """Make a file and lock it.
+def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
+    """Make and lock a file of so many bytes, which count from now on. The root's lock is held.
 
-    Another process that starts may take it for a left-over before it is locked. Then it is deleted, and made again.
+    The file has its length at once, so that a process that counts anew counts all of it.
     """
-    while True:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    counter.add(nbytes)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    """Write all pieces, in as few calls as the system takes."""
-    views = [memoryview(piece).cast("B") for piece in pieces]
-    while views:
-        num_written = os.writev(descriptor, views[:64])
-        while views and num_written >= views[0].nbytes:
-            num_written -= views.pop(0).nbytes
-        if num_written:
-            views[0] = views[0][num_written:]
-
-
-def _can_be_direct(folder: Path) -> bool:
-    """Whether files of a folder can be written past the page cache."""
-    if not hasattr(os, "O_DIRECT"):
-        return False
-    probe = folder / f"direct.{os.getpid()}"
-    try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600)
+        os.ftruncate(descriptor, nbytes)
     except OSError:
-        return False
-    try:
-        with mmap.mmap(-1, SECTOR) as page:
-            return os.write(descriptor, page) == SECTOR
-    except OSError:
-        return False
-    finally:
         os.close(descriptor)
-        probe.unlink()
+        _end(path, nbytes, counter)
+        raise
+    return descriptor
 
 
-def _whole_sectors(nbytes: int) -> int:
-    return max(SECTOR, -(-nbytes // SECTOR) * SECTOR)
-
-
-class _AlignedBuffers:
-    """Buffers of whole sectors, used again when no view of them is left.
-
-    A fresh buffer of 2 MiB costs 512 page faults, which take longer than its read from a fast disk. A view holds a
-    reference to its buffer, so a buffer whose only references are those of this list and of the loop is free.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: list[mmap.mmap] = []
-        self._lock = Lock()
-
-    def take(self, nbytes: int) -> memoryview:
-        """Return a view of at least ``nbytes``, as whole sectors; it is taken until all views of it are gone."""
-        padded = _whole_sectors(nbytes)
-        with self._lock:
-            for place in range(len(self._buffers)):
-                is_free = sys.getrefcount(self._buffers[place]) == NUM_REFERENCES_OF_A_FREE_BUFFER
-                if is_free and len(self._buffers[place]) == padded:
-                    self._buffers.append(self._buffers.pop(place))
-                    return memoryview(self._buffers[-1])
-            buffer = mmap.mmap(-1, padded)
-            self._buffers.append(buffer)
-            del self._buffers[:-MOST_BUFFERS]
-            return memoryview(buffer)
-
-
-def _write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int, aligned: memoryview) -> None:
-    """Write past the page cache: from an aligned buffer of whole sectors; then the file is cut to its length."""
-    end = 0
-    for piece in pieces:
-        view = memoryview(piece).cast("B")
-        aligned[end : end + view.nbytes] = view
-        end += view.nbytes
-    aligned[end:] = bytes(aligned.nbytes - end)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
-    at = 0
-    while at < aligned.nbytes:
-        at += os.write(descriptor, aligned[at:])
-        at -= at % SECTOR if at < aligned.nbytes else 0
-    os.ftruncate(descriptor, nbytes)
-
-
-def _read_direct(path: Path, take: Callable[[int], memoryview]) -> Buffer:
-    """Read past the page cache into an aligned buffer, which ``take`` gives."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
-    try:
-        with contextlib.suppress(OSError):
-            os.utime(descriptor)
-        nbytes = os.fstat(descriptor).st_size
-        view, at = take(nbytes), 0
-        while at < nbytes and (num_read := os.preadv(descriptor, [view[at:]], at)):
-            at += num_read
-        return view[: min(at, nbytes)]
-    finally:
-        os.close(descriptor)
+def _end(path: Path, nbytes: int, counter: _Counter) -> None:
+    """Delete a file whose write failed; its bytes count no longer. The root's lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        counter.add(-nbytes)

@@ -1,5 +1,6 @@
 """The keys of entries: 32 bytes each, as rows of an array for compiled loops, and as bytes for dictionaries."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 from pagedkv.memory.contract.arrays import Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["KEY_NBYTES", "ZERO_KEY", "as_keys", "names_of", "words_of"]
+__all__ = ["KEY_NBYTES", "ZERO_KEY", "array_of", "as_keys", "names_of", "words_of"]
 
 KEY_NBYTES: Final = 32
 ZERO_KEY: Final = bytes(KEY_NBYTES)
@@ -32,3 +33,8 @@ def names_of(keys: npt.NDArray[np.uint8]) -> list[bytes]:
 def words_of(keys: npt.NDArray[np.uint8]) -> Uint32Array:
     """Turn keys, uint8 ``[n, 32]``, into words, uint32 ``[n, 8]``."""
     return np.ascontiguousarray(keys, np.uint8).view(">u4").astype(np.uint32)
+
+
+def array_of(names: Sequence[bytes]) -> npt.NDArray[np.uint8]:
+    """Put keys into an array: uint8 ``[n, 32]``."""
+    return np.frombuffer(b"".join(names), np.uint8).reshape(len(names), KEY_NBYTES)

@@ -46,7 +46,11 @@ class ObjectBody:
         settings = dict(options)
         if not url.startswith(("file:", "memory:")):
             wait = timedelta(seconds=timeout_s)
-            settings.setdefault("client_options", {"timeout": wait, "connect_timeout": wait})
+            settings["client_options"] = {
+                "timeout": wait,
+                "connect_timeout": wait,
+                **settings.get("client_options", {}),
+            }
             settings.setdefault("retry_config", {"max_retries": 0, "retry_timeout": wait})
         try:
             self._store: Any = stores.from_url(url, **settings)

@@ -210,7 +210,7 @@ class Reads:
                     self._settle(number)
         else:
             if fault in END_OF and self._index.find(key) == reading.entry:
-                self._entries.remove(reading.entry, is_gone=fault is Fault.GONE)
+                self._entries.remove(reading.entry)
             self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
         self._index.let_go(reading.entry)
 

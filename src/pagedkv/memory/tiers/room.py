@@ -39,10 +39,6 @@ class Room:
         if self._free_nbytes is not None:
             self._free_nbytes -= nbytes
 
-    def lose(self, nbytes: int) -> None:
-        """Count content no longer, since it is gone."""
-        self.nbytes -= nbytes
-
     def release(self, nbytes: int) -> None:
         """Count content no longer, since it is deleted."""
         self.nbytes -= nbytes

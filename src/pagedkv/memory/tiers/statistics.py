@@ -31,6 +31,7 @@ class StoreStatistics:
         breaker: state of the circuit breaker.
         times_opened: how often it opened.
         index_nbytes: bytes of the bookkeeping.
+        cap_nbytes: most bytes, as set.
     """
 
     num_entries: int
@@ -54,6 +55,7 @@ class StoreStatistics:
     breaker: BreakerState
     times_opened: int
     index_nbytes: int
+    cap_nbytes: int
 
 
 @dataclass(slots=True)

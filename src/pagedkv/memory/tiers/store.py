@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Self
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
+from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body, fault_of
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.checksums import Buffer, require_secret
@@ -27,6 +27,8 @@ from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.frame import OpenFrame, Refusal, frame_nbytes, frame_pieces, open_frame
 from pagedkv.memory.tiers.identity import Identity, Run
+from pagedkv.memory.tiers.keys import array_of
+from pagedkv.memory.tiers.load import Load, LoadedRuns
 from pagedkv.memory.tiers.statistics import StoreStatistics
 
 __all__ = ["Load", "LoadedRuns", "TierStore"]
@@ -35,61 +37,6 @@ MEASURE_EVERY_S: Final = 60.0
 LONGEST_WAIT_S: Final = 1.0
 TIMER_GRAIN_S: Final = 1e-4
 NUM_DELETE_THREADS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedRuns:
-    """What a load brought: the leading runs, verified.
-
-    Args:
-        parts: for each run, the bytes of each group's blocks.
-        cause: why the next run did not come; NONE if all did.
-        nbytes: bytes of their frames.
-        wait_s: seconds from the call to the answer.
-    """
-
-    parts: tuple[tuple[memoryview, ...], ...]
-    cause: LoadEnd
-    nbytes: int
-    wait_s: float
-
-    @property
-    def num_runs(self) -> int:
-        """How many leading runs came."""
-        return len(self.parts)
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """A load under way.
-
-    Args:
-        runs: what is loaded.
-        on_done: called once it has an answer, from any thread; it must not block and not call the store.
-        result: the answer; None before it.
-    """
-
-    runs: tuple[Run, ...]
-    on_done: Callable[[], None] | None = None
-    result: LoadedRuns | None = None
-    ticket: int = 0
-    done: threading.Event = field(default_factory=threading.Event)
-    frames: dict[bytes, OpenFrame] = field(default_factory=dict)
-    run_of: dict[bytes, Run] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.run_of = {run.key: run for run in self.runs}
-
-    def wait(self, timeout_s: float | None = None) -> LoadedRuns:
-        """Wait for the answer, which comes by the load's deadline.
-
-        Raises:
-            TimeoutError: it did not come within ``timeout_s``.
-        """
-        if not self.done.wait(timeout_s):
-            raise TimeoutError(f"the load of {len(self.runs)} runs has no answer within {timeout_s} s")
-        assert self.result is not None
-        return self.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +117,7 @@ class TierStore:
     def look_up(self, runs: Sequence[Run]) -> int:
         """Count the leading runs that can be loaded. Changes nothing."""
         with self._changed:
-            return self._core.look_up(_keys_of(runs))
+            return self._core.look_up(array_of([run.key for run in runs]))
 
     @property
     def is_out_of_service(self) -> bool:
@@ -192,7 +139,7 @@ class TierStore:
     def contains(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return, for each key, whether its entry can be loaded. O(keys). Changes nothing."""
         with self._changed:
-            return self._core.contains(_as_array(keys))
+            return self._core.contains(array_of(keys))
 
     def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         """Note that runs could be offered; return for each whether it is to be, so that others need not be copied.
@@ -200,7 +147,7 @@ class TierStore:
         What is there already counts as used. :meth:`offer` with ``is_noted`` follows for the others.
         """
         with self._changed:
-            return self._core.wants(_keys_of(runs), self._clock())
+            return self._core.wants(array_of([run.key for run in runs]), self._clock())
 
     def cancel(self, load: Load) -> None:
         """End a load that no request waits for any more; it is answered with what has come."""
@@ -221,7 +168,7 @@ class TierStore:
         load = Load(tuple(runs), on_done)
         with self._changed:
             self._require_open()
-            ticket = self._core.ask(_keys_of(runs), self._clock(), deadline_s)
+            ticket = self._core.ask(array_of([run.key for run in runs]), self._clock(), deadline_s)
             load.ticket = ticket
             self._loads[ticket] = load
             for key in load.run_of:
@@ -257,15 +204,21 @@ class TierStore:
         parent = runs[0].parent if runs else bytes(32)
         with self._changed:
             self._require_open()
-            offer = self._core.offer(_keys_of(runs), sizes, self._clock(), parent, is_noted=is_noted)
+            offer = self._core.offer(
+                array_of([run.key for run in runs]), sizes, self._clock(), parent, is_noted=is_noted
+            )
             self._offers[offer] = _Offer(tuple(runs), list(parts), on_answer, len(runs))
             self._pass_on()
         self._call_back()
 
     def withdraw(self, runs: Sequence[Run]) -> int:
         """Remove content that turned out bad, and what continues it; returns how many entries."""
+        return self.withdraw_keys([run.key for run in runs])
+
+    def withdraw_keys(self, keys: Sequence[bytes]) -> int:
+        """Remove content as :meth:`withdraw` does, by the keys of its entries."""
         with self._changed:
-            removed = self._core.withdraw(_keys_of(runs), self._clock())
+            removed = self._core.withdraw(array_of(keys), self._clock())
             self._pass_on()
         self._call_back()
         return removed
@@ -494,11 +447,3 @@ class TierStore:
             callbacks, self._callbacks = self._callbacks, []
         for on_answer, place, outcome in callbacks:
             on_answer(place, outcome)
-
-
-def _keys_of(runs: Sequence[Run]) -> npt.NDArray[np.uint8]:
-    return _as_array([run.key for run in runs])
-
-
-def _as_array(keys: Sequence[bytes]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), 32)

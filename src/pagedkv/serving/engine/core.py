@@ -73,7 +73,7 @@ from pagedkv.serving.engine.runner import ModelRunner
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
-from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics, read_prefix, write_prefix
 
 __all__ = ["EngineCore"]
 
@@ -448,6 +448,10 @@ class EngineCore:
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier of ``EngineConfig.tiers``."""
         return self._tiers.statistics()
+
+    def tier_loads(self) -> tuple[LoadUnderWay, ...]:
+        """Return what tiers are asked for now. O(loads)."""
+        return self._tiers.loads()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
         """Wait until what was computed is stored in all tiers that want it; return whether that came about.

@@ -11,7 +11,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.scheduling import Batch, Loader, Request
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics
+from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics
 
 __all__ = ["NoTiers", "RequestTiers"]
 
@@ -73,6 +73,10 @@ class NoTiers:
         """Take a snapshot of each tier."""
         return ()
 
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
+        return ()
+
 
 @final
 class RequestTiers(NoTiers):
@@ -102,6 +106,7 @@ class RequestTiers(NoTiers):
 
     def admitted(self, request: EngineRequest, num_hit_tokens: int) -> None:
         """Note what a request's hit owes to tiers."""
+        self._tiers.left(request.scheduled)
         self._tiers.admitted(request.scheduled, num_hit_tokens)
         self._note(request)
 
@@ -114,7 +119,9 @@ class RequestTiers(NoTiers):
                     self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
 
     def prompt_computed(self, request: EngineRequest) -> None:
-        """Offer a prompt."""
+        """Count its hit, and offer a prompt."""
+        self._tiers.computed(request.scheduled)
+        self._note(request)
         prompt = request.prompt_token_ids
         self._tiers.offer(request.scheduled, prompt, len(prompt))
 
@@ -123,6 +130,7 @@ class RequestTiers(NoTiers):
         for sample in request.samples if request.beams is None and request.first_token is not None else ():
             tokens = request.tokens_of(sample)
             self._tiers.offer(request.scheduled, tokens, len(tokens) - 1)
+        self._tiers.left(request.scheduled)
         self._note(request)
         self._tiers.ended(request.scheduled)
 
@@ -153,3 +161,7 @@ class RequestTiers(NoTiers):
     def _note(self, request: EngineRequest) -> None:
         request.tier_notes = self._tiers.notes(request.scheduled)
         request.num_loaded_tokens = self._tiers.num_loaded_tokens(request.scheduled)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
+        return self._tiers.loads()

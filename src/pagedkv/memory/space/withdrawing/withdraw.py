@@ -1,5 +1,7 @@
 """The action: once it is known what is bad, blocks are unnamed and rows are lost."""
 
+import numpy as np
+
 from pagedkv.memory.contract.answers import Withdrawal
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.spec import Row
@@ -46,8 +48,17 @@ def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
             loading.is_frozen = True
             loads.append(load)
     answer = Withdrawal(tuple(map(Row, firsts)), tuple(firsts.values()), tickets, tuple(loads), len(names))
+    if extent.is_anything and state.observers:
+        digests = None if extent.is_everything else frozenset(map(_as_digest, frozenset().union(*extent.taint.digests)))
+        for observer in state.observers:
+            observer.withdrawn(digests)
     state.is_changing = False
     return answer
+
+
+def _as_digest(words: bytes) -> bytes:
+    """Return a digest from the bytes of its words."""
+    return np.frombuffer(words, np.uint32).astype(">u4").tobytes()
 
 
 def _all_that_is_bad(state: SpaceState, pool: BlockPool, blocks: Int32Array) -> Extent:

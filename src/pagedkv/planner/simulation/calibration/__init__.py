@@ -9,6 +9,7 @@ In the order in which data flows::
     bench_latencies latencies stated by that result, beside those on the virtual clock
     nonnegative   least squares without negative coefficients
     fitting       fit(): the best parameters of a cost model
+    tier_rates    measure_tier(): bandwidth and latency of a tier
     calibration   calibrate(): the fit, and its error on steps left out of it; validate(): the error of any cost model
 """
 
@@ -23,6 +24,7 @@ from pagedkv.planner.simulation.calibration.calibration import (
 )
 from pagedkv.planner.simulation.calibration.step_files import bench_result_in, read_steps
 from pagedkv.planner.simulation.calibration.steps import MeasuredSteps
+from pagedkv.planner.simulation.calibration.tier_rates import TierRate, measure_tier
 
 __all__ = [
     "BenchLatencies",
@@ -30,10 +32,12 @@ __all__ = [
     "ComparedLatency",
     "ErrorSummary",
     "MeasuredSteps",
+    "TierRate",
     "Validation",
     "bench_result_in",
     "calibrate",
     "compare_latencies",
+    "measure_tier",
     "read_steps",
     "steps_of_bench",
     "validate",

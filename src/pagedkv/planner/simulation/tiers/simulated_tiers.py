@@ -124,6 +124,7 @@ class SimulatedTiers:
         if own is None:
             return
         own.admitted(num_hit_tokens)
+        own.computed()
         if not request.num_preemptions:
             for medium, num_tokens in own.num_hit_tokens.items():
                 self.num_hit_tokens[medium] += num_tokens

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.tiers import (
-    KEY_NBYTES,
     BreakerState,
     Load,
     Loaded,
@@ -21,6 +20,7 @@ from pagedkv.memory.tiers import (
     StoreConfig,
     StoreCore,
     StoreStatistics,
+    array_of,
 )
 from pagedkv.planner.simulation.tiers.medium import Medium
 
@@ -99,7 +99,7 @@ class VirtualStore:
 
     def contains(self, keys: Sequence[bytes]) -> npt.NDArray[np.bool_]:
         """Return, for each key, whether its entry can be loaded."""
-        return self._core.contains(_as_array(keys))
+        return self._core.contains(array_of(keys))
 
     def predict_s(self, num_runs: int, nbytes: int) -> float | None:
         """Predict the seconds to load ``num_runs`` runs of ``nbytes`` in all; None before the first load."""
@@ -133,6 +133,12 @@ class VirtualStore:
         self._core.offer(_keys_of(runs), sizes, self._now_s, runs[0].parent, is_noted=is_noted)
         self._pass_on()
 
+    def withdraw_keys(self, keys: Sequence[bytes]) -> int:
+        """Remove content that turned out bad, and what continues it; returns how many entries."""
+        removed = self._core.withdraw(array_of(keys), self._now_s)
+        self._pass_on()
+        return removed
+
     def statistics(self) -> StoreStatistics:
         """Take a snapshot."""
         return self._core.statistics()
@@ -143,8 +149,4 @@ class VirtualStore:
 
 
 def _keys_of(runs: Sequence[Run]) -> npt.NDArray[np.uint8]:
-    return _as_array([run.key for run in runs])
-
-
-def _as_array(keys: Sequence[bytes]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_NBYTES)
+    return array_of([run.key for run in runs])

@@ -13,8 +13,8 @@ What is loaded and offered is decided by :mod:`pagedkv.memory.tiering`, which a 
 The store is :mod:`pagedkv.memory.tiers`, and knows none of this. ``docs/tiers.md`` has the rules.
 """
 
-from pagedkv.memory.tiering import TierCause, TierNote, TierStatistics
+from pagedkv.memory.tiering import LoadUnderWay, TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.tiering.engine_tiers import EngineTiers
 from pagedkv.serving.engine.tiering.prefix_file import read_prefix, write_prefix
 
-__all__ = ["EngineTiers", "TierCause", "TierNote", "TierStatistics", "read_prefix", "write_prefix"]
+__all__ = ["EngineTiers", "LoadUnderWay", "TierCause", "TierNote", "TierStatistics", "read_prefix", "write_prefix"]

@@ -26,10 +26,11 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
-from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.memory.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.memory.tiering import (
     ComputeRate,
     EntryLayout,
+    LoadUnderWay,
     RequestLoads,
     TierCause,
     TierLoads,
@@ -37,7 +38,7 @@ from pagedkv.memory.tiering import (
     TierOffers,
     TierStatistics,
 )
-from pagedkv.memory.tiers import Identity, Tier
+from pagedkv.memory.tiers import Identity, Tier, end_key_of
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
 from pagedkv.serving.engine.tiering.identity import identity_of
@@ -100,7 +101,8 @@ class EngineTiers:
         self._rate = ComputeRate()
         self._records: dict[Request, RequestLoads] = {}
         self._arrived = threading.Event()
-        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes)
+        self._withdrawn: set[bytes] = set()
+        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes, self._withdrawn)
         self._loads = TierLoads(
             self._tiers,
             space,
@@ -110,7 +112,9 @@ class EngineTiers:
             of_request=self._record,
             on_arrival=self._arrived.set,
             on_loaded=on_loaded,
+            withdrawn=self._withdrawn,
         )
+        space.observe(_Withdrawals(weakref.WeakMethod(self.withdraw)))
         at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(at_exit)
         self._drop = weakref.finalize(self, _drop, self._tiers, at_exit)
@@ -140,6 +144,10 @@ class EngineTiers:
     def num_loads(self) -> int:
         """Loads under way."""
         return len(self._loads)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """What tiers are asked for now."""
+        return self._loads.under_way()
 
     # Between steps
 
@@ -179,10 +187,23 @@ class EngineTiers:
         return self._layout.has_ends
 
     def admitted(self, request: Request, num_hit_tokens: int) -> None:
-        """Count how many tokens of a request's hit a tier has brought for it."""
+        """Note how many tokens of a request's hit a tier has brought for it."""
         own = self._records.get(request)
         if own is not None:
             own.admitted(num_hit_tokens)
+
+    def computed(self, request: Request) -> None:
+        """Count these tokens, since a step that computed behind them was acknowledged."""
+        own = self._records.get(request)
+        if own is not None:
+            own.computed()
+
+    def left(self, request: Request) -> None:
+        """Count these tokens where a life of the request is over, if its receipt has the hit; else none was used."""
+        own = self._records.get(request)
+        if own is not None and request.receipt.num_hit > own.num_hit_before:
+            own.num_hit_before = request.receipt.num_hit
+            own.computed()
 
     def notes(self, request: Request) -> tuple[TierNote, ...]:
         """What became of what tiers had for a request."""
@@ -210,6 +231,22 @@ class EngineTiers:
         if self._layout.has_ends:
             runs += [chain.end(place) for place in range(start // size + 1, chain.num_blocks + 1)]
         return sum(tier.store.withdraw(runs) for tier in self._tiers) if runs else 0
+
+    def withdraw(self, digests: frozenset[bytes] | None) -> None:
+        """Remove content that turned out bad: blocks with these digests, and what continues them; None: all content.
+
+        It is neither loaded nor stored again in the life of this engine. The space is in the middle of an operation:
+        it publishes nothing of the loads of such content.
+        """
+        self._offers.drop()
+        if digests is None:
+            for tier in self._tiers:
+                tier.store.reset()
+            return
+        self._withdrawn |= digests
+        keys = [*digests, *map(end_key_of, digests)]
+        for tier in self._tiers:
+            tier.store.withdraw_keys(keys)
 
     def reset(self) -> None:
         """Remove all content of every tier."""
@@ -255,6 +292,19 @@ class EngineTiers:
         _close(self._tiers)
         self._bytes.close()
         return is_stored
+
+
+class _Withdrawals(SpaceObserver):
+    """Passes what a space withdraws on to an engine's tiers, as long as there are any."""
+
+    def __init__(self, withdraw: "weakref.WeakMethod[Callable[[frozenset[bytes] | None], None]]") -> None:
+        self._withdraw = withdraw
+
+    def withdrawn(self, digests: frozenset[bytes] | None) -> None:
+        """Content was declared bad."""
+        withdraw = self._withdraw()
+        if withdraw is not None:
+            withdraw(digests)
 
 
 def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:

@@ -53,6 +53,8 @@ STATES_OF_BLOCKS: Final = ("free", "cached", "leased", "live", "deferred")
 MOST_TENANTS: Final = 32
 """Tenants with numbers of their own in a sample; the last one's numbers include those of all further tenants."""
 
+MOST_NOTED: Final = 500
+"""The last requests whose notes of tiers are kept. Those of a request are a few lines."""
 SAMPLE_PERIOD_S: Final = 0.5
 MOST_SAMPLES_NBYTES: Final = 16 * 2**20
 NUMBER, TENANT, STATE, PROMPT, HIT, CAUSE, POSITION, GROUP, GENERATED, PREEMPTIONS, ARRIVED, ADMITTED, ENDED, _ = range(
@@ -104,6 +106,7 @@ class History:
         self._tenants: dict[str | None, int] = {None: 0}
         self._waiting: dict[EngineRequest, int] = {}
         self._running: dict[EngineRequest, int] = {}
+        self._tier_notes: dict[int, tuple[str, ...]] = {}
 
     @property
     def now_s(self) -> float:
@@ -197,6 +200,10 @@ class History:
             row[STATE] = STATES.index(request.samples[0].finish_reason or "length")
             row[GENERATED] = sum(len(sample.token_ids) for sample in request.samples)
             row[PREEMPTIONS], row[ENDED] = request.num_preemptions, now_s
+        if request.tier_notes:
+            self._tier_notes[request.number] = tuple(map(str, request.tier_notes))
+            if len(self._tier_notes) > MOST_NOTED:
+                del self._tier_notes[next(iter(self._tier_notes))]
 
     def _sample(self, now_s: float) -> None:
         row = np.zeros((self._num_pools, self._num_numbers))
@@ -254,6 +261,10 @@ class History:
         rows = self._requests.last(4 * most)
         found: Float64Array = rows[rows[:, ENDED] >= 0][-most:]
         return found
+
+    def tier_notes(self) -> dict[int, tuple[str, ...]]:
+        """Copy what became of what tiers had for the last requests that ended, by their numbers. O(MOST_NOTED)."""
+        return self._tier_notes.copy()
 
     def samples(self, from_s: float, to_s: float) -> Float64Array:
         """Copy the samples of a span of time: float64 ``[n, 1 + pools * (5 + 2 * MOST_TENANTS)]``.

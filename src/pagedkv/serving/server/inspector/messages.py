@@ -4,7 +4,7 @@ Arrays of blocks are base64: a byte a block, with the state in the three lowest 
 31, above them; ids of changed blocks are little-endian int32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Float64Array, Uint8Array
 from pagedkv.memory.contract.miss_causes import ORDER
 from pagedkv.memory.space import BlockState, PoolCounts, PoolMap
+from pagedkv.serving.engine.tiering import TierStatistics
 from pagedkv.serving.server.inspector.buckets import as_buckets
 from pagedkv.serving.server.inspector.history import REQUEST_FIELDS, STATES
 from pagedkv.serving.server.inspector.snapshot import Snapshot, UnderWay
@@ -70,7 +71,29 @@ def _common(snapshot: Snapshot) -> dict[str, Any]:
         "buckets": as_buckets(snapshot.steps, snapshot.admissions, BUCKET_S),
         "requests": [_under_way(each, snapshot.tenants) for each in snapshot.requests],
         "num_requests": snapshot.num_requests,
-        "ended": as_ended(snapshot.ended, snapshot.ended_tenants),
+        "ended": as_ended(snapshot.ended, snapshot.ended_tenants, snapshot.ended_notes),
+        "tiers": [_tier(each) for each in snapshot.tiers],
+        "loads": [
+            {"tier": each.tier, "start": each.start, "end": each.end, "requests": each.num_requests}
+            for each in snapshot.loads
+        ],
+    }
+
+
+def _tier(tier: TierStatistics) -> dict[str, Any]:
+    store = tier.store
+    return {
+        "name": tier.name,
+        "state": str(store.breaker),
+        "entries": store.num_entries,
+        "nbytes": store.nbytes,
+        "cap_nbytes": store.cap_nbytes,
+        "reads": store.num_reads,
+        "queued": store.num_queued + store.num_writes,
+        "loaded_tokens": tier.num_loaded_tokens,
+        "hit_tokens": tier.num_hit_tokens,
+        "not_loaded": {str(cause): num_tokens for cause, num_tokens in tier.not_loaded.items()},
+        "evicted": store.num_evicted,
     }
 
 
@@ -105,15 +128,20 @@ def _under_way(request: UnderWay, tenants: Sequence[str | None]) -> dict[str, An
         "most": request.most_tokens,
         "preemptions": request.num_preemptions,
         "age_s": round(request.age_s, 3),
+        "tiers": request.tier_notes,
     }
 
 
-def as_ended(rows: Float64Array, tenants: Sequence[str | None]) -> list[dict[str, Any]]:
+def as_ended(
+    rows: Float64Array, tenants: Sequence[str | None], tier_notes: Mapping[int, tuple[str, ...]]
+) -> list[dict[str, Any]]:
     """Return requests of the history, the latest first."""
-    return [_ended(dict(zip(REQUEST_FIELDS, row, strict=True)), tenants) for row in reversed(rows.tolist())]
+    return [_ended(dict(zip(REQUEST_FIELDS, row, strict=True)), tenants, tier_notes) for row in reversed(rows.tolist())]
 
 
-def _ended(row: dict[str, float], tenants: Sequence[str | None]) -> dict[str, Any]:
+def _ended(
+    row: dict[str, float], tenants: Sequence[str | None], tier_notes: Mapping[int, tuple[str, ...]]
+) -> dict[str, Any]:
     has_ended, was_admitted = row["ended_s"] >= 0, row["admitted_s"] >= 0
     tenant, cause = int(row["tenant"]), int(row["cause"])
     return {
@@ -130,4 +158,5 @@ def _ended(row: dict[str, float], tenants: Sequence[str | None]) -> dict[str, An
         "arrived_s": round(row["arrived_s"], 3),
         "admitted_s": round(row["admitted_s"], 3) if was_admitted else None,
         "ended_s": round(row["ended_s"], 3) if has_ended else None,
+        "tiers": tier_notes.get(int(row["number"]), ()),
     }

@@ -204,7 +204,7 @@ class _Inspector:
                 "pools": numbers[:, :, : len(STATES_OF_BLOCKS)].tolist(),
                 "shares": by_tenant[:, :, : len(self._inspection.tenant_names)].tolist(),
             },
-            "requests": as_ended(told["requests"], told["tenants"]),
+            "requests": as_ended(told["requests"], told["tenants"], told["tier_notes"]),
         }
 
 

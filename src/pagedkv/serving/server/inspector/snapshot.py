@@ -10,6 +10,7 @@ from pagedkv.memory.contract.arrays import Float64Array, Int32Array
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.space import PoolCounts, PoolMap, SpaceInspection
 from pagedkv.serving.engine import EngineCore, EngineRequest
+from pagedkv.serving.engine.tiering import LoadUnderWay, TierStatistics
 from pagedkv.serving.server.inspector.history import STEP_FIELDS, History
 
 __all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
@@ -35,6 +36,7 @@ class UnderWay:
         most_tokens: most tokens that it may generate.
         num_preemptions: how often it was preempted.
         age_s: seconds since its arrival.
+        tier_notes: what became of what tiers had for it.
     """
 
     number: int
@@ -47,6 +49,7 @@ class UnderWay:
     most_tokens: int
     num_preemptions: int
     age_s: float
+    tier_notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,9 @@ class Snapshot:
         num_requests: number of all requests under way.
         ended: the ended ones among the latest requests.
         ended_tenants: names of their tenants, by number.
+        ended_notes: of those for which tiers had something, what became of it, by the number of the request.
+        tiers: the tiers.
+        loads: what they are asked for.
     """
 
     version: int
@@ -79,6 +85,9 @@ class Snapshot:
     num_requests: int
     ended: Float64Array
     ended_tenants: tuple[str | None, ...]
+    ended_notes: dict[int, tuple[str, ...]]
+    tiers: tuple[TierStatistics, ...]
+    loads: tuple[LoadUnderWay, ...]
 
 
 def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, history: History) -> Snapshot:
@@ -102,6 +111,9 @@ def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, h
         num_requests=len(core.requests),
         ended=history.ended(MOST_ENDED),
         ended_tenants=history.tenant_names,
+        ended_notes=history.tier_notes(),
+        tiers=core.tier_statistics(),
+        loads=core.tier_loads(),
     )
 
 
@@ -118,4 +130,5 @@ def _under_way(request: EngineRequest, history: History, now_s: float) -> UnderW
         request.wish.max_tokens,
         request.num_preemptions,
         now_s - history.arrived_s(request),
+        tuple(map(str, request.tier_notes)),
     )

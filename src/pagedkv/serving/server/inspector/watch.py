@@ -152,7 +152,10 @@ class Watch:
         return await self._engine.between_steps(lambda _: self._inspection.prefixes(pool))
 
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
-        """Copy the records of a span of time: ``now_s``, ``steps``, ``admissions``, ``samples`` and ``requests``.
+        """Copy the records of a span of time, in seconds of the history.
+
+        Its keys are ``now_s``, ``steps``, ``admissions``, ``samples``, ``requests``, and for these ``tenants`` and
+        ``tier_notes``.
 
         Raises EngineError.
         """
@@ -167,6 +170,7 @@ class Watch:
                 "samples": history.samples(from_s, to_s),
                 "requests": history.requests(from_s, to_s, most_requests),
                 "tenants": history.tenant_names,
+                "tier_notes": history.tier_notes(),
             }
 
         return await self._engine.between_steps(work)

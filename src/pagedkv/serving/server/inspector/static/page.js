@@ -35,7 +35,7 @@ function swatch(shade, kind = "swatch") {
 // What is known: the present, frames of the last minutes, and seconds of steps and misses.
 const known = {
   pools: [], tenants: [""], states: [], causes: [], requests: [], ended: [], numRequests: 0, step: null, nowS: 0,
-  frames: [], seconds: new Map(), samples: [],
+  frames: [], seconds: new Map(), samples: [], tiers: [], loads: [],
 };
 let pausedAt = null; // seconds of the server's history; null: live
 let poolPlace = 0;
@@ -128,6 +128,8 @@ function take(name, message) {
   known.ended = message.ended;
   known.numRequests = message.num_requests;
   known.step = message.step;
+  known.tiers = message.tiers;
+  known.loads = message.loads;
   takeBuckets(message.buckets);
   keepFrame();
   if (name === "snapshot" || gapS > RECENT_S) readHistory();
@@ -182,6 +184,7 @@ function keepFrame() {
   known.frames.push({
     timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
     numRequests: known.numRequests, step: known.step, tenants: known.tenants,
+      tiers: known.tiers, loads: known.loads,
   });
   const nbytes = known.pools.reduce((sum, pool) => sum + pool.map.length, 0) || 1;
   const most = Math.max(2, Math.min(KEPT_S / FRAME_PERIOD_S, Math.floor(KEPT_NBYTES / nbytes)));
@@ -196,12 +199,15 @@ function moment() {
     return {
       timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
       numRequests: known.numRequests, step: known.step, tenants: known.tenants,
+      tiers: known.tiers, loads: known.loads,
     };
   }
   const near = known.frames.reduce((best, frame) =>
     best == null || Math.abs(frame.timeS - pausedAt) < Math.abs(best.timeS - pausedAt) ? frame : best, null);
   if (near == null || Math.abs(near.timeS - pausedAt) > NEAR_S) {
-    return { timeS: pausedAt, maps: null, requests: [], ended: [], numRequests: 0, step: null, tenants: known.tenants };
+    return {
+      timeS: pausedAt, maps: null, requests: [], ended: [], numRequests: 0, step: null, tenants: known.tenants, tiers: [], loads: [],
+    };
   }
   return near;
 }
@@ -223,6 +229,7 @@ function draw() {
     drawTiles(shown);
     drawMap(shown);
     drawRequests(shown);
+    drawTiers(shown);
     drawPlots(shown);
   });
 }
@@ -406,6 +413,10 @@ function fillPools() {
 // Requests
 
 function why(request) {
+  return [whyNot(request), ...request.tiers].filter(Boolean).join("; ");
+}
+
+function whyNot(request) {
   if (request.cause == null) return request.hit == null ? "" : "–";
   const ago = request.lost_blocks_ago == null ? "" : `, ${number(request.lost_blocks_ago)} blocks ago`;
   const group = request.group ? ` in group ${request.group}` : "";
@@ -423,6 +434,31 @@ function drawRequests(shown) {
   for (const cell of document.querySelectorAll("#requests .tenant")) cell.hidden = shown.tenants.length < 2;
   const more = shown.numRequests - shown.requests.length;
   $("requests-note").textContent = `${number(shown.numRequests)} under way${more > 0 ? `, of which ${number(more)} are not listed` : ""}; grey ones have ended.`;
+}
+
+// Tiers
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+function bytes(value) {
+  let unit = 0;
+  for (; value >= 1024 && unit < UNITS.length - 1; unit++) value /= 1024;
+  return `${value.toFixed(unit && value < 100 ? 1 : 0)} ${UNITS[unit]}`;
+}
+
+function drawTiers(shown) {
+  $("tiers-panel").hidden = !shown.tiers.length;
+  const row = (tier) => element("tr", { "data-tier": tier.name },
+    element("td", {}, tier.name), element("td", {}, tier.state === "open" ? "out of service" : tier.state === "closed" ? "in service" : tier.state),
+    element("td", {}, number(tier.entries)), element("td", {}, bytes(tier.nbytes)), element("td", {}, bytes(tier.cap_nbytes)),
+    element("td", { class: "spare" }, number(tier.reads)), element("td", { class: "spare" }, number(tier.queued)),
+    element("td", {}, number(tier.loaded_tokens)), element("td", {}, number(tier.hit_tokens)),
+    element("td", { class: "spare" }, number(tier.evicted)),
+    element("td", { class: "text" }, Object.entries(tier.not_loaded).map(([cause, tokens]) => `${number(tokens)} ${cause}`).join(", ") || "–"));
+  $("tiers-table").tBodies[0].replaceChildren(...shown.tiers.map(row));
+  $("loads").replaceChildren(...shown.loads.map((load) => element("li", {},
+    `tokens ${number(load.start)} to ${number(load.end)} from ${load.tier}, for ${number(load.requests)} ${load.requests === 1 ? "request" : "requests"}`)));
+  $("tiers-note").textContent = shown.loads.length ? "These loads are under way." : "No load is under way.";
 }
 
 // Plots
