@@ -69,6 +69,9 @@ class EngineConfig:
         compile_model: run the model as torch.compile makes it, for models of attention alone: minutes when an engine is
             built, and fewer and larger kernels from then on. Where its graphs are other than its calls by rounding,
             steps are not captured (:attr:`EngineCore.capture_state`).
+        absorb_latents: attend to latents (MLA) where they are, by matrices that are read out of the model when the
+            engine is built, and do not let the model unfold them at every step. Answers change by rounding. None: on a
+            GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
         overlap: plan and launch each step before the tokens of the one before it are on the host, so that a GPU does
             not wait. Answers are the same. A step's tokens are noted by the next call of ``step``, and tokens computed
             behind an end that was not known count as abandoned in receipts.
@@ -114,6 +117,7 @@ class EngineConfig:
     warm_up: bool = True
     capture_steps: bool = True
     compile_model: bool = False
+    absorb_latents: bool | None = None
     overlap: bool = False
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
@@ -139,6 +143,7 @@ class EngineConfig:
             as_flag(getattr(self, name), name)
         for name in ("leases", "events"):
             as_flag(getattr(self, name), name)
+        as_flag(self.absorb_latents is None or self.absorb_latents, "absorb_latents")
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         require_preemption(self.preemption)

@@ -74,6 +74,7 @@ from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.tiering import EngineTiers, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.unfoldings import absorbed_latents
 
 __all__ = ["EngineCore"]
 
@@ -104,6 +105,7 @@ class EngineCore:
         memory: what the engine takes of the device's memory, and what was free when it was built.
         driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
+        absorbed: the layers whose latents are attended to without unfolding them; None where the model unfolds all.
         on_entered: called with each request that has come, before it waits or runs; by the thread that drives.
 
     Raises:
@@ -134,6 +136,9 @@ class EngineCore:
         self.driver = Driver()
         self._model, self._draft_model = model, None if draft is None else draft.model
         self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
+        self.absorbed = absorbed_latents(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
+        if self.absorbed is not None:
+            groups = replace(groups, absorbed=frozenset(self.absorbed.by_layer))
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
@@ -160,11 +165,12 @@ class EngineCore:
             model,
             groups,
             self.executor,
-            self._backend(model, groups),
+            self._backend(model, groups, 0 if self.absorbed is None else self.absorbed.latent_dim),
             replays_steps=replays_steps,
             continues=continues,
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
+            absorbed=self.absorbed,
         )
         self.memory = self._runner.prepare(config.max_sequences)
         self._drafter = None if draft is None else self._new_drafter(draft)
@@ -181,7 +187,7 @@ class EngineCore:
         self._flight: Flight | None = None
         self._last_done = 0  # the last step that the device has run
 
-    def _backend(self, model: compat.Model, groups: EngineGroups) -> AttentionBackend:
+    def _backend(self, model: compat.Model, groups: EngineGroups, latent_dim: int = 0) -> AttentionBackend:
         config = self.config
         return backend_for(
             self.executor.storage,
@@ -191,6 +197,7 @@ class EngineCore:
             max_length=self.space.config.max_tokens,
             query_dtype=model.dtype,
             num_draft=config.most_drafts,
+            latent_dim=latent_dim,
         )
 
     def _new_drafter(self, draft: DraftModel) -> Drafter:
@@ -502,6 +509,8 @@ class EngineCore:
                     with self._borrowed.alone():
                         change()
             finally:
+                if self.absorbed is not None:
+                    self.absorbed.read_again()
                 self._tiers.renew()
 
     @property
