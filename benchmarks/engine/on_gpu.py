@@ -5,10 +5,10 @@
     python -m benchmarks.engine.on_gpu --shape latents --ways captured unfolded
 
 The second shape has the attention of DeepSeek-V2-Lite (16 heads, latents of 512 + 64 dimensions, 27 layers) between
-dense layers. Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
-The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step. Idle is the
-share of a step during which the device waits for the host, between sampling and the next step, or before sampling.
-Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty of 1.1): by the
+dense layers. Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these
+steps are timed. The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last
+step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or before
+sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty of 1.1): by the
 device alone, or by the sampler, which asks the device for what it has found.
 """
 
@@ -49,7 +49,8 @@ class Served:
         tokens_per_s: of decode steps, the median step; step_ms: its time.
         parts_ms: of it, each part.
         graph_ms: the graph alone; None: there is none. idle_share: of the time of the steps measured for it.
-        prompts_s: seconds of the steps that computed prompts; built_s: seconds until the engine could serve; refusal: why steps were not replayed.
+        prompts_s: seconds of the steps that computed prompts; built_s: seconds until the engine could serve.
+        refusal: why steps were not replayed.
     """
 
     num_rows: int
@@ -254,8 +255,8 @@ def main() -> None:
         graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
         print(
             f"{served.num_rows} rows {served.way}, {served.kind}: {served.tokens_per_s:,.0f} tokens/s, a step "
-            f"{served.step_ms:.2f} ms ({parts}){graph}; idle {served.idle_share:.1%}; prompts {served.prompts_s:.2f} s; "
-            f"built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
+            f"{served.step_ms:.2f} ms ({parts}){graph}; idle {served.idle_share:.1%}; "
+            f"prompts {served.prompts_s:.2f} s, built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
             flush=True,
         )
     if given.json is not None:
