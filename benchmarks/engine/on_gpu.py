@@ -7,9 +7,9 @@
 The second shape has the attention of DeepSeek-V2-Lite (16 heads, latents of 512 + 64 dimensions, 27 layers) between
 dense layers. Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these
 steps are timed. The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last
-step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or before
-sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty of 1.1): by the
-device alone, or by the sampler, which asks the device for what it has found.
+step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or
+before sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty
+of 1.1): by the device alone, or by the sampler, which asks the device for what it has found.
 """
 
 import argparse
