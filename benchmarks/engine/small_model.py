@@ -10,14 +10,14 @@ __all__ = ["VOCABULARY", "make_model"]
 VOCABULARY: Final = 2048
 
 
-def make_model(longest: int = 1024) -> LlamaForCausalLM:
-    """Make the model, for sequences of so many tokens; its answers are varied enough to be compared."""
+def make_model(longest: int = 1024, num_layers: int = 4) -> LlamaForCausalLM:
+    """Make the model, for sequences of so many tokens, perhaps with more layers; its answers are varied."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=688,
-        num_hidden_layers=4,
+        num_hidden_layers=num_layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=longest,

@@ -61,11 +61,10 @@ class Drafter:
     """
 
     def __init__(self, draft: DraftModel, executor: PlanExecutor, backend: AttentionBackend, vocab_size: int) -> None:
-        self.model = draft.model
         self._runner = ModelRunner(draft.model, draft.groups, executor, backend)
         self._sampler = BatchSampler(vocab_size, tells_logprobs=False)
         self._device = executor.storage.device
-        self.borrowed = self._runner.borrowed
+        self._first_group = min(layer.group for layer in draft.groups.attention)
 
     def prepare(self, max_places: int) -> MemoryUse:
         """Measure the model's largest step: see :meth:`ModelRunner.prepare`."""
@@ -92,7 +91,7 @@ class Drafter:
             for number, each in enumerate(open_drafts.passes(batch, flat.token_ids)):
                 ids = drafts[self._sent(each.drafting), number - 1] if number else token_ids[self._sent(each.tokens)]
                 logits = self._runner.compute_part(
-                    each.part_of(step), ids, self._sent(each.positions), self._sent(each.wanted)
+                    each.part_of(step, self._first_group), ids, self._sent(each.positions), self._sent(each.wanted)
                 )
                 if len(each.asking):
                     asked = [places[row] for row in each.asking.tolist()]

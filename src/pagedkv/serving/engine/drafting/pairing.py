@@ -31,11 +31,6 @@ class DraftModel:
     model: compat.Model
     groups: EngineGroups
 
-    @property
-    def name(self) -> str:
-        """The class of the model."""
-        return type(self.model).__name__
-
 
 def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> None:
     """Refuse a draft model that cannot propose tokens of a target. Changes nothing.
@@ -62,7 +57,7 @@ def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> N
     longest = compat.longest_sequence(draft)
     if longest is not None and longest < max_tokens:
         raise ConfigurationError(
-            f"the draft model {name} knows {longest} positions, and sequences may have {max_tokens} tokens: set "
+            f"the draft model {name} has {longest} positions, and sequences may have {max_tokens} tokens: set "
             "max_tokens, or use another draft model"
         )
 

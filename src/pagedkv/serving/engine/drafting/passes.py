@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pagedkv.memory.attention import StepMetadata
+from pagedkv.memory.attention import GroupMetadata, KnownRanges, StepMetadata
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.scheduling import UNKNOWN_TOKEN, Batch
 from pagedkv.serving.engine.flat_batch import FlatBatch
+from pagedkv.serving.engine.sampling.sending import sent
 
 __all__ = ["DraftPass", "OpenDrafts"]
 
@@ -48,10 +49,22 @@ class DraftPass:
     wanted: Int64Array
     asking: Int64Array
 
-    def part_of(self, step: StepMetadata) -> StepMetadata:
-        """Cut a step's metadata down to this pass."""
-        part = step.select(torch.from_numpy(self.places), torch.from_numpy(self.tokens))
-        return part.with_ranges(self.starts.tolist(), self.ends.tolist())
+    def part_of(self, step: StepMetadata, first_group: int) -> StepMetadata:
+        """Cut a step's metadata down to this pass, in the groups from one on; the others stay whole, and are not read.
+
+        The numbers of the pass travel as one copy, for which the host does not wait.
+        """
+        offsets = np.append(0, np.cumsum(self.ends - self.starts))
+        columns = (self.places, self.tokens, self.starts, self.ends, offsets)
+        there = sent(torch.from_numpy(np.concatenate(columns)), step.groups[0].starts.device)
+        places, tokens, *ranges = torch.split(there, [len(column) for column in columns])
+        starts, ends, before = (each.int() for each in ranges)
+        known = KnownRanges(self.starts.astype(np.int32), self.ends.astype(np.int32))
+        parts = [
+            GroupMetadata(group.block_tables[places], starts, ends, before, group.slot_mapping[tokens], known=known)
+            for group in step.groups[first_group:]
+        ]
+        return StepMetadata((*step.groups[:first_group], *parts), len(self.places), len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
