@@ -109,7 +109,7 @@ def main() -> int:
         others = ", ".join(f"{count} {why}" for why, count in sorted(found.items()) if why != "equal")
         seconds = perf_counter() - begun
         print(f"{name}: {found['equal']:,} equal; {others or 'none differs'} ({seconds:.0f} s)", flush=True)
-        is_right &= not any(why.startswith("UN") or why.startswith("un") for why in found)
+        is_right &= not any(why.startswith(("UN", "un")) for why in found)
     return not is_right
 
 

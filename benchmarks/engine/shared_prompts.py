@@ -77,12 +77,9 @@ def main() -> None:
                 means[shares].append(mean(seconds))
         gc.collect()
     without, shared = median(means[False]), median(means[True])
-    print(
-        f"{given.prompts} prompts of {given.tokens} tokens, {num_shared} of them shared; {torch.cuda.get_device_name()}"
-    )
-    print(
-        f"mean time to the first token: {without:.3f} s without sharing, {shared:.3f} s with it ({shared / without:.2f})"
-    )
+    ratio = f"{shared / without:.2f}"
+    print(f"{given.prompts} prompts of {given.tokens} tokens, {num_shared} shared, on {torch.cuda.get_device_name()}")
+    print(f"mean time to the first token: {without:.3f} s without sharing, {shared:.3f} s with it: {ratio}")
 
 
 if __name__ == "__main__":
