@@ -60,6 +60,7 @@ from pagedkv.serving.engine.flights import Finished, Flight
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
+from pagedkv.serving.engine.kv_scales import set_scales
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import PromptScoring, scorings_of
@@ -144,6 +145,8 @@ class EngineCore:
         require_room(_kv_nbytes(space_config, groups), model)
         self.space = BlockSpace(space_config)
         storage = KVStorage(space_config, groups.shapes, model.device)
+        if config.kv_scales is not None:
+            set_scales(storage, groups, config.kv_scales)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
         self._tiers = NoTiers()
