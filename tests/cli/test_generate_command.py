@@ -192,7 +192,7 @@ def test_what_cannot_be_is_one_line(folder: Path, tmp_path: Path) -> None:
         ((*ask, "--model", folder, "--draft-tokens", 2), "--draft-tokens needs --draft-model"),
         ((*ask, "--model", folder, "--draft-model", tmp_path / "gone"), "gone' is no folder"),
         ((*ask, "--model", folder, "--draft-model", folder, "--lookup", 2), "a draft model and --lookup both guess"),
-        ((*ask, "--model", folder, "--draft-model", folder, "--draft-tokens", 65), "num_draft_tokens must be at most"),
+        ((*ask, "--model", folder, "--draft-model", folder, "--draft-tokens", 65), "--draft-tokens must be at most 64"),
         (
             (*ask, "--model", folder, "--num-blocks", 4, "--samples", 9, "--temperature", 1),
             "--prompt 1: a prompt of 1 tokens with 9",

@@ -366,3 +366,43 @@ def test_drafts_without_the_rows_noise_would_be_noticed(
 
     monkeypatch.setattr(Drafter, "_drawn", of_other_rows)
     assert acceptance_of(model, wishes) < 0.7
+
+
+def test_a_device_that_draws_alone_draws_the_same_drafts(model: PreTrainedModel) -> None:
+    """As on a GPU, by its kernels' plain forms."""
+    llm = LLM(model, ROOMY, draft_model=model)
+    for sampler in (llm.core._answering._sampler, llm.core._drafter._sampler):  # type: ignore[union-attr]
+        sampler._draws_ahead = True  # type: ignore[union-attr]
+    requests = serve_drafted(llm, WISHES[:6])
+    for request, expected in zip(requests, answers_of(model, WISHES[:6]), strict=True):
+        require_same(llm.output(request), expected)
+        assert request.num_accepted == accepted_at_most(request)
+
+
+@pytest.mark.parametrize("name", ["bamba", *long_but((), ("qwen3_next", "lfm2"))])
+@pytest.mark.parametrize("wrong_every", [0, 3])
+def test_drafts_for_recurrent_layers_are_accepted_and_hit(name: str, wrong_every: int) -> None:
+    """Drafts by hand, in place of the draft model's: some states of the step become current, others go back."""
+    model = make_model(name)
+    (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[3:4], GREEDY))
+    told = [
+        (token + 1) % 199 if wrong_every and not place % wrong_every else token for place, token in enumerate(answer)
+    ]
+    llm = LLM(model, ROOMY, draft_model=make_model("llama", num_hidden_layers=1))
+    poison(llm)
+
+    def by_hand(_: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:
+        done = [place.sequence.num_generated + len(each) for place, each in zip(places, before, strict=True)]
+        return torch.tensor([told[place] for place in done])
+
+    llm.core._drafter._drawn = by_hand  # type: ignore[union-attr,method-assign]
+    (request,) = llm.submit(PROMPTS[3:4], GREEDY)
+    run(llm)
+    assert request.output().token_ids == answer
+    assert (request.num_accepted == request.num_drafted) == (not wrong_every)
+    assert request.num_accepted > 4
+    (again,) = llm.submit([[*PROMPTS[3], *answer[:-2]]], replace(GREEDY, max_tokens=2))
+    run(llm)
+    assert again.output().token_ids == answer[-2:]
+    assert again.num_cached_tokens is not None
+    assert again.num_cached_tokens > len(PROMPTS[3])

@@ -150,7 +150,7 @@ MIXES = (
         {"device": (14, 30, 40)},
         {"device": 16},
         watermark=0.1,
-        expected=CACHED | {"older weights hit"} | SWAPPING | INSIDE | {"merge"},
+        expected=CACHED | {"older weights hit"} | SWAPPING | INSIDE | {"merge", "other drafts"},
     ),
     Mix(
         "window with sinks",
@@ -204,7 +204,7 @@ MIXES = (
         (RecurrentState(4, num_draft_states=6), FullAttention(2), SlidingWindow(window=5, block_size=2)),
         {"state": (12, 24), "device": (30, 60)},
         {"state": 8, "device": 20},
-        expected=CACHED | SWAPPING | {"slide", "draft state"},
+        expected=CACHED | SWAPPING | {"slide", "draft state", "other drafts"},
     ),
     Mix(
         "full, others outside",

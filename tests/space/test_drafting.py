@@ -250,6 +250,21 @@ def test_promise_11_drafts_that_are_replaced_behind_their_plan_are_published_as_
     space.check()
 
 
+def test_promise_23_a_kept_state_behind_replaced_drafts_is_hit_by_what_they_became() -> None:
+    groups, num_blocks = (FullAttention(4), RecurrentState(8, num_draft_states=5)), {"device": 31, "state": 31}
+    space = new_space(*groups, num_blocks=num_blocks)
+    row = prefill(space, tokens(5))
+    draft_late(space, row, 5)
+    space.replace_drafts(row, tokens(5, first=6), [5])
+    space.check()
+    space.truncate(row, [9])
+    space.check()
+    space.append(row, [9])
+    run_step(space)
+    assert hit(space, tokens(12)) == 8
+    assert hit(space, [*tokens(7), 0, 0, 0]) == 0
+
+
 def test_the_last_drafts_alone_may_be_replaced_of_several_rows() -> None:
     space = new_space()
     rows = [prefill(space, tokens(7)), prefill(space, tokens(5, first=100))]
