@@ -9,11 +9,11 @@ once, over texts like those to be served, and becomes the greatest number of the
 The scales belong to the identity of content in tiers: what was stored by other scales is never loaded.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import msgspec
 import torch
 
 from pagedkv.memory.contract.arguments import as_token_array
@@ -54,18 +54,22 @@ class KVScales:
             if not all(0 < scale < float("inf") for scale in scales):
                 raise ConfigurationError(f"scales of layer {layer_idx} must be above 0 and finite, got {scales}")
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> str:
         """Write the scales as JSON, for :meth:`from_json`."""
-        return msgspec.json.encode({"keys": dict(self.keys), "values": dict(self.values)})
+        return json.dumps({"keys": self.keys, "values": self.values})
 
     @classmethod
-    def from_json(cls, text: bytes | str) -> "KVScales":
+    def from_json(cls, text: str | bytes) -> "KVScales":
         """Read scales that :meth:`to_json` wrote. Raises ConfigurationError."""
         try:
-            sides = msgspec.json.decode(text, type=dict[str, dict[int, tuple[float, ...]]])
-            return cls(sides["keys"], sides["values"])
-        except (msgspec.DecodeError, KeyError) as problem:
-            raise ConfigurationError(f"this is no JSON of KVScales: {problem}") from problem
+            sides = json.loads(text)
+            keys, values = (
+                {int(layer_idx): tuple(map(float, scales)) for layer_idx, scales in sides[side].items()}
+                for side in ("keys", "values")
+            )
+        except (ValueError, TypeError, LookupError, AttributeError) as problem:
+            raise ConfigurationError(f"this is no JSON of KVScales: {problem!r}") from problem
+        return cls(keys, values)
 
 
 def measure_kv_scales(model: compat.Model, prompts: Sequence[Sequence[int]], *, margin: float = 1.0) -> KVScales:
