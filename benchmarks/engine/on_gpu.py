@@ -2,12 +2,14 @@
 
     python -m benchmarks.engine.on_gpu [--rows 64 256] [--ways overlapped compiled captured plain]
                                        [--kinds greedy drawn by-host] [--json FILE]
+    python -m benchmarks.engine.on_gpu --shape latents --ways captured unfolded
 
-Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these steps are timed.
-The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last step. Idle is the
-share of a step during which the device waits for the host, between sampling and the next step, or before sampling.
-Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty of 1.1): by the
-device alone, or by the sampler, which asks the device for what it has found.
+The second shape has the attention of DeepSeek-V2-Lite (16 heads, latents of 512 + 64 dimensions, 27 layers) between
+dense layers. Prompts of 1,024 tokens that share nothing are computed; then all decode up to 1,151 tokens, and these
+steps are timed. The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last
+step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or
+before sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty
+of 1.1): by the device alone, or by the sampler, which asks the device for what it has found.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.machine import describe
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
@@ -31,8 +33,8 @@ from pagedkv.serving.engine.sampling import BatchSampler
 PROMPT: Final = 1024
 NUM_NEW: Final = 128
 VOCABULARY: Final = 128_256
-WAYS: Final = ("overlapped", "compiled", "captured", "plain")
-"""Compiled and captured, steps that overlap; compiled and captured; captured; call by call."""
+WAYS: Final = ("overlapped", "compiled", "captured", "plain", "unfolded")
+"""Compiled and captured, steps that overlap; compiled and captured; captured; call by call; latents unfolded."""
 KINDS: Final = ("greedy", "drawn", "by-host")
 DRAWN: Final = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1)
 PARTS: Final = ("schedule", "forward", "sample", "finish")
@@ -47,7 +49,8 @@ class Served:
         tokens_per_s: of decode steps, the median step; step_ms: its time.
         parts_ms: of it, each part.
         graph_ms: the graph alone; None: there is none. idle_share: of the time of the steps measured for it.
-        built_s: seconds until the engine could serve; refusal: why steps were not replayed.
+        prompts_s: seconds of the steps that computed prompts; built_s: seconds until the engine could serve.
+        refusal: why steps were not replayed.
     """
 
     num_rows: int
@@ -57,13 +60,14 @@ class Served:
     parts_ms: dict[str, float]
     graph_ms: float | None
     idle_share: float
+    prompts_s: float
     built_s: float
     refusal: str | None
     kind: str = "greedy"
 
 
-def make_model(num_layers: int) -> compat.Model:
-    """Build the shape of Llama 3 8B, in bfloat16."""
+def make_llama(num_layers: int) -> PreTrainedModel:
+    """Build the shape of Llama 3 8B."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=4096,
@@ -76,12 +80,42 @@ def make_model(num_layers: int) -> compat.Model:
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         tie_word_embeddings=False,
     )
+    return LlamaForCausalLM(config)
+
+
+def make_latents(num_layers: int) -> PreTrainedModel:
+    """Build the attention of DeepSeek-V2-Lite between dense layers of its first layer's size."""
+    config = DeepseekV3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=2048,
+        intermediate_size=10_944,
+        num_hidden_layers=num_layers,
+        first_k_dense_replace=num_layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+    )
+    return DeepseekV3ForCausalLM(config)
+
+
+SHAPES: Final = {"llama": (make_llama, 32), "latents": (make_latents, 27)}
+
+
+def make_model(shape: str, num_layers: int | None) -> compat.Model:
+    """Build a shape with random weights on the GPU, in bfloat16."""
+    make, all_layers = SHAPES[shape]
     torch.manual_seed(1)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda"):
-            model: compat.Model = LlamaForCausalLM(config).eval()
+            model: compat.Model = make(num_layers or all_layers).eval()
             return model
     finally:
         torch.set_default_dtype(before)
@@ -96,7 +130,8 @@ def serve(model: compat.Model, num_rows: int, way: str, kind: str = "greedy") ->
         max_batched_tokens=8192,
         max_tokens=2048,
         self_test=False,
-        capture_steps=way != "plain",
+        capture_steps=way not in {"plain", "unfolded"},
+        absorb_latents=way != "unfolded",
         compile_model=way in {"overlapped", "compiled"},
         overlap=way == "overlapped",
     )
@@ -126,7 +161,17 @@ def serve(model: compat.Model, num_rows: int, way: str, kind: str = "greedy") ->
     parts = {part: median(getattr(record, f"{part}_seconds") for _, record in timed) * 1e3 for part in PARTS}
     state = llm.core.capture_state
     return Served(
-        num_rows, way, num_rows / step_s, step_s * 1e3, parts, graph_ms, gaps.idle_share(), built_s, state.refusal, kind
+        num_rows,
+        way,
+        num_rows / step_s,
+        step_s * 1e3,
+        parts,
+        graph_ms,
+        gaps.idle_share(),
+        sum(seconds for seconds, record in records if record.num_prefilled),
+        built_s,
+        state.refusal,
+        kind,
     )
 
 
@@ -196,12 +241,13 @@ def main() -> None:
     """Measure, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:4])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:1])
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--layers", type=int, help="all of the shape's unless given")
+    parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    model = make_model(given.layers)
+    model = make_model(given.shape, given.layers)
     told = []
     for served in figures(model, given.rows, given.ways, given.kinds):
         told.append(asdict(served))
@@ -210,7 +256,7 @@ def main() -> None:
         print(
             f"{served.num_rows} rows {served.way}, {served.kind}: {served.tokens_per_s:,.0f} tokens/s, a step "
             f"{served.step_ms:.2f} ms ({parts}){graph}; idle {served.idle_share:.1%}; "
-            f"built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
+            f"prompts {served.prompts_s:.2f} s, built in {served.built_s:.1f} s; {served.refusal or 'nothing refused'}",
             flush=True,
         )
     if given.json is not None:

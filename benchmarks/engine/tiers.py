@@ -76,7 +76,7 @@ def small(device: str) -> Setting:
 
 def large() -> Setting:
     """Build the shape of an 8B Llama on the GPU."""
-    model = make_large_model(32)
+    model = make_large_model("llama", None)
     cast("Any", model).config.max_position_embeddings = 32_768
     return Setting(model, [16_384] * 4, LARGE_VOCABULARY, "32GiB")
 

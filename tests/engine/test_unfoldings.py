@@ -1,5 +1,6 @@
 """Families with latents: absorbed attention answers as unfolded attention does, layer by layer, over blocks."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -8,17 +9,19 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.memory.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
+from pagedkv.memory.contract.errors import UnsupportedModelError
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.device import KVStorage, Transfers
-from pagedkv.serving.engine import compat
+from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.forward_pass import ForwardPass
 from pagedkv.serving.engine.grouping import EngineGroups, group_layers
 from pagedkv.serving.engine.probe import probe
-from pagedkv.serving.engine.unfoldings import Unfoldings, read_unfoldings
+from pagedkv.serving.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
+from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES = (
@@ -96,7 +99,7 @@ def differences(model: PreTrainedModel) -> list[float]:
         latent_dim=latent_dim,
     )
     tokens = torch.randint(3, 190, (LENGTH,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    told = []
+    found_all = []
     for start, stop in ((0, NUM_PROMPT), (NUM_PROMPT, NUM_PROMPT + 1), (NUM_PROMPT + 1, LENGTH)):
         where = torch.arange(start, stop, device=DEVICE)[None]
         forward_pass = ForwardPass(groups, backend, Transfers(storage), step_of(groups, start, stop), where)
@@ -110,21 +113,133 @@ def differences(model: PreTrainedModel) -> list[float]:
                 position_ids=where,
                 past_key_values=cache,
             )
-        told += listener.differences
-    return told
+        found_all += listener.differences
+    return found_all
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_absorbed_answers_are_the_unfolded_ones(name: str) -> None:
+def with_latents(name: str) -> PreTrainedModel:
+    """Make a model of a family that keeps latents, or skip the test."""
     try:
         model = make_model(name) if name in CONFIGS or name in MORE else make_tiny(name)
     except (NotMadeError, ValueError) as problem:  # a transformers that does not know it
         pytest.skip(str(problem))
     if not probe(model).sources[0].is_latent:
         pytest.skip("this transformers keeps unfolded keys")
-    told = differences(moved(model, DEVICE))
-    assert len(told) >= 3
-    assert max(told) < TOLERANCE
+    return moved(model, DEVICE)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_absorbed_answers_are_the_unfolded_ones(name: str) -> None:
+    found = differences(with_latents(name))
+    assert len(found) >= 3
+    assert max(found) < TOLERANCE
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_engine_that_absorbs_latents_answers_as_the_model_does(name: str, preemption: str) -> None:
+    """With shared prefixes, chunks, preemption, and NaN in every block that has no content."""
+    model = with_latents(name)
+    config = replace(CONFIG, absorb_latents=True, num_blocks=28, self_test=True)
+    if preemption == "swap":
+        config = replace(config, preemption="swap", num_host_blocks=40, min_partial_hit=1)
+    llm = LLM(model, config)
+    assert llm.core.absorbed is not None
+    assert llm.core.absorbed.latent_dim > 0
+    poison(llm)
+    requests, records = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+    assert sum(record.num_hit_tokens for record in records) > 0
+    assert llm.core.space.num_live_blocks() == 0
+
+
+def unfold_otherwise(model: PreTrainedModel, layer: int) -> None:
+    """Put a norm between a layer's latents and the matrices."""
+    attention = cast("Any", model).model.layers[layer].self_attn
+    expand = attention.expand_kv
+    attention.expand_kv = lambda first, second: expand(first / first.norm(dim=-1, keepdim=True).clamp(min=1.0), second)
+
+
+def test_a_layer_that_is_no_matrix_is_unfolded_beside_others_that_are() -> None:
+    model = with_latents("deepseek_v3")
+    unfold_otherwise(model, 1)
+    llm = LLM(model, replace(CONFIG, absorb_latents=True, self_test=True))
+    assert llm.core.absorbed is not None
+    assert sorted(llm.core.absorbed.by_layer) == [0, 2]
+    assert "no linear function" in llm.core.absorbed.reasons[1]
+    poison(llm)
+    requests, _ = serve(llm)
+    compare(requests, reference(model, PROMPTS))
+
+
+def add_noise(model: PreTrainedModel) -> None:
+    """Change all weights of a model in place."""
+    random = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_((torch.randn(parameter.shape, generator=random) * 0.05).to(DEVICE))
+
+
+def test_new_weights_are_absorbed_from_their_epoch_on() -> None:
+    model = with_latents("deepseek_v3")
+    llm = LLM(model, replace(CONFIG, absorb_latents=True))
+    assert llm.core.absorbed is not None
+    places = [each.keys.data_ptr() for each in llm.core.absorbed.by_layer.values()]
+    before, _ = serve(llm)
+    llm.set_weights_epoch("second", change=lambda: add_noise(model))
+    after, _ = serve(llm)
+    compare(after, reference(model, PROMPTS))
+    assert [each.output().token_ids for each in after] != [each.output().token_ids for each in before]
+    assert [each.keys.data_ptr() for each in llm.core.absorbed.by_layer.values()] == places
+
+
+def test_other_matrices_would_answer_otherwise() -> None:
+    """Negative control: an engine uses the matrices that it read."""
+    model = with_latents("deepseek_v3")
+    llm = LLM(model, replace(CONFIG, absorb_latents=True))
+    assert llm.core.absorbed is not None
+    with torch.inference_mode():
+        for each in llm.core.absorbed.by_layer.values():
+            each.values.neg_()
+    answers, _ = serve(llm)
+    with pytest.raises(AssertionError):
+        compare(answers, reference(model, PROMPTS))
+
+
+def test_layers_that_unfold_otherwise_are_refused_and_no_matrix_is_replaced() -> None:
+    model = with_latents("deepseek_v3")
+    absorbed = AbsorbedLatents(model, group_layers(probe(model), BLOCK_SIZE, 8))
+    before = {layer_idx: each.keys.clone() for layer_idx, each in absorbed.by_layer.items()}
+    unfold_otherwise(model, 2)
+    add_noise(model)
+    with pytest.raises(UnsupportedModelError, match="layer 2 unfolds its latents otherwise"):
+        absorbed.read_again()
+    for layer_idx, each in absorbed.by_layer.items():
+        assert torch.equal(each.keys, before[layer_idx])
+
+
+def test_latents_are_absorbed_on_a_gpu_if_nothing_else_is_configured() -> None:
+    chosen = [
+        LLM(with_latents("deepseek_v3"), EngineConfig(num_blocks=20, absorb_latents=wish)).core.absorbed
+        for wish in (None, False)
+    ]
+    assert (chosen[0] is not None) == (DEVICE == "cuda")
+    assert chosen[1] is None
+    assert LLM(make_model("llama"), EngineConfig(num_blocks=20, absorb_latents=True)).core.absorbed is None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
+def test_steps_with_absorbed_latents_are_captured() -> None:
+    config = EngineConfig(num_blocks=200, block_size=4, max_sequences=8)
+    model, params = with_latents("youtu"), SamplingParams(max_tokens=30, ignore_eos=True)
+    answers = []
+    for each in (config, replace(config, capture_steps=False)):
+        llm = LLM(model, each)
+        answers.append([answer.token_ids for answer in llm.generate([list(prompt) for prompt in PROMPTS], params)])
+        if each.capture_steps:
+            assert llm.core.capture_state.refusal is None
+            assert llm.core.capture_state.num_graphs >= 2
+    assert answers[0] == answers[1]
 
 
 def test_weights_of_another_epoch_are_read_again() -> None:

@@ -11,6 +11,7 @@ from pagedkv.serving.engine import (
     EngineCore,
     EngineRequest,
     Intent,
+    KVScales,
     PromptLookup,
     RankGroup,
     RequestOutput,
@@ -23,6 +24,7 @@ from pagedkv.serving.engine import (
     TokenLogprobs,
     TokensPrompt,
     TokenUpdate,
+    measure_kv_scales,
 )
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "EngineCore",
     "EngineRequest",
     "Intent",
+    "KVScales",
     "PromptLookup",
     "RankGroup",
     "RequestOutput",
@@ -48,4 +51,5 @@ __all__ = [
     "TokenLogprobs",
     "TokenUpdate",
     "TokensPrompt",
+    "measure_kv_scales",
 ]

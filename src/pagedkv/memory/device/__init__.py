@@ -16,13 +16,21 @@ from pagedkv.memory.device.drawing import Draws, Filters
 from pagedkv.memory.device.executor import PlanExecutor, is_device_failure
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.memory.device.shapes import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.memory.device.shapes import (
+    FP8_TYPES,
+    GroupShape,
+    KeyValueShape,
+    LatentShape,
+    StateShape,
+    StateTensor,
+)
 from pagedkv.memory.device.sizing import block_nbytes_of, free_nbytes, num_blocks_that_fit
 from pagedkv.memory.device.step_inputs import StepInputs
 from pagedkv.memory.device.storage import KernelPages, KVStorage
 from pagedkv.memory.device.transfers import CopyTicket, Transfers
 
 __all__ = [
+    "FP8_TYPES",
     "BlockTables",
     "CopyTicket",
     "Draws",

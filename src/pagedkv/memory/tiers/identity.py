@@ -37,7 +37,7 @@ class GroupLayout:
         letters: its dimensions in the field's letters, outermost first: "LNHC" with K and V as "2".
         shape: size of each dimension.
         strides: elements between neighbours of each dimension.
-        scales: factors of fp8 numbers, one for each tensor; empty for other types.
+        scales: factors of fp8 numbers, one for each tensor, or for each head of each tensor; empty for other types.
     """
 
     name: str

@@ -5,9 +5,11 @@ Part of :mod:`pagedkv.memory.warming.rehearsal`. tests/warming compares it with 
 
 from contextlib import suppress
 
-from pagedkv.memory.contract.answers import Allocation, PrefixGone, Row
+import numpy as np
+
+from pagedkv.memory.contract.answers import Allocation
 from pagedkv.memory.contract.errors import TokenError, TruncationError
-from pagedkv.memory.contract.spec import keeps_state
+from pagedkv.memory.contract.spec import Row, keeps_state
 from pagedkv.memory.space import BlockSpace
 
 __all__ = [
@@ -35,10 +37,11 @@ def step(space: BlockSpace) -> None:
 
 def branch(space: BlockSpace, tenant: str | None) -> None:
     """Branch off inside a block: of tokens that the open step computes, and of computed tokens."""
-    row, children = _allocated(space, PROMPT, tenant), []
+    row = _allocated(space, PROMPT, tenant)
+    children: list[int] = []
     for _ in range(2):
-        child = space.fork(row, 1, at=len(PROMPT) - 2)
-        children += [] if isinstance(child, PrefixGone) else child.tolist()
+        branch_rows = space.fork(row, 1, at=len(PROMPT) - 2)
+        children += branch_rows.tolist() if isinstance(branch_rows, np.ndarray) else []  # else its windows are gone
         step(space)
     space.append(children, [50] * len(children))
     step(space)

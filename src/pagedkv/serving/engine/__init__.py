@@ -10,6 +10,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     loading       a model and its tokenizer, from a folder or by name
     self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
     config        EngineConfig: memory, limits, policies
+    kv_scales     KVScales: by what keys and values of eight bits are divided, measured over prompts
     chat          Chat: a conversation as a prompt
     intent        Intent: what is said about a request beside its answer; intent_rules: what it needs of the engine
     request_rules RequestRules: what a request may ask, and what its parameters leave open
@@ -57,6 +58,7 @@ from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.core import EngineCore
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.intent import Intent
+from pagedkv.serving.engine.kv_scales import KVScales, measure_kv_scales
 from pagedkv.serving.engine.llm import LLM
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.prompt_lookup import PromptLookup
@@ -79,6 +81,7 @@ __all__ = [
     "EngineCore",
     "EngineRequest",
     "Intent",
+    "KVScales",
     "PromptLookup",
     "RankGroup",
     "RequestOutput",
@@ -91,4 +94,5 @@ __all__ = [
     "TokenLogprobs",
     "TokenUpdate",
     "TokensPrompt",
+    "measure_kv_scales",
 ]

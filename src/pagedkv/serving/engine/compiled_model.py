@@ -146,6 +146,8 @@ def what_prevents_compiling(groups: EngineGroups) -> str | None:
     """Return why a model's forward pass cannot be compiled; None: no obstacle is known."""
     if len(groups.attention) != len(groups.writers):
         return "some layers read the keys of other layers, and an operator knows a layer by the keys that it writes"
+    if groups.latents:
+        return "it keeps latents, and the operator of compiled code attends to keys and values"
     return groups.varying_shapes
 
 

@@ -19,6 +19,7 @@ from pagedkv.memory.device import KeyValueShape, num_blocks_that_fit
 from pagedkv.memory.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.memory.tiers import Tier
 from pagedkv.serving.engine.grouping import EngineGroups
+from pagedkv.serving.engine.kv_scales import KVScales
 from pagedkv.serving.engine.prompt_lookup import MOST_TOKENS, PromptLookup
 from pagedkv.serving.engine.sampling.parameters import LARGEST_SEED
 
@@ -41,8 +42,10 @@ class EngineConfig:
         checkpoint_interval: tokens between the states that are kept of recurrent layers.
         kv_nbytes: bytes for blocks on the device, split among the pools; taken where ``num_blocks`` is None.
         kv_dtype: how keys and values are stored: "auto", in the model's own type, or "fp8", in eight bits (e4m3fn, on a
-            GPU), which halves what bfloat16 takes and rounds to three bits behind the leading one. Every scale is 1, so
-            what exceeds 448 becomes 448. Latents and states stay as they are.
+            GPU), which halves what bfloat16 takes and rounds to three bits behind the leading one. Latents and states
+            stay as they are.
+        kv_scales: with "fp8", the scales of each layer's heads (:func:`measure_kv_scales`). None: every scale is 1, so
+            magnitudes above 448 become 448.
         mean_tokens: tokens of a request, in the mean, by which bytes are split among pools.
         num_blocks: blocks of each pool, by its name, or one number for every pool; null blocks included.
         num_host_blocks: the same for swapping; 0: none.
@@ -69,6 +72,9 @@ class EngineConfig:
         compile_model: run the model as torch.compile makes it, for models of attention alone: minutes when an engine is
             built, and fewer and larger kernels from then on. Where its graphs are other than its calls by rounding,
             steps are not captured (:attr:`EngineCore.capture_state`).
+        absorb_latents: attend to latents (MLA) where they are, by matrices that are read out of the model when the
+            engine is built, and do not let the model unfold them at every step. Answers change by rounding. None: on a
+            GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
         overlap: plan and launch each step before the tokens of the one before it are on the host, so that a GPU does
             not wait. Answers are the same. A step's tokens are noted by the next call of ``step``, and tokens computed
             behind an end that was not known count as abandoned in receipts.
@@ -96,6 +102,7 @@ class EngineConfig:
     checkpoint_interval: int = 1024
     kv_nbytes: int = 512 * MIB
     kv_dtype: KVType = "auto"
+    kv_scales: KVScales | None = None
     mean_tokens: int = 1024
     num_blocks: int | Mapping[str, int] | None = None
     num_host_blocks: int | Mapping[str, int] = 0
@@ -114,6 +121,7 @@ class EngineConfig:
     warm_up: bool = True
     capture_steps: bool = True
     compile_model: bool = False
+    absorb_latents: bool | None = None
     overlap: bool = False
     speculation: PromptLookup | None = None
     predicted_tokens: int = 0
@@ -139,6 +147,7 @@ class EngineConfig:
             as_flag(getattr(self, name), name)
         for name in ("leases", "events"):
             as_flag(getattr(self, name), name)
+        as_flag(self.absorb_latents is None or self.absorb_latents, "absorb_latents")
         as_fraction(self.watermark, "watermark")
         as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
         require_preemption(self.preemption)
@@ -150,6 +159,7 @@ class EngineConfig:
         require_tenants(self.tenants)
         as_count(self.max_epoch_lag, "max_epoch_lag")
         as_choice(self.kv_dtype, ("auto", "fp8"), "kv_dtype")
+        _check_scales(self.kv_scales, self.kv_dtype)
         as_choice(self.beyond_context, ("refuse", "clip"), "beyond_context")
         require_instance(self.tiers, tuple, "tiers")
         for tier in self.tiers:
@@ -204,8 +214,9 @@ class EngineConfig:
             return groups
         if device.type != "cuda":
             raise ConfigurationError(f"kv_dtype 'fp8' needs the kernels of a GPU, and the model is on {device}")
+        scaling: Literal["tensor", "head"] = "tensor" if self.kv_scales is None else "head"
         shapes = [
-            replace(shape, dtype=torch.float8_e4m3fn) if isinstance(shape, KeyValueShape) else shape
+            replace(shape, dtype=torch.float8_e4m3fn, scaling=scaling) if isinstance(shape, KeyValueShape) else shape
             for shape in groups.shapes
         ]
         return replace(groups, shapes=tuple(shapes))
@@ -255,6 +266,14 @@ class EngineConfig:
     @staticmethod
     def _by_pool(groups: EngineGroups, given: int | Mapping[str, int]) -> Mapping[str, int]:
         return given if isinstance(given, Mapping) else {spec.pool: given for spec in groups.specs}
+
+
+def _check_scales(scales: object, kv_dtype: KVType) -> None:
+    if scales is None:
+        return
+    require_instance(scales, KVScales, "kv_scales")
+    if kv_dtype != "fp8":
+        raise ConfigurationError(f"kv_scales are for keys of eight bits, and kv_dtype is {kv_dtype!r}: set it to 'fp8'")
 
 
 def _check_blocks(given: object, what: str) -> None:

@@ -60,6 +60,7 @@ from pagedkv.serving.engine.flights import Finished, Flight
 from pagedkv.serving.engine.forking import fork_params, fork_prefix
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
+from pagedkv.serving.engine.kv_scales import set_scales
 from pagedkv.serving.engine.memory_use import refusing, require_room
 from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.engine.prompt_scores import PromptScoring, scorings_of
@@ -74,6 +75,7 @@ from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.unfoldings import absorbed_latents
 
 __all__ = ["EngineCore"]
 
@@ -104,6 +106,7 @@ class EngineCore:
         memory: what the engine takes of the device's memory, and what was free when it was built.
         driver: which thread drives it; others are refused (EngineError).
         model_end_ids: tokens that end a sequence unless it ignores them.
+        absorbed: the layers whose latents are attended to without unfolding them; None where the model unfolds all.
         on_entered: called with each request that has come, before it waits or runs; by the thread that drives.
 
     Raises:
@@ -134,11 +137,16 @@ class EngineCore:
         self.driver = Driver()
         self._model, self._draft_model = model, None if draft is None else draft.model
         self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
+        self.absorbed = absorbed_latents(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
+        if self.absorbed is not None:
+            groups = replace(groups, absorbed=frozenset(self.absorbed.by_layer))
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
         self.space = BlockSpace(space_config)
         storage = KVStorage(space_config, groups.shapes, model.device)
+        if config.kv_scales is not None:
+            set_scales(storage, groups, config.kv_scales)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
         self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
         self._tiers = NoTiers()
@@ -160,11 +168,12 @@ class EngineCore:
             model,
             groups,
             self.executor,
-            self._backend(model, groups),
+            self._backend(model, groups, 0 if self.absorbed is None else self.absorbed.latent_dim),
             replays_steps=replays_steps,
             continues=continues,
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
+            absorbed=self.absorbed,
         )
         self.memory = self._runner.prepare(config.max_sequences)
         self._drafter = None if draft is None else self._new_drafter(draft)
@@ -181,7 +190,7 @@ class EngineCore:
         self._flight: Flight | None = None
         self._last_done = 0  # the last step that the device has run
 
-    def _backend(self, model: compat.Model, groups: EngineGroups) -> AttentionBackend:
+    def _backend(self, model: compat.Model, groups: EngineGroups, latent_dim: int = 0) -> AttentionBackend:
         config = self.config
         return backend_for(
             self.executor.storage,
@@ -191,6 +200,7 @@ class EngineCore:
             max_length=self.space.config.max_tokens,
             query_dtype=model.dtype,
             num_draft=config.most_drafts,
+            latent_dim=latent_dim,
         )
 
     def _new_drafter(self, draft: DraftModel) -> Drafter:
@@ -506,6 +516,8 @@ class EngineCore:
                     with self._borrowed.alone():
                         change()
             finally:
+                if self.absorbed is not None:
+                    self.absorbed.read_again()
                 self._tiers.renew()
 
     @property

@@ -4,18 +4,20 @@ A pass is of some tokens of a step: all of them in one flat row ``[1, tokens]``;
 equal length, one sequence, or all that decode, ``[sequences, 1]``. Either way the tokens lie behind one another in the
 order of the step's metadata.
 
-Keys are written when the cache is updated and read when attention is called, both by number. Latents are written too;
-what the cache answers then is the latents of every position that the pass sees, behind one another, from which the
-model unfolds keys and values: attention is called with these::
+Keys are written when the cache is updated and read when attention is called, both by number. Latents are written too.
+A layer whose unfolding is known attends to the latents in their blocks; what the model unfolds from its own tokens is
+not read. For any other layer the cache answers with the latents of every position that the pass sees, behind one
+another; the model unfolds keys and values from them and calls attention with these::
 
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
 """
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
 
-from pagedkv.memory.attention import AttentionBackend, StepMetadata, gather, spans
+from pagedkv.memory.attention import AttentionBackend, StepMetadata, Unfolding, gather, spans
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.device import Transfers
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -32,6 +34,7 @@ class ForwardPass:
         backend: attention over blocks; transfers: what writes latents.
         step: the metadata of this pass's tokens.
         positions: int64 ``[rows, tokens of a row]``.
+        unfoldings: of layers whose latents are not unfolded, by number of the call; None: of none.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class ForwardPass:
         transfers: Transfers,
         step: StepMetadata,
         positions: torch.Tensor,
+        unfoldings: Mapping[int, Unfolding] | None = None,
     ) -> None:
         self._groups = groups
+        self._unfoldings = {} if unfoldings is None else unfoldings
         self._backend = backend
         self._transfers = transfers
         self._step = step
@@ -78,7 +83,10 @@ class ForwardPass:
         if number >= len(self._groups.attention):
             raise EngineError(f"the model calls attention {number + 1} times in a pass, {number} when it was probed")
         self._num_calls += 1
-        if self._groups.attention[number].is_latent:
+        unfolding = self._unfoldings.get(number)
+        if unfolding is not None:
+            out = unfolding.attend(self._backend, number, _flat(query), self._step)
+        elif self._groups.attention[number].is_latent:
             out = self._backend.attend_unfolded(number, _flat(query), _flat(key), _flat(value), self._step)
         else:
             out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
@@ -113,14 +121,15 @@ class ForwardPass:
     def _update_latents(
         self, layer_idx: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        place, widths = self._groups.sources[layer_idx], self._groups.latents[layer_idx]
+        place, number = self._groups.sources[layer_idx], self._groups.writers[layer_idx]
         latent = torch.cat([_flat(key)[:, 0], _flat(value)[:, 0]], dim=1)
         group = self._step.groups[place.group]
         self._transfers.write_latents(place.group, place.index, latent, group.slot_mapping)
+        if number in self._unfoldings:
+            return key, value
         blocks = self._transfers.storage.latents(place.group, place.index)
-        layer = self._groups.attention[self._groups.writers[layer_idx]]
-        seen = torch.cat([gather(blocks, group, span) for span in spans(layer, group)])
-        first, second = torch.split(seen[None, None], list(widths), dim=-1)
+        seen = torch.cat([gather(blocks, group, span) for span in spans(self._groups.attention[number], group)])
+        first, second = torch.split(seen[None, None], list(self._groups.latents[layer_idx]), dim=-1)
         return first, second
 
 

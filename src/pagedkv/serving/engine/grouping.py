@@ -33,6 +33,7 @@ class EngineGroups:
         writers: number of the first call that reads each source, by the same.
         states: place of each recurrent layer's state, by the same.
         latents: widths of the two latent vectors, by the same; none for layers without.
+        absorbed: layers with latents that are attended to without unfolding them, by the same.
     """
 
     specs: tuple[GroupSpec, ...]
@@ -42,13 +43,19 @@ class EngineGroups:
     writers: dict[int, int]
     states: dict[int, Place]
     latents: dict[int, tuple[int, int]]
+    absorbed: frozenset[int] = frozenset()
+
+    @property
+    def unfolds(self) -> bool:
+        """Whether the model unfolds latents of earlier positions in a pass."""
+        return not self.latents.keys() <= self.absorbed
 
     @property
     def varying_shapes(self) -> str | None:
         """Why passes over equally many tokens have tensors of other shapes; None where they have not."""
         if self.states:
             return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
-        if self.latents:
+        if self.unfolds:
             return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
         return None
 

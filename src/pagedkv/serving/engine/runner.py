@@ -37,6 +37,7 @@ from pagedkv.serving.engine.last_tokens import LastTokens
 from pagedkv.serving.engine.memory_use import MemoryUse, measured, weights_nbytes
 from pagedkv.serving.engine.paged_cache import PagedCache
 from pagedkv.serving.engine.prompt_scores import PromptScoring
+from pagedkv.serving.engine.unfoldings import AbsorbedLatents
 
 __all__ = ["ModelRunner"]
 
@@ -86,6 +87,7 @@ class ModelRunner:
             token (Mamba).
         captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
         compiled: the model compiled, likewise; None: it is run as it is.
+        absorbed: how latents are attended to without unfolding them; None: the model unfolds them.
 
     Attributes:
         borrowed: the model, as it is shared with other engines.
@@ -103,7 +105,9 @@ class ModelRunner:
         continues: bool = True,
         captured: CapturedPasses | None = None,
         compiled: CompiledModel | None = None,
+        absorbed: AbsorbedLatents | None = None,
     ) -> None:
+        self._unfoldings = {} if absorbed is None else absorbed.by_call(groups)
         self._continues = continues
         self._captured = captured
         self._compiled = compiled
@@ -116,7 +120,7 @@ class ModelRunner:
         self.borrowed = BorrowedModel(model)
         self._device = executor.storage.device
         self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device)
-        self._decodes_together = not groups.latents
+        self._decodes_together = not groups.unfolds
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
 
@@ -250,7 +254,7 @@ class ModelRunner:
         rows, width = piece.shape
         ids = token_ids[torch.from_numpy(piece.tokens).to(self._device)].view(rows, width)
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
-        forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, where)
+        forward_pass = self._forward_pass(step, where)
         states = self._read_states(piece, blocks)
         self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
         watched = watched_head(self._model) if scorings else nullcontext()
@@ -267,11 +271,15 @@ class ModelRunner:
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
         """Run a model of attention alone over tokens in one row, all of them on the device."""
-        forward_pass = ForwardPass(self._groups, self._backend, self._executor.transfers, step, positions)
+        forward_pass = self._forward_pass(step, positions)
         if self._compiled is not None:
             return _answer(forward_pass, self._compiled.logits, token_ids, positions, wanted)
         self._cache.begin(forward_pass, {}, [], is_prompt=False)
         return _answer(forward_pass, self._call_model, token_ids, positions, wanted)
+
+    def _forward_pass(self, step: StepMetadata, positions: torch.Tensor) -> ForwardPass:
+        transfers = self._executor.transfers
+        return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return compat.forward(

@@ -1,20 +1,24 @@
-"""Reads how a model unfolds its latents, by one pass of two tokens; once for each version of its weights.
+"""How a model unfolds its latents: read by one pass of two tokens, and again for each version of its weights.
 
-What is read are copies: after weights have changed they are read again.
+The matrices are copies of weights. An engine keeps them at their addresses: graphs that were captured with them stay
+valid when :meth:`AbsorbedLatents.read_again` has replaced their contents.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, cast, final
 
 import torch
 
 from pagedkv.memory.attention import Unfolding, UnfoldingReader
+from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
+from pagedkv.serving.engine.grouping import EngineGroups
 
-__all__ = ["Unfoldings", "read_unfoldings"]
+__all__ = ["AbsorbedLatents", "Unfoldings", "absorbed_latents", "read_unfoldings"]
 
 NUM_TOKENS: Final = 2
 
@@ -63,3 +67,87 @@ def read_unfoldings(model: compat.Model, latents: Mapping[int, tuple[int, int]])
         failure = f"the pass failed: {type(problem).__name__}: {problem}".splitlines()[0]
     left_out = {layer_idx: failure for layer_idx in latents if layer_idx not in reader.unfoldings}
     return Unfoldings(reader.unfoldings, left_out | reader.reasons)
+
+
+@final
+class AbsorbedLatents:
+    """The layers whose latents an engine attends to without unfolding them.
+
+    Args:
+        model: a decoder that was probed.
+        groups: where its layers lie.
+
+    Attributes:
+        by_layer: how these layers unfold, by transformers' number of the layer. Empty: the model unfolds all latents.
+        latent_dim: leading dimensions of a latent that are values; 0 if there is no such layer.
+        reasons: why the model unfolds the latents of other layers, by the same.
+
+    Cost: as :func:`read_unfoldings`, and memory for the matrices: as much as the weights that unfold latents.
+    """
+
+    def __init__(self, model: compat.Model, groups: EngineGroups) -> None:
+        self._model = model
+        self._latents = groups.latents
+        found = read_unfoldings(model, groups.latents)
+        sizes = Counter(each.num_value_dims for each in found.by_layer.values())
+        self.latent_dim = sizes.most_common(1)[0][0] if sizes else 0
+        self.by_layer = {
+            layer_idx: each for layer_idx, each in found.by_layer.items() if each.num_value_dims == self.latent_dim
+        }
+        others = {
+            layer_idx: f"its values depend on {each.num_value_dims} dimensions, others on {self.latent_dim}"
+            for layer_idx, each in found.by_layer.items()
+            if layer_idx not in self.by_layer
+        }
+        self.reasons = {**found.reasons, **others}
+
+    def by_call(self, groups: EngineGroups) -> dict[int, Unfolding]:
+        """Return how layers unfold, by the number of the attention call that reads their latents."""
+        return {groups.writers[layer_idx]: unfolding for layer_idx, unfolding in self.by_layer.items()}
+
+    def read_again(self) -> None:
+        """Replace the matrices by those of the model's present weights, at the same addresses.
+
+        Raises:
+            UnsupportedModelError: a layer does not unfold by matrices of these shapes any more; nothing was replaced.
+        """
+        found = read_unfoldings(self._model, {layer_idx: self._latents[layer_idx] for layer_idx in self.by_layer})
+        for layer_idx, old in self.by_layer.items():
+            new = found.by_layer.get(layer_idx)
+            if new is None or (new.keys.shape, new.values.shape) != (old.keys.shape, old.values.shape):
+                why = found.reasons.get(layer_idx, "its matrices have other shapes")
+                raise UnsupportedModelError(
+                    f"layer {layer_idx} unfolds its latents otherwise than when the engine was built: {why}. Build a "
+                    "new engine for these weights, or one with absorb_latents=False"
+                )
+        with torch.inference_mode():
+            for layer_idx, old in self.by_layer.items():
+                old.keys.copy_(found.by_layer[layer_idx].keys)
+                old.values.copy_(found.by_layer[layer_idx].values)
+
+
+def absorbed_latents(
+    model: compat.Model, groups: EngineGroups, *, wanted: bool | None, is_sharded: bool
+) -> AbsorbedLatents | None:
+    """Read the matrices of a model with latents for an engine; None: the model unfolds its latents.
+
+    Args:
+        model: a decoder that was probed; groups: where its layers lie.
+        wanted: as ``EngineConfig.absorb_latents``.
+        is_sharded: whether the model's layers are split among ranks, which run no pass for this.
+
+    Raises:
+        ConfigurationError: latents of a sharded model were to be absorbed.
+    """
+    if not groups.latents or wanted is False:
+        return None
+    if is_sharded:
+        if wanted:
+            raise ConfigurationError(
+                "absorb_latents needs a whole model, and this one is split among ranks: leave it out"
+            )
+        return None
+    if wanted is None and model.device.type != "cuda":
+        return None
+    absorbed = AbsorbedLatents(model, groups)
+    return absorbed if absorbed.by_layer else None

@@ -123,7 +123,7 @@ class EngineTiers:
     def _identity(self) -> Identity:
         config = self._space.config
         blocks_per_run = self._layout.blocks_per_run
-        return identity_of(self._model, config.groups, self._storage.shapes, blocks_per_run, self._draft)
+        return identity_of(self._model, config.groups, self._storage, blocks_per_run, self._draft)
 
     def _record(self, request: Request) -> RequestLoads:
         if request not in self._records:

@@ -7,6 +7,7 @@ that could change a byte. Its fingerprint names the subtree of a store, so a tie
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import chain
 from typing import Any, Final, assert_never
@@ -15,7 +16,7 @@ import torch
 
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.contract.spec import GroupSpec
-from pagedkv.memory.device import GroupShape, KeyValueShape, LatentShape, StateShape
+from pagedkv.memory.device import FP8_TYPES, GroupShape, KeyValueShape, KVStorage, LatentShape, StateShape
 from pagedkv.memory.tiers import GroupLayout, Identity, ModelIdentity
 from pagedkv.serving.engine import compat
 
@@ -32,7 +33,7 @@ ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters
 def identity_of(
     model: compat.Model,
     specs: Sequence[GroupSpec],
-    shapes: Sequence[GroupShape],
+    storage: KVStorage,
     blocks_per_run: int,
     draft: compat.Model | None = None,
 ) -> Identity:
@@ -40,7 +41,7 @@ def identity_of(
 
     Args:
         model: the model, with its weights.
-        specs, shapes: the groups, and what their blocks hold.
+        specs: the groups; storage: what their blocks hold, and by which scales.
         blocks_per_run: blocks of a run, since keys of other runs have other content.
         draft: the model whose layers the last groups are of; None: there is none.
 
@@ -49,7 +50,10 @@ def identity_of(
 
     Cost: the weights are read once, at 20 GB/s from host memory.
     """
-    layouts = tuple(_layout(spec, shape) for spec, shape in zip(specs, shapes, strict=True))
+    layouts = tuple(
+        replace(_layout(spec, shape), scales=_scales(storage, group))
+        for group, (spec, shape) in enumerate(zip(specs, storage.shapes, strict=True))
+    )
     drafting = () if draft is None else (("draft", _text_of(draft)),)
     versions = (
         ("engine", FORMAT),
@@ -62,6 +66,18 @@ def identity_of(
         *drafting,
     )
     return Identity(layouts, ModelIdentity(type(model).__name__, weights_digest(model), versions=versions))
+
+
+def _scales(storage: KVStorage, group: int) -> tuple[float, ...]:
+    """List the scales of a group of eight bits: by layer, keys before values, by head. Other types have none."""
+    shape = storage.shapes[group]
+    match shape:
+        case StateShape():
+            return ()
+        case KeyValueShape() | LatentShape():
+            return tuple(storage.scales(group).flatten().tolist()) if shape.dtype in FP8_TYPES else ()
+        case _:
+            assert_never(shape)
 
 
 def _text_of(draft: compat.Model) -> str:

@@ -54,7 +54,7 @@ def write_prefix(
     hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
     if hit is None:
         return 0
-    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run, draft)
+    identity = identity_of(model, space.config.groups, storage, layout.blocks_per_run, draft)
     chain = layout.new_chain(keys)
     chain.extend(token_ids[: hit.num_tokens])
     entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
@@ -100,7 +100,7 @@ def read_prefix(
     chain = layout.new_chain(keys)
     chain.extend(tokens)
     expected = [*chain.runs, chain.end(chain.num_blocks)]
-    identity = identity_of(model, space.config.groups, storage.shapes, layout.blocks_per_run, draft)
+    identity = identity_of(model, space.config.groups, storage, layout.blocks_per_run, draft)
     _require_equal(path, frames, expected, identity)
     num_tokens = chain.num_blocks * layout.block_size
     load = space.load(tokens, num_tokens, keys=keys)
