@@ -92,8 +92,8 @@ def plain_varlen(  # noqa: PLR0913, PLR0917 - torch's arguments
     [
         ({"batch_invariant": True}, "depend on the other rows"),
         ({"device": "cpu"}, "are not on a GPU"),
-        ({"shape": LatentShape(2, 64)}, "no keys and values"),
-        ({"layer": replace(LAYER, is_latent=True)}, "no keys and values"),
+        ({"shape": LatentShape(2, 64)}, "does not store keys and values"),
+        ({"layer": replace(LAYER, is_latent=True)}, "does not store keys and values"),
         ({"query_dtype": torch.float32}, "both must be float16"),
         ({"shape": replace(SHAPE, dtype=torch.float8_e4m3fn)}, "keys torch.float8_e4m3fn"),
         ({"layer": replace(LAYER, chunk=4)}, "has chunks"),

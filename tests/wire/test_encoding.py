@@ -162,12 +162,12 @@ def require_same_parents(space: BlockSpace, listed: tuple[StoredBlocks, ...]) ->
     for each in listed:
         mine = space.stored_blocks(each.pool)
         for blocks in (mine, each):
-            assert len(blocks.knows_parent) == len(blocks.parent_digests) == len(blocks.block_ids) == len(blocks)
+            assert len(blocks.is_parent_known) == len(blocks.parent_digests) == len(blocks.block_ids) == len(blocks)
         told, expected = (
             {
                 (group, bytes(digest)): (bytes(parent), bool(is_known))
                 for group, digest, parent, is_known in zip(
-                    blocks.groups.tolist(), blocks.digests, blocks.parent_digests, blocks.knows_parent, strict=True
+                    blocks.groups.tolist(), blocks.digests, blocks.parent_digests, blocks.is_parent_known, strict=True
                 )
             }
             for blocks in (each, mine)

@@ -80,7 +80,7 @@ class StoredBlocks:
     block_ids: npt.NDArray[np.int32]
     digests: npt.NDArray[np.uint8]
     parent_digests: npt.NDArray[np.uint8]
-    knows_parent: npt.NDArray[np.bool_]
+    is_parent_known: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Count the blocks."""

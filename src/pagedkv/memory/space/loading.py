@@ -162,7 +162,7 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
     if not isinstance(answer, Load):
         raise BlockError(f"finish_load takes what load returned, got {answer!r}")
     if answer not in state.loads:
-        raise BlockError(f"{answer!r} is not under way here: it was finished before, or another space gave it out")
+        raise BlockError(f"{answer!r} is not under way in this space: it was finished before, or is another space's")
     loaded = answer.num_tokens if num_tokens is None else num_tokens
     if loaded > answer.num_tokens:
         raise TokenError(f"{loaded} tokens were loaded, but {answer!r} was to bring {answer.num_tokens}")

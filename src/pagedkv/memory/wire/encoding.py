@@ -88,7 +88,7 @@ class _Blocks:
     groups: npt.NDArray[np.int32]
     digests: npt.NDArray[np.uint8]
     parent_digests: npt.NDArray[np.uint8]
-    knows_parent: BoolArray
+    is_parent_known: BoolArray
     contents: BlockContents
 
 
@@ -158,7 +158,9 @@ class BatchEncoder:
     ) -> Iterator[BlockStored]:
         for pool in pools:
             blocks, order = pool.blocks, in_parent_order(pool.blocks)
-            stored = _Blocks(blocks.groups, blocks.digests, blocks.parent_digests, blocks.knows_parent, pool.contents)
+            stored = _Blocks(
+                blocks.groups, blocks.digests, blocks.parent_digests, blocks.is_parent_known, pool.contents
+            )
             yield from self._stored(stored, order, adapters, most)
 
     def _changed(self, pool: ChangedPool) -> Iterator[_Event]:
@@ -212,7 +214,7 @@ class BatchEncoder:
             adapters.update(((group, digest), adapter) for digest in hashes)
         return BlockStored(
             hashes,
-            (None if blocks.knows_parent[first] else UNKNOWN_PARENT) if parent == UNKNOWN_PARENT else parent,
+            (None if blocks.is_parent_known[first] else UNKNOWN_PARENT) if parent == UNKNOWN_PARENT else parent,
             blocks.contents.token_ids[chain, :size].ravel().tolist(),
             size,
             None,
