@@ -309,8 +309,8 @@ def test_steps_that_are_done_are_not_aborted(setting: Setting) -> None:
         (lambda key, slots: (key, slots.int()), "slot_mapping must be of torch.int64, got torch.int32"),
         (lambda key, slots: (key, slots[:2]), "3 tokens need as many slots, got 2"),
         (lambda key, slots: (key.to("meta"), slots), "key must be on .*, got one on meta"),
-        (lambda key, slots: (key, slots + 100), "names slot 107, but there are 80 slots"),
-        (lambda key, slots: (key, slots - 100), "names slot -100"),
+        (lambda key, slots: (key, slots + 100), "has slot 107, but there are 80 slots"),
+        (lambda key, slots: (key, slots - 100), "has slot -100"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(
@@ -363,7 +363,7 @@ def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
         (lambda: storage.latents(0, 0), "group 0 has no latents"),
         (lambda: storage.states(0, 0), "group 0 has no states"),
         (lambda: storage.scales(0), "group 0 has no scales"),
-        (lambda: storage.pages(0, 0, 3), "blocks of 4 tokens are not made of pages of 3"),
+        (lambda: storage.pages(0, 0, 3), "blocks of 4 tokens cannot be divided into pages of 3"),
         (lambda: setting.tables.state_blocks(0, 1), "group 0 has no states"),
         (lambda: setting.tables.state_writes(0, 1), "group 0 has no states"),
     ):
@@ -377,7 +377,7 @@ def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
         ([20], [1], "from 0 to 19, got 20 to 20"),
         ([-1], [1], "from 0 to 19, got -1 to -1"),
         ([1, 2], [3, 3], "two blocks have the same destination"),
-        ([1, 2], [2, 3], "copied from and to in one call"),
+        ([1, 2], [2, 3], "source and destination in one call"),
         ([1, 2], [3], "2 sources and 1 destinations"),
         ([1.5], [2], "flat array of integers"),
     ],
@@ -564,7 +564,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
         (lambda: StateShape(1, ()), "tensors with different names"),
         (
             lambda: StateShape(1, (StateTensor("a", (3,), torch.float16), StateTensor("b", (1,)))),
-            "cannot follow another",
+            "must be a multiple of its widest type",
         ),
     ],
 )
@@ -583,7 +583,7 @@ def test_shapes_that_do_not_fit_the_groups_are_refused() -> None:
         (
             replace(CONFIG, groups=(FullAttention(4), FullAttention(4))),
             [SHAPE, replace(SHAPE, layout="LBKNHC")],
-            "lays out the blocks of pool 'device' otherwise",
+            "has another layout of blocks",
         ),
     ):
         with pytest.raises(ConfigurationError, match=told):

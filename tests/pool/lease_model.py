@@ -34,7 +34,7 @@ def end_largest(resting: Sequence[Block], is_evictable: Sequence[Block]) -> list
 
     Args:
         resting: leased blocks that nobody uses, in the order of their release.
-        may_go: those of them whose leases may be given up, one at least, in the same order.
+        is_evictable: those of them whose leases may be given up, one at least, in the same order.
     """
     while True:
         largest = _largest(is_evictable)

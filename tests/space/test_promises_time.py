@@ -347,7 +347,7 @@ def test_promise_12_the_source_of_a_copy_waits_for_the_copy() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("release_or_shed", ["free", "truncate"])
+@pytest.mark.parametrize("give_up", ["free", "truncate"])
 def test_promise_12_a_block_that_a_plan_hands_out_waits_for_that_plan(give_up: str) -> None:
     """It may be cleared when the plan is carried out, whether or not its row computes anything there."""
     space = new_space(num_blocks=4)

@@ -72,7 +72,7 @@ class StoredBlocks:
         digests: uint8 ``[n, 32]``.
         parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and if the
             parent is not known any more.
-        knows_parent: bool ``[n]``, false if the parent is not known any more.
+        is_parent_known: bool ``[n]``, false if the parent is not known any more.
     """
 
     pool: str

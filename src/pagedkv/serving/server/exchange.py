@@ -32,7 +32,7 @@ class Exchange:
 
     Args:
         service: the engine and what all protocols share.
-        ask: the request for the engine.
+        request: the request for the engine.
         receive: ``receive`` of the connection, after the body was read.
     """
 

@@ -93,7 +93,7 @@ class Generation:
     """Answers under way.
 
     Args:
-        ask: the request.
+        request: the request.
         streams: streams of the engine, one for each prompt.
         writers: a writer for each answer, those of the first prompt first.
         outputs: the engine's outputs, one for each prompt, once :meth:`events` or :meth:`finished` has ended.

@@ -37,7 +37,7 @@ class RequestLog:
     Args:
         path: a file that does not exist yet.
         block_size: tokens of a block.
-        tells_tokens: whether the tokens of prompts and answers are written, in place of block ids.
+        writes_tokens: whether the tokens of prompts and answers are written, in place of block ids.
         num_so_far: returns the tokens of a request's longest answer while the request is under way.
         most_held: most rows of ended requests that an earlier request may delay.
         clock: returns monotonic seconds.

@@ -44,7 +44,7 @@ class Served:
     """A request that has ended, for metrics and logs.
 
     Args:
-        ask: the request.
+        request: the request.
         arrived_s: time of arrival, in seconds of the Unix epoch.
         total_s: seconds from arrival to end.
         outputs: outputs of its prompts; empty where the engine did not accept the request.

@@ -108,7 +108,7 @@ class MessageAnswer:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
         memory: fingerprints of earlier messages.
         fingerprint: that of this message.
     """

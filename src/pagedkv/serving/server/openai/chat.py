@@ -102,7 +102,7 @@ class ChatCompletion:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
     """
 
     service: Service

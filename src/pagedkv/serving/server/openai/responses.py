@@ -69,7 +69,7 @@ class ResponseAnswer:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
         messages: the conversation, without instructions.
         stored: keeps the conversation.
     """
