@@ -35,7 +35,7 @@ def pin(memory: torch.Tensor) -> None:
     """
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status) != 0:
-        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA says {int(status)}")
+        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA error {int(status)}")
 
 
 def unpin(memory: torch.Tensor) -> None:

@@ -68,8 +68,8 @@ class PlanChecks:
         """
         if len(words) < len(self._sizes.layout.template) or words.take(self._fixed).tobytes() != self._fixed_words:
             self._refuse_layout(words)
-        told = words.take(self._places).tolist()
-        *writes, compute = zip(told[::2], told[1::2], strict=True)
+        part_words = words.take(self._places).tolist()
+        *writes, compute = zip(part_words[::2], part_words[1::2], strict=True)
         if compute[1] == 0 or not self._fits(words, writes, compute):
             for group in range(self._sizes.num_tables):
                 runs, entries = writes[2 * group : 2 * group + 2]

@@ -7,7 +7,7 @@ The cost of a replica is measured in prompt tokens::
 
 Queued tokens delay this request. Tokens that are not cached delay it too, and also take time from other requests, so
 they weigh more. With ``lack_weight`` 1, the second request of a burst would compute its prefix on an idle replica,
-since it would be ready there as soon as behind the first request. (Dynamo's router adds the same terms, in blocks; its
+since it would be ready there as soon as after the first request. (Dynamo's router adds the same terms, in blocks; its
 documentation, release 1.2.)
 
 A replica that has recently computed more than its share, by more than ``most_over_share``, is not chosen, whatever it

@@ -5,7 +5,7 @@ finished, in whole or in part, or fail, in any order and independent of the step
 
     load ------------------------------> finish_load(load)           published: the next prompt hits it
       |   blocks reserved, to be filled      |                       not loaded: freed without content
-      |   a match says where a load begins   finish_load(load, 0)    it failed
+      |   a match shows where a load begins  finish_load(load, 0)    it failed
 
 Before that nothing of a load is hit, since its blocks are not in the prefix index. If one step both brings content and
 computes on top of it, one call suffices: ``allocate(prompt, num_external_tokens=n)``.

@@ -295,10 +295,10 @@ def _index_runs(
         count = _words(buffer, offset + 2 * stride, run, num_runs, counts, num_guessed)
         before = num_entries + tl.cumsum(count, 0) - count
         tl.store(run_firsts + run, before, mask=is_run)
-        told = run_of_row + row * NUM_RUN_COLUMNS
-        tl.store(told + RUN_START, start, mask=is_run)
-        tl.store(told + RUN_COUNT, count, mask=is_run)
-        tl.store(told + RUN_FIRST, before, mask=is_run)
+        run_record = run_of_row + row * NUM_RUN_COLUMNS
+        tl.store(run_record + RUN_START, start, mask=is_run)
+        tl.store(run_record + RUN_COUNT, count, mask=is_run)
+        tl.store(run_record + RUN_FIRST, before, mask=is_run)
         tl.store(run_stamps + row, now, mask=is_run)
         known = tl.load(extents + row, mask=is_run, other=0)
         is_anew = start + step_id == 0  # in a call; a plan may change only that entry

@@ -367,11 +367,11 @@ def _copy_row(
 ):
     """Copy a row with the packet's entries to its place, and fill the rest of the place with null blocks."""
     known_row = tl.maximum(row, 0)
-    told = run_of_row + known_row * NUM_RUN_COLUMNS
+    run_record = run_of_row + known_row * NUM_RUN_COLUMNS
     has_run = (row >= 0) & (tl.load(run_stamps + known_row) == now)
-    start = tl.load(told + RUN_START)
-    stop = start + tl.where(has_run, tl.load(told + RUN_COUNT), 0)
-    run_first = tl.load(told + RUN_FIRST)
+    start = tl.load(run_record + RUN_START)
+    stop = start + tl.where(has_run, tl.load(run_record + RUN_COUNT), 0)
+    run_first = tl.load(run_record + RUN_FIRST)
     source = table + known_row.to(tl.int64) * width
     target = batch_table + place.to(tl.int64) * width
     end = tl.maximum(num_known, num_held)
@@ -444,11 +444,11 @@ def _write_slots(
         position = tl.load(starts + place, mask=is_token, other=0) + token - before
         index = position // block_size
         is_known = is_token & (index < width)
-        told = run_of_row + row * NUM_RUN_COLUMNS
+        run_record = run_of_row + row * NUM_RUN_COLUMNS
         stamp = tl.load(run_stamps + row, mask=is_token, other=0)
-        start = tl.load(told + RUN_START, mask=is_token, other=0)
-        count = tl.load(told + RUN_COUNT, mask=is_token, other=0)
-        run_first = tl.load(told + RUN_FIRST, mask=is_token, other=0)
+        start = tl.load(run_record + RUN_START, mask=is_token, other=0)
+        count = tl.load(run_record + RUN_COUNT, mask=is_token, other=0)
+        run_first = tl.load(run_record + RUN_FIRST, mask=is_token, other=0)
         block = tl.load(table + row.to(tl.int64) * width + index, mask=is_known, other=0)
         is_new = is_token & (stamp == now) & (index >= start) & (index < start + count)
         brought = tl.load(entries + run_first + index - start, mask=is_new, other=0)
