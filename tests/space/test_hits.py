@@ -378,7 +378,7 @@ def test_a_prompt_that_was_overwritten_in_between_is_refused(groups: tuple[Group
     answer = space.match(prompt)
     assert answer.num_tokens == 8
     prompt[place] = 99
-    with unchanged(space), pytest.raises(TokenError, match="match was returned for another prompt"):
+    with unchanged(space), pytest.raises(TokenError, match="match is the answer for another prompt"):
         space.allocate(prompt, match=answer)
 
 

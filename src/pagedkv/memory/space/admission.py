@@ -91,7 +91,7 @@ def answer_for_whole(
     if answer is None:
         return match_prompt(state, prompt)
     if isinstance(answer, PrefixHit) and not np.array_equal(answer.prompt.tokens, prompt.tokens):
-        raise TokenError("match was returned for another prompt than prompt")
+        raise TokenError("match is the answer for another prompt than prompt")
     return answer
 
 
