@@ -220,7 +220,10 @@ CONTRADICTIONS: dict[str, tuple[Tamper, str]] = {
     "a vacant row that knows tokens": (known(1, row=5), "row 5: overlapped, and vacant"),
     "a negative number of known tokens": (known(-1), "row 0: accepted beyond its known tokens"),
     "tokens that are unknown on the host": (unknown_on_the_host, "row 0: unknown tokens on the host"),
-    "an overlap that is not marked": (known(10, is_overlapped=False), "rows are overlapped, but is_overlapped is false"),
+    "an overlap that is not marked": (
+        known(10, is_overlapped=False),
+        "rows are overlapped, but is_overlapped is false",
+    ),
     "changes that no plan will tell": (unlisted_row, r"rows \[1\] wait for a plan, untouched"),
     "a touched row that is not listed": (touched_row, "a touched row is not in the list"),
     "a list of touched rows without end": (row(TOUCHED, -1), "the list of touched rows has no end"),
