@@ -33,7 +33,7 @@ import torch
 from benchmarks.machine import describe
 from benchmarks.markdown import table
 from pagedkv.cli.engine_replay import replay_with_engine
-from pagedkv.cli.engine_script import Script, let_in, within_vocabulary
+from pagedkv.cli.engine_script import Script, submit_scripted, within_vocabulary
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.planner.simulation import ServingConfig, compile_loops
 from pagedkv.planner.simulation.calibration import Calibration, calibrate, read_steps
@@ -143,7 +143,7 @@ def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float
             started_s -= coming[0].arrival_s / load - now_s
             continue
         while coming and coming[0].arrival_s / load <= now_s:
-            served.append(let_in(core, script, coming.popleft(), len(served)))
+            served.append(submit_scripted(core, script, coming.popleft(), len(served)))
         begun_s = clock()
         records.append(core.step())
         busy_s += clock() - begun_s
@@ -192,7 +192,7 @@ def exact_hits(trace: Path, costs: Path, load: float) -> float:
     with options.trace.open(str(trace)) as opened:
         requests = list(options.trace.requests(opened))
     comparison = replay_with_engine(trace.name, requests, options, None)
-    assert not comparison.differing, f"the engine went another way: {comparison.differing}"
+    assert not comparison.differing, f"engine and simulation differ in {comparison.differing}"
     return comparison.measured["token_hit_ratio"]
 
 

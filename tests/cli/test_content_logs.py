@@ -104,7 +104,7 @@ def test_a_curve_of_texts_is_that_of_their_blocks(tmp_path: Path, cut: bool) -> 
         for capacity, hits in curve["policies"]["lru"].items():
             assert hits == hits_of_lru(log, block_size, int(capacity))
             assert all(of[capacity] <= curve["policies"]["optimal"][capacity] for of in curve["policies"].values())
-        told = ["of 1 of 12 requests the content is unknown: they count as sharing nothing"]
+        told = ["the content of 1 of 12 requests is unknown: they count as sharing nothing"]
         assert curve["warnings"] == (told if cut else [])
     if not cut:
         converted = tmp_path / "ids.jsonl"
@@ -127,9 +127,7 @@ def test_a_report_of_texts_has_a_curve_by_the_replays_block_size(tmp_path: Path)
     page = (tmp_path / "page.html").read_text()
     assert "so which blocks requests share is unknown" not in page
     assert shown["replay"]["hits"]["num_hit_blocks"] == shown["curve"]["ideal_hits"], "nothing is evicted in either"
-    assert (
-        f"Blocks of answers are kept here, too, as an engine keeps them: {shown['curve']['num_answer_blocks']}" in page
-    )
+    assert f"Blocks of answers are cached as well, as in an engine: {shown['curve']['num_answer_blocks']}" in page
 
 
 def test_what_must_be_known_of_a_log_is_told_by_each_command(tmp_path: Path) -> None:
@@ -140,7 +138,7 @@ def test_what_must_be_known_of_a_log_is_told_by_each_command(tmp_path: Path) -> 
     result = run("convert", log, "-o", tmp_path / "out.jsonl", "--skip-bad", 1, "--json", tmp_path / "told.json")
     whole, bad = json.loads((tmp_path / "told.json").read_text())["warnings"]
     assert whole.startswith("times are whole seconds, so 30 of 40 requests")
-    assert bad.startswith("bad lines passed over: 1, 1 as line 41 (not a whole JSON object")
+    assert bad.startswith("bad lines skipped: 1, 1 as line 41 (not a whole JSON object")
     assert f"warning: {whole}" in result.stderr
     options = ("--cost-model", "instant", "--num-blocks", 1000, "--skip-bad", 1, "--json", "-")
     assert json.loads(run("replay", log, *options).stdout)["warnings"][:2] == [whole, bad]
@@ -158,10 +156,10 @@ def test_requests_without_times_come_at_random_where_that_is_asked_for(tmp_path:
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     refused = run("convert", log, "-o", tmp_path / "out.jsonl")
-    assert "let requests come at random (--arrivals poisson:RATE)" in refused.stderr
+    assert "generate random arrivals (--arrivals poisson:RATE)" in refused.stderr
     told = run("convert", log, "-o", tmp_path / "out.jsonl", "--arrivals", "poisson:2").stderr
     assert "an OpenAI batch file" in told
-    assert "arrivals made up: at random, 2 a second" in told
+    assert "generated arrivals: at random, 2 a second" in told
     with TraceReader(tmp_path / "out.jsonl") as trace:
         arrivals = [request.arrival_s for request in trace]
     assert arrivals == sorted(arrivals)
@@ -208,8 +206,8 @@ def test_times_that_are_made_up_and_answers_that_are_not_known_are_warnings() ->
     made_up = run("replay", SAMPLES / "batch-input.jsonl", "--arrivals", "poisson:4", *options)
     warnings = json.loads(made_up.stdout)["warnings"]
     assert (
-        warnings[0] == "arrivals are made up, at random, 4 a second: that is the recorded traffic wherever it is named"
+        warnings[0] == "arrivals are generated, at random, 4 a second: every figure of recorded traffic rests on them"
     )
     assert warnings[1].startswith("the log lacks the answers of 2 of 2 requests: each counts with its greatest allowed")
     turns = json.loads(run("replay", SAMPLES / "sharegpt.json", *options).stdout)["warnings"]
-    assert turns[0].startswith("the file has no times of turns: 30 s between two turns are made up")
+    assert turns[0].startswith("the file has no times of turns: 30 s between two turns are assumed")

@@ -156,7 +156,7 @@ def test_sessions_need_an_interval_and_only_sessions_have_one(tmp_path: Path) ->
     output = tmp_path / "out"
     sessions = trace_of(tmp_path, SESSIONS)
     for options in ([], ["--sort"]):
-        assert "Say how far apart sessions start, in seconds: --session-interval" in refused(
+        assert "State the seconds between the starts of two sessions: --session-interval" in refused(
             sessions, "-o", output, *options
         )
     assert "give --session-interval, too" in refused(sessions, "-o", output, "--max-gap", 5)

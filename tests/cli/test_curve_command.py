@@ -421,7 +421,7 @@ def test_of_very_many_requests_policies_are_left_out_and_that_is_said(
     monkeypatch.setattr(tables, "MOST_FOR_ALL", 4)
     result = run("curve", trace, "--capacities", "3")
     others = ", ".join(name for name in POLICIES if name not in measuring.FOR_MANY_REQUESTS)
-    assert f"{others}, as requests are many: --eviction names others" in " ".join(result.stdout.split())
+    assert f"{others}, since there are many requests: --eviction selects others" in " ".join(result.stdout.split())
     assert "hazard" in json.loads(run("curve", trace, "--eviction", "hazard", "--json", "-").stdout)["policies"]
     assert list(json.loads(run("curve", trace, "--json", "-").stdout)["policies"]) == ["lru", "adaptive", "optimal"]
 

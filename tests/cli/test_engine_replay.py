@@ -86,7 +86,7 @@ def test_an_engine_that_goes_another_way_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine_replay, "_engine_config", without_cache)
     document = replayed(GOLDEN, *TIGHT, "--cost-model", "per-token")
     assert "num_hit_tokens" in document["differing"]
-    assert document["warnings"][0].startswith("the engine went another way than the simulation")
+    assert document["warnings"][0].startswith("engine and simulation differ in ")
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:

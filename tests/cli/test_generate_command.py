@@ -214,9 +214,7 @@ def test_too_little_memory_at_the_start_is_one_line(folder: Path, monkeypatch: p
     monkeypatch.setattr(generating, "LLM", refuse)
     ended = run("generate", "--model", folder, "--prompt", "w1")
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert ended.stderr.splitlines() == [
-        "pagedkv: not enough memory: ask for fewer or smaller blocks, or fewer sequences"
-    ]
+    assert ended.stderr.splitlines() == ["pagedkv: not enough memory: use fewer or smaller blocks, or fewer sequences"]
 
 
 def test_the_help_has_examples() -> None:

@@ -130,11 +130,11 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
         (("--memory", "1,1"), "--memory must be a list of different values"),
         (("--memory", "a"), "--memory must be a list of values such as 16,64, got 'a'"),
         (("--memory", "-1"), "--memory: each must be over 0 and finite, got -1"),
-        ((), "say what to plan for: --gpu 8xh100, or --memory 40"),
+        ((), "name the hardware to plan for: --gpu 8xh100, or --memory 40"),
         (("--gpu", "h100,h200", "--memory", "3"), "--memory goes with one --gpu"),
         (("--gpu", "h101"), "unknown GPU 'h101'"),
         (("--memory", "1", "--eviction", "none"), "none"),
-        (("--memory", "1", "--load", "0"), "--load: at 0 times the recorded traffic no request ever comes"),
+        (("--memory", "1", "--load", "0"), "--load: at 0 times the recorded traffic no request ever arrives"),
         (
             ("--memory", "1", "--load", "1,1e9"),
             "--load: each must be over 0 and at most 1,000 times the recorded traffic",
@@ -208,6 +208,6 @@ def test_a_signal_keeps_what_is_done_and_leaves_no_process(
     assert (process.returncode, stdout) == (code, b"")
     (message,) = stderr.decode().splitlines()
     assert message.startswith("pagedkv: interrupted after ")
-    assert message.endswith("points; they are kept, the same command goes on from there")
+    assert message.endswith("points; they are kept, and the same command continues from there")
     assert list(results.glob("*.json"))
     assert not list(results.glob("*.partial"))

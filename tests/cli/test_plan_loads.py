@@ -1,4 +1,4 @@
-"""``pagedkv plan``: whose seconds, which loads hold, what tokens cost, and why no more."""
+"""``pagedkv plan``: the source of its seconds, which loads hold, what tokens cost, and why no more."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_without_loads_the_highest_that_holds_is_searched_for(trace: Path, cost:
     plan = planned(*options)
     assert plan["loads"] == "searched"
     for setting in plan["settings"]:
-        assert (setting["held"], setting["ended"], setting["is_told"]) == (2.0, 2.18, True)
+        assert (setting["held"], setting["ended"], setting["is_decided"]) == (2.0, 2.18, True)
         assert setting["sustained_per_s"] == pytest.approx(1, rel=0.02)
     searched = [1.0, 2.0, 2.18, 2.38, 2.83, 4.0]
     assert [point["load"] for point in plan["points"]] == [*searched, *searched]
@@ -72,10 +72,10 @@ def test_what_binds_and_what_would_have_to_change_is_told(trace: Path, cost: Pat
     assert last["binds"] in (["queue", "ttft"], ["ttft"], ["queue"])
     assert last["reason"].startswith("does not hold; ")
     assert last["change"].endswith(
-        "more of them (--max-sequences), where memory and the bounds leave room, or more GPUs"
+        "a higher one (--max-sequences), where memory and the bounds leave room, or more GPUs"
     )
     assert plan["reasons"][0] == f"at 2.18 times the recorded traffic that setting {last['reason']}"
-    assert plan["reasons"][1] == f"what would have to change: {last['change']}"
+    assert plan["reasons"][1] == f"remedy: {last['change']}"
     assert plan["points"][0]["reason"].startswith("holds: 100.0% of the requests keep the bounds")
     assert plan["points"][0]["change"] == ""
 
@@ -93,10 +93,10 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
         plan = json.loads((tmp_path / "plan.json").read_text())
         assert {point["verdict"] for point in plan["points"]} == {"too short"}
         assert {(each["held"], each["sustained_per_s"]) for each in plan["settings"]} == {(None, None)}
-        assert "the trace is too short to tell what is sustained" in plan["headline"]
+        assert "the trace is too short to determine the sustained traffic" in plan["headline"]
         (warning,) = [each for each in plan["warnings"] if "too short" in each]
         assert warning.startswith(
-            "the trace is too short to find the sustained load (too short to tell: after the warm-up"
+            "the trace is too short to find the sustained load (too short to decide: after the warm-up"
         )
         shown = " ".join(result.stdout.split())
         assert f"Warning: {warning}" in shown
@@ -104,7 +104,7 @@ def test_a_trace_too_short_is_said_to_be(cost: Path, tmp_path: Path) -> None:
         assert "too short" in read_page((tmp_path / "plan.html").read_text()).texts("h1")[0]
 
 
-def test_whose_seconds_are_shown_is_told_everywhere(trace: Path, cost: Path, tmp_path: Path) -> None:
+def test_the_source_of_seconds_is_shown_everywhere(trace: Path, cost: Path, tmp_path: Path) -> None:
     common = (trace, "--model", "llama-3.1-8b", "--limit", 60, "--block-size", "16", "--eviction", "lru", "-j", 1)
     for options, name, told, warning in (
         (

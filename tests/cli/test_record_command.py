@@ -77,7 +77,7 @@ def test_events_and_a_log_become_a_trace(tmp_path: Path, encode: Callable[..., b
         "timeline": 0,
     }
     assert (document["log"]["num_blocks"], document["log"]["num_stored"]) == (4, 4)
-    assert "1 of 4 requests of the log came before or after the recording" in document["warnings"]
+    assert "1 of 4 requests of the log arrived before or after the recording" in document["warnings"]
     assert "100.0% (4 of 4)" in result.stdout
     assert not any("alone" in each or "without a request log" in each for each in document["warnings"])
 
@@ -97,7 +97,7 @@ def test_events_alone_give_occupancy_and_lifetimes_and_say_so() -> None:
         result = run("record", publisher.endpoint, "--limit", 2)
     assert result.exit_code == 0
     told = " ".join(result.stdout.split())
-    assert "events show what was stored and removed, never requests, hits or arrivals" in told
+    assert "events show stored and removed blocks, never requests, hits or arrivals" in told
     assert "hit ratio" not in told
     assert "<=0.1s" in told
     assert "without a request log (--log) there is no trace" in told
@@ -147,7 +147,7 @@ def test_nobody_publishing_is_an_error(tmp_path: Path) -> None:
         pass
     output = tmp_path / "trace"
     message = refused(publisher.endpoint, "--seconds", 0.01, "--log", log_of(tmp_path, 0.0), "-o", output)
-    assert message.startswith(f"pagedkv: {publisher.endpoint}: no publisher sent there within ")
+    assert message.startswith(f"pagedkv: {publisher.endpoint}: no publisher sent messages there within ")
     assert not output.exists()
 
 
@@ -173,7 +173,7 @@ def test_what_fails_late_is_told_behind_what_came(tmp_path: Path) -> None:
     with Publisher() as publisher, doing(session(publisher, BEGIN_S)):
         result = run("record", publisher.endpoint, "--limit", 2, "--log", log, "-o", output, "--json", found)
     assert result.exit_code == 2
-    assert "none of its 4 requests came while events were recorded" in result.stderr.splitlines()[-1]
+    assert "none of its 4 requests arrived during the recording" in result.stderr.splitlines()[-1]
     assert "give its time zone: --utc-offset" in result.stderr
     assert not output.exists()
     assert json.loads(found.read_text())["messages"]["num_messages"] == 2

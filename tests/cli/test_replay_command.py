@@ -78,7 +78,7 @@ def test_the_tables_show_the_figures(trace: Path) -> None:
     assert shown["hit ratio by block"] == "39.26% (64 of 163)"
     assert shown["hit ratio by token"] == "38.66% (1,024 of 2,649)"
     assert shown["preemptions by recompute"] == "0, 0 tokens again"
-    assert shown["time it took here, all in all"].endswith("ns a token")
+    assert shown["time of this run, in all"].endswith("ns a token")
     assert shown["blocks in use"].endswith("%")
 
 
@@ -163,7 +163,7 @@ def test_seconds_of_another_model_are_warned_of(trace: Path, options: list[objec
         (["--cost-model", "cost.json"], "cost.json", "calibrated, error 12.7%", "calibrated on 439 measured steps"),
     ],
 )
-def test_whose_seconds_they_are_is_told_by_replay_and_report(
+def test_replay_and_report_show_the_source_of_the_seconds(
     trace: Path, options: list[str], name: str, told: str, sentence: str
 ) -> None:
     if "cost.json" in options:
@@ -172,7 +172,7 @@ def test_whose_seconds_they_are_is_told_by_replay_and_report(
         file.write_text(json.dumps({**CostModel(token_compute_s=1e-4).as_dict(), "calibration": calibration}))
         options = [options[0], str(file)]
     stdout = " ".join(run("replay", trace, *options).stdout.split())
-    assert f"cost model, whose seconds these are {name}, {told}" in stdout
+    assert f"cost model of the seconds {name}, {told}" in stdout
     assert f"Seconds, by the cost model {name}, {told}" in stdout
     assert f"Warning: the seconds are those of {name}, {sentence}" in stdout
     page, behind = trace.parent / "page.html", trace.parent / "behind.json"
@@ -181,7 +181,7 @@ def test_whose_seconds_they_are_is_told_by_replay_and_report(
     assert (replay["seconds"]["cost_model_name"], replay["seconds"]["in_short"]) == (name, told)
     shown = read_page(page.read_text())
     assert shown.texts("h1")[0].endswith(f"(seconds: {name}, {told})")
-    assert shown.row("whose seconds") == [f"{name}, {told}"]
+    assert shown.row("source of the seconds") == [f"{name}, {told}"]
     assert str(trace.parent) not in page.read_text()
 
 
@@ -226,7 +226,7 @@ def test_no_number_is_broken_on_a_narrow_terminal(
 
 def _times(text: str) -> set[str]:
     """Words of the one row that differs from run to run."""
-    return {word for line in text.splitlines() if "time it took here" in line for word in line.split()}
+    return {word for line in text.splitlines() if "time of this run" in line for word in line.split()}
 
 
 def test_pools_can_have_blocks_of_their_own(trace: Path) -> None:

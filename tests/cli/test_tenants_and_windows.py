@@ -96,7 +96,7 @@ def test_a_curve_of_two_logs_tells_hits_in_all_by_tenant_and_by_hour(
             assert part["name"] == f"2025-11-24 {12 + hour}:00-{13 + hour}:00 UTC"
             assert (part["num_requests"], part["policies"]["lru"][str(capacity)]) == (hours[hour], sum(own))
     assert [part["name"] for part in curve["by_tenant"]] == ["a.jsonl", "b.jsonl"]
-    assert ("tenants kept apart" in curve["read_as"]) == isolated
+    assert ("tenants isolated" in curve["read_as"]) == isolated
 
 
 def test_a_replay_by_user_and_by_time_of_day_equals_a_count_one_by_one(

@@ -122,7 +122,7 @@ def test_a_log_becomes_a_report_whose_figures_are_those_counted_by_hand(tmp_path
     expected = COUNTS[name]
     assert found_in(shown["replay"]) == expected
     assert shown["replay"]["read_as"]
-    assert (expected.num_hit_tokens is None) == ("What would hit is unknown" in shown["page"])
+    assert (expected.num_hit_tokens is None) == ("The hit ratio is unknown" in shown["page"])
     if expected.num_hit_tokens is None:
         return
     if shown["curve"] is not None:
@@ -142,5 +142,5 @@ def test_a_log_becomes_a_plan_whose_figures_are_those_counted_by_hand(tmp_path: 
         else:
             assert figures["hit_ratio"] == pytest.approx(expected.num_hit_tokens / expected.num_prompt_tokens)
     assert plan["read_as"]
-    assert "too short to tell" in plan["headline"], "a few requests are no capacity"
+    assert "too short to determine" in plan["headline"], "a few requests are no capacity"
     assert any("computed from the GPU's data sheet and not measured" in warning for warning in plan["warnings"])

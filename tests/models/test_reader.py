@@ -104,7 +104,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, suggested: str)
 def test_a_checkpoint_with_a_quantised_cache_needs_a_chosen_kv_dtype(key: str, tmp_path: Path) -> None:
     config = LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", key: {"num_bits": 8}}}
     with pytest.raises(
-        ConfigurationError, match=rf"quantization_config\.{key} asks for .* Choose the KV cache's dtype: fp8"
+        ConfigurationError, match=rf"quantization_config\.{key} selects .* Choose the KV cache's dtype: fp8"
     ):
         read(tmp_path, config)
     assert read(tmp_path, config, "fp8").token_nbytes == 65_536

@@ -83,7 +83,7 @@ def test_gaps_are_filled_by_what_is_sent_again(tmp_path: Path) -> None:
     with engine_of(tmp_path, num_pages=30) as engine:
         recorder = recorded(engine.wire, endpoints_of(engine), serving(engine, 60), LossySubscription)
         assert (recorder.gaps, recorder.num_restarts) == ([], 0)
-        assert recorder.num_asked_again > 20
+        assert recorder.num_requested_again > 20
         check(recorder, engine)
 
 

@@ -81,7 +81,7 @@ def test_gaps_are_filled_by_what_is_sent_again(tmp_path: Path) -> None:
     with engine_of(tmp_path, num_blocks=30) as engine:
         recorder = recorded(engine.wire, endpoints_of(engine), serving(engine, 60), LossySubscription)
         assert (recorder.gaps, recorder.num_restarts) == ([], 0)
-        assert recorder.num_asked_again > 20
+        assert recorder.num_requested_again > 20
         assert there(recorder) == residents(engine.batches()) == engine.cached()
 
 
@@ -91,7 +91,7 @@ def test_an_idle_engine_tells_what_it_holds(tmp_path: Path) -> None:
         with Subscription(endpoints_of(engine)) as subscription:
             recorder = Recorder(subscription, time.time)
             assert recorder.run(Bounds(), is_over=lambda: subscription.is_connected) is Ending.ASKED
-        assert recorder.num_asked_again == recorder.num_messages == engine.num_batches
+        assert recorder.num_requested_again == recorder.num_messages == engine.num_batches
         assert there(recorder) == engine.cached()
 
 

@@ -64,7 +64,7 @@ def test_messages_before_the_recording_are_asked_for() -> None:
 
         recorder = recorded(publisher, work, 3, replay=True)
         assert publisher.asked_from == [0]
-    assert (recorder.num_asked_again, recorder.gaps) == (2, [])
+    assert (recorder.num_requested_again, recorder.gaps) == (2, [])
     assert recorder.residency.is_exact
 
 
@@ -86,7 +86,7 @@ def test_what_the_publisher_no_longer_has_is_a_gap() -> None:
 
         recorder = recorded(publisher, work, 2, replay=True)
     assert [(gap.first, gap.last) for gap in recorder.gaps] == [(0, 0)]
-    assert recorder.num_asked_again == 1
+    assert recorder.num_requested_again == 1
 
 
 def test_a_gap_is_told_and_what_was_known_is_not_held_to_be_there() -> None:
@@ -114,7 +114,7 @@ def test_a_gap_is_filled_from_the_same_process() -> None:
 
         recorder = recorded(publisher, work, 3, replay=True)
         assert publisher.asked_from == [0]  # the last one seen, as a proof
-    assert (recorder.gaps, recorder.num_asked_again) == ([], 1)
+    assert (recorder.gaps, recorder.num_requested_again) == ([], 1)
     assert recorder.residency.is_exact
 
 
@@ -129,7 +129,7 @@ def test_the_answer_of_another_process_fills_no_gap_and_is_followed_from_its_beg
 
         recorder = recorded(publisher, work, 4, replay=True)
         assert publisher.asked_from == [0, 0]
-    assert (recorder.gaps, recorder.num_restarts, recorder.num_asked_again) == ([], 1, 2)
+    assert (recorder.gaps, recorder.num_restarts, recorder.num_requested_again) == ([], 1, 2)
     gpu = recorder.residency.media["GPU"]
     assert (gpu.num_stored, gpu.num_blocks, recorder.residency.num_censored) == (3, 1, 2)
 
@@ -164,7 +164,7 @@ def test_an_answer_that_breaks_off_is_asked_on_and_one_without_an_end_is_enough(
 
         recorder = recorded(publisher, work, 10, replay=True)
         assert publisher.asked_from == [0, 3]
-    assert (recorder.gaps, recorder.num_asked_again) == ([], 9)
+    assert (recorder.gaps, recorder.num_requested_again) == ([], 9)
     assert recorder.residency.media["GPU"].num_blocks == 10
 
 
@@ -180,7 +180,7 @@ def test_a_hole_in_an_answer_is_asked_for() -> None:
 
         recorder = recorded(publisher, work, 6, replay=True)
         assert publisher.asked_from == [0, 1]
-    assert (recorder.gaps, recorder.num_asked_again) == ([], 4)
+    assert (recorder.gaps, recorder.num_requested_again) == ([], 4)
 
 
 def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_what_nobody_received_is_asked_for_at_the_end(ending: Ending) -> None:
             else:
                 recorder._clock = lambda: 1e4 if is_there() else next(times_s)
                 assert recorder.run(Bounds(duration_s=1e3)) is ending
-    assert (recorder.num_messages, recorder.num_asked_again, recorder.gaps) == (2, 2, [])
+    assert (recorder.num_messages, recorder.num_requested_again, recorder.gaps) == (2, 2, [])
     assert recorder.residency.media["GPU"].num_blocks == 2
 
 
@@ -300,7 +300,7 @@ def test_after_a_break_another_process_is_known_by_what_it_sends_again(tmp_path:
 
         with doing(live), recorder_of(endpoint, answering.replay) as recorder:
             recorder.run(Bounds(max_messages=3))
-    assert (recorder.gaps, recorder.num_restarts, recorder.num_asked_again) == ([], 1, 1)
+    assert (recorder.gaps, recorder.num_restarts, recorder.num_requested_again) == ([], 1, 1)
     assert recorder.residency.media["GPU"].num_blocks == 2
     assert recorder.residency.is_exact
 
@@ -321,7 +321,8 @@ def test_a_publisher_that_dies_for_good_ends_the_recording() -> None:
 def test_nobody_there_is_an_error() -> None:
     with Publisher() as publisher:
         pass
-    with recorder_of(publisher.endpoint) as recorder, pytest.raises(RecordingError, match="no publisher sent there"):
+    no_publisher = pytest.raises(RecordingError, match="no publisher sent messages there")
+    with recorder_of(publisher.endpoint) as recorder, no_publisher:
         recorder.run(Bounds(duration_s=0.01))
 
 

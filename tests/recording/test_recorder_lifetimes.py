@@ -107,7 +107,7 @@ def test_a_recording_has_no_gap(tmp_path: Path, *, buffer_batches: int) -> None:
     assert recorder.contents.block_size == 4
     gpu = recorder.residency.media["GPU"]
     if buffer_batches > 2:
-        assert recorder.num_asked_again > 0
+        assert recorder.num_requested_again > 0
         assert gpu.num_removed > 100
         assert gpu.num_removed - sum(gpu.lifetimes) == 29, "those of the snapshot, whose beginning was not seen"
         assert recorder.contents.num_unknown == 0

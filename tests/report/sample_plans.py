@@ -60,7 +60,7 @@ def small_plan(num_policies: int = 2) -> Plan:
                 "choices": {"memory": f"{memory:g} GiB", "policy": f"p{number}"},
                 "held": 1.0,
                 "ended": 2.0,
-                "is_told": True,
+                "is_decided": True,
                 "sustained_per_s": memory / 40,
                 "cost": None,
                 "beside": [],

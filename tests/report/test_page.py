@@ -300,7 +300,7 @@ def test_sizes_of_blocks_and_reservations_have_scales_of_their_own() -> None:
 
 def test_a_comparison_of_results_speaks_of_no_lines_that_are_not_there() -> None:
     without, with_curve = sample_run(num_intervals=1, with_curve=False), sample_run(num_intervals=1)
-    told = "What each replay had, at the tokens that its pool holds; no capacity curve was measured."
+    told = "Each replay's own hit ratio, at the tokens that its pool holds; no capacity curve was measured."
     assert told in words_of(without, without).texts("p")
     assert told not in words_of(without, with_curve).texts("p")
 
@@ -313,7 +313,7 @@ def test_the_headline_is_an_answer_and_not_a_file_name() -> None:
     assert headline.startswith(told)
     assert headline.endswith("(seconds: llama-3.1-8b/h100)")
     run.replay["hits"] |= {"token_hit_ratio": None, "block_hit_ratio": None}
-    assert words_of(run).texts("h1")[0].startswith("What would hit is unknown; 99% of the answers")
+    assert words_of(run).texts("h1")[0].startswith("The hit ratio is unknown; 99% of the answers")
     (headline,) = words_of(empty_run()).texts("h1")
     assert headline.endswith("; no request was answered")
     two = words_of(sample_run("a", num_intervals=3), sample_run("b", num_intervals=3, seed=1))

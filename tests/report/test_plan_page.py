@@ -28,7 +28,7 @@ def test_effects_and_points_are_in_tables(page: Page) -> None:
     assert page.texts("caption")[1:] == [
         "Every setting under every load",
         "Why each holds or does not",
-        "Their times",
+        "Latencies",
     ]
     assert len(page.all("th", scope="row")) == 1 + 3 * 8
 
@@ -72,7 +72,7 @@ def test_more_lines_than_can_be_told_apart_are_left_to_the_table() -> None:
     assert len(many.all("th", scope="row")) == 1 + 3 * 40
 
 
-def test_the_page_says_whose_seconds_and_shows_no_folder() -> None:
+def test_the_page_shows_the_source_of_the_seconds_and_no_folder() -> None:
     plan = small_plan()
     plan["trace"] = "/home/me/trace.jsonl"
     plan["command"] = "pagedkv plan /home/me/trace.jsonl --results ~/plans/kept"

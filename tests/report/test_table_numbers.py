@@ -119,8 +119,8 @@ def test_gaps_are_told_at_the_capacity_nearest_to_the_pool() -> None:
     # 262,143 blocks of 16 tokens are 8,192 of 512; of the measured capacities, 9,699 is nearest.
     here, others, _ = capacity_section(sample_run(num_intervals=1)).sentences
     assert here == (
-        "With 9,699 blocks of 512 tokens (measured nearest to the 8,192 that the replay's pool amounts to) lru hits "
-        "20.57% of the block references; no memory brings more than 36.64%, for 63.36% is content never seen before "
+        "With 9,699 blocks of 512 tokens (the measured size nearest to the 8,192 blocks of the replay's pool) lru hits "
+        "20.57% of the block references; no cache hits more than 36.64%, since 63.36% are to content never seen before "
         "(the content ceiling)."
     )
     assert others.endswith(
@@ -146,4 +146,4 @@ def test_what_more_memory_brings_the_policy_of_the_run_comes_first() -> None:
 
 def test_several_pools_have_no_capacity_in_common() -> None:
     sentence = capacity_section(sample_run(pools=("full", "window"), num_intervals=1)).sentences[0]
-    assert sentence.startswith("With 9,699 blocks of 512 tokens (in the middle of those measured) lru hits 20.57%")
+    assert sentence.startswith("With 9,699 blocks of 512 tokens (the middle one of the measured sizes) lru hits 20.57%")

@@ -93,7 +93,8 @@ def test_what_no_row_states_is_counted_by_characters_and_only_that_is_said(tmp_p
     roles = -(-len("<|user|>") // 4) + -(-len("<|assistant|>") // 4)
     assert (second.input_length, second.output_length) == (roles + 100, 10)
     assert told.endswith(
-        "lengths of its usage, content of its texts, without it 1 of 2 prompts and 1 of 2 answers: 4 characters a token"
+        "lengths of its usage, content of its texts, estimated for 1 of 2 prompts and 1 of 2 answers: "
+        "4 characters a token"
     )
 
 
@@ -149,7 +150,7 @@ def test_failed_requests_are_left_out_kept_and_counted(tmp_path: Path) -> None:
     assert told.endswith("left out: 5 (no answer: 2, 429: 1, 500: 1, overloaded: 1)")
     requests, told, _ = read(tmp_path, rows, keep_failed=True)
     assert [each.arrival_s for each in requests] == [1, 2, 3, 4, 5, 6, 7]
-    assert "kept though failed: 5" in told
+    assert "failed, but kept: 5" in told
     with pytest.raises(TraceError, match=r"every request of the file failed \(429: 1\)\. Keep them: `keep_failed`"):
         read(tmp_path, rows[2:3])
 

@@ -72,4 +72,4 @@ def test_clocks_of_two_kinds_are_no_clock_unless_all_begin_together() -> None:
 def test_files_that_never_meet_are_told() -> None:
     merged = MergedLogs([log("b", [100.0, 101.0]), log("a", [0.0, 50.0]), log("c", [20.0])], has_shared_ids=True)
     list(merged)
-    assert merged.notes == ["b begins 50 s after a ends: they never overlap (`starts_together` lets them)"]
+    assert merged.notes == ["b begins 50 s after a ends, so they never overlap (`starts_together` changes that)"]

@@ -13,7 +13,7 @@ from pagedkv.memory.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import MadeUpArrivals
+from pagedkv.planner.traces.stamps import GeneratedArrivals
 from pagedkv.planner.traces.texts import CharacterTokens, FileTokens
 
 SAMPLES = Path(__file__).with_name("samples")
@@ -56,8 +56,8 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
     ),
     "vllm.log": (
         (
-            "vLLM's request log, times in s, tokens of the log, of 1 of 2 prompts: 4 characters a token, left out: "
-            "1 (no answer: 1)"
+            "vLLM's request log, times in s, tokens of the log, estimated for 1 of 2 prompts: 4 characters a token, "
+            "left out: 1 (no answer: 1)"
         ),
         [(978307199.0, 6, 3, 1, None), (978307201.0, 7, 2, 2, None)],
     ),
@@ -75,15 +75,15 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
     ),
     "sglang-level2.log": (
         (
-            "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts, prompts not "
-            "whole in it: 1 (what they share is unknown), left out: 1 (503: 1)"
+            "SGLang's request log, times in ISO 8601, lengths of its meta data, content of its texts, "
+            "truncated prompts: 1 (what they share is unknown), left out: 1 (503: 1)"
         ),
         [(1772355601.25, 806, 4, 1, "s7"), (1772355602.0, 5, 3, 1, None)],
     ),
     "litellm.jsonl": (
         (
-            "LiteLLM's log of calls (passed over as no generation: 1), times in s, lengths of its usage, content of "
-            "its texts, left out: 2 (429: 1, answered from a cache of answers: 1)"
+            "LiteLLM's log of calls (calls that generate no text, skipped: 1), times in s, lengths of its usage, "
+            "content of its texts, left out: 2 (429: 1, answered from a cache of answers: 1)"
         ),
         [(1772355600.5, 24, 9, 1, "s1"), (1772355605.0, 40, 4, 1, "s1")],
     ),
@@ -93,7 +93,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
     ),
     "langfuse.jsonl": (
         (
-            "Langfuse's generations (other observations passed over: 1), times in ISO 8601, lengths of its usage, "
+            "Langfuse's generations (other observations skipped: 1), times in ISO 8601, lengths of its usage, "
             "content of its texts, left out: 1 (Rate limit: 1)"
         ),
         [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 54, 1, "s1")],
@@ -111,22 +111,22 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
     ),
     "otel.jsonl": (
         (
-            "OpenTelemetry's spans of generative AI (other spans passed over: 1), times in ns, lengths of its usage, "
+            "OpenTelemetry's spans of generative AI (other spans skipped: 1), times in ns, lengths of its usage, "
             "content of its texts, left out: 1 (429: 1)"
         ),
         [(1772355600.5, 24, 9, 1, "s1"), (1772355605.25, 40, 4, 1, "s1"), (1772355606.5, 11, 5, 1, None)],
     ),
     "responses.jsonl": (
         (
-            "a log of OpenAI's Responses API, times in ISO 8601, lengths of its usage, content of its texts, prompts "
-            "not whole in it: 1 (what they share is unknown), left out: 1 (server_error: 1)"
+            "a log of OpenAI's Responses API, times in ISO 8601, lengths of its usage, content of its texts, "
+            "truncated prompts: 1 (what they share is unknown), left out: 1 (server_error: 1)"
         ),
         [(1772355600.5, 24, 9, 1, "ann"), (1772355605.25, 40, 54, 1, "ann"), (1772355607.0, 30, 3, 1, "bob")],
     ),
     "batch-input.jsonl": (
         (
-            "an OpenAI batch file, 4 characters a token, answers not in it: 2 (counted as the most tokens that were "
-            "allowed), arrivals made up: at random, 1 a second"
+            "an OpenAI batch file, 4 characters a token, answers missing in it: 2 (each counted with its greatest "
+            "allowed length), generated arrivals: at random, 1 a second"
         ),
         [(0.0, 24, 100, 1, None), (0.679932, 22, 100, 1, None)],
     ),
@@ -140,8 +140,8 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
     ),
     "wildchat.jsonl": (
         (
-            "WildChat's conversations by the time of the last turn (for 1 of 4 turns 30 s between two are made up), "
-            "times in ISO 8601, lengths of its usage, content of its texts, without it 3 of 4 prompts and 3 of 4 "
+            "WildChat's conversations by the time of the last turn (for 1 of 4 turns 30 s between two are assumed), "
+            "times in ISO 8601, lengths of its usage, content of its texts, estimated for 3 of 4 prompts and 3 of 4 "
             "answers: 4 characters a token"
         ),
         [
@@ -156,7 +156,7 @@ EXPECTED: dict[str, tuple[str, list[tuple[float, int, int, int, str | None]]]] =
         [(1772355600.5, 1024, 9, 1, "ann"), (1772355605.25, 1041, 4, 1, "ann")],
     ),
     "sharegpt.json": (
-        "ShareGPT conversations without times (a turn every 30 s is made up), 4 characters a token",
+        "ShareGPT conversations without times (one turn every 30 s is assumed), 4 characters a token",
         [(0.0, 14, 2, 1, "first 1"), (30.0, 24, 4, 1, "first 1"), (0.0, 8, 3, 1, "second 2")],
     ),
 }
@@ -169,7 +169,7 @@ def read(name: str, **options: Any) -> tuple[str, list[Request]]:  # noqa: ANN40
     if name == "fields.jsonl":
         options["columns"] = parse_columns(FIELDS, "fields")
     if name == "batch-input.jsonl":
-        options["arrivals"] = MadeUpArrivals(1)
+        options["arrivals"] = GeneratedArrivals(1)
     with TraceReader(SAMPLES / name, **options) as trace:
         requests = list(trace)
         return trace.recognised, requests
@@ -224,7 +224,7 @@ def test_a_conversation_that_goes_on_begins_with_all_that_was_said(name: str) ->
 
 def test_token_ids_of_a_log_are_taken_as_they_are() -> None:
     recognised, requests = read("vllm.log", keep_failed=True)
-    assert "kept though failed: 1 (no answer: 1)" in recognised
+    assert "failed, but kept: 1 (no answer: 1)" in recognised
     assert (requests[2].arrival_s - requests[0].arrival_s, requests[2].output_length) == (5.0, 7)
     prompts = [None if each.prompt_token_ids is None else each.prompt_token_ids.tolist() for each in requests]
     assert (prompts[0], prompts[2]) == ([5, 6, 7, 8, 9, 10], [5, 6])
@@ -269,17 +269,17 @@ def test_a_conversation_of_sharegpt_in_one_line_or_as_json_lines_is_the_same(tmp
 
 
 BROKEN = {
-    "csv in another shape": (b"a,b,c\n1,2,3\n", 1, "CSV whose columns are not known: a, b, c. Say which holds what"),
+    "csv in another shape": (b"a,b,c\n1,2,3\n", 1, "CSV whose columns are not known: a, b, c. Name the column of each"),
     "a long header": (
         ",".join(f"column_{number}" for number in range(30)).encode(),
         1,
-        ", ".join(f"column_{number}" for number in range(12)) + " and 18 more. Say which holds what",
+        ", ".join(f"column_{number}" for number in range(12)) + " and 18 more. Name the column of each",
     ),
     "open quotes": (b'arrived_s,input_length,output_length\n0,"1,2\n', 2, "quotes open here and never close"),
     "a year's wait": (
         b"arrived_s,input_length,output_length\n1772355600,1,2\n1772355600000,1,2\n",
         3,
-        "from the request before it, at '1772355600000'. Say in which unit the times are",
+        "from the request before it, at '1772355600000'. State the unit of the times",
     ),
     "no date": (b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", 2, "'yesterday' is no time"),
     "no time": (b'{"messages": [], "model": "m"}\n', 1, "has no time among messages, model"),

@@ -240,7 +240,9 @@ BROKEN = {
     ),
     "csv number of many digits": BrokenTrace(LENGTHS.encode() + b"5," + b"1" * 10**5 + b",3\n", 4, "$.input_length"),
     "csv unsorted": BrokenTrace(LENGTHS.encode() + b"4.25,1,3\n", 4, "arrives at 4.25 s, after line 3 at 4.315 s"),
-    "csv column twice": BrokenTrace(b"arrived_s,input_length,output_length,arrived_s\n1,2,3,4\n", 1, "there twice"),
+    "csv column twice": BrokenTrace(
+        b"arrived_s,input_length,output_length,arrived_s\n1,2,3,4\n", 1, "two columns are named"
+    ),
     "csv true": BrokenTrace(LENGTHS.encode() + b"5,true,3\n", 4, "$.input_length"),
     "csv header alone": BrokenTrace(b"arrived_s,input_length,output_length\n", 1, "no request follows"),
     "csv line cut": BrokenTrace(LENGTHS.encode()[:-4], 3, "2 columns, where the header has 3"),

@@ -35,6 +35,7 @@ OF_FEATURES = {
     "tenant_victims",
     "tenant_charges",
     "epochs",
+    "event_log",
     "ghosts",
     "lease_victims",
     "leasing",
@@ -106,6 +107,17 @@ def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
     with pytest.raises(KeyboardInterrupt):
         warm_up(num_processes=2, on_progress=interrupt)
     assert 2 <= len(told) < told[0][1] / 2
+
+
+@pytest.mark.long
+def test_random_operations_reach_no_loop_that_the_rehearsal_lacks() -> None:
+    """By the types of their arguments; policies other than LRU have the same loops with other arrays."""
+    rehearsed = {*recorded_once(of_spaces("lru")), *recorded_once(of_spaces("lru", has_features=False))}
+    reached = recorded([Rehearsal("tests.warming.driving")])
+    assert any(each.name == "branch_row" for each in reached)
+    others = ("AdaptiveArrays", "FifoArrays", "HazardArrays")
+    new = [each for each in reached if each not in rehearsed and ".eviction." not in each.module]
+    assert [each for each in new if not any(name in str(each.kinds) for name in others)] == []
 
 
 @pytest.mark.plain_only

@@ -20,12 +20,12 @@ __all__ = ["SUMMARIES", "app"]
 
 SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it "
-        "answers itself.",
+        "generate": "Answer prompts with a model of Hugging Face on paged memory: any decoder, with the model's own "
+        "tokens.",
         "serve": "Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached "
         "prefixes.",
-        "replay": "Serve a request trace on a virtual clock, with continuous batching, through the block space that "
-        "serves.",
+        "replay": "Serve a request trace on a virtual clock, with continuous batching, through the production block "
+        "space.",
         "curve": "Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache "
         "can serve.",
         "plan": "Find the memory, block size, policy and batch limits for a trace: many settings, served by the "
@@ -40,7 +40,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "validate": "Show the error of a cost model on measured steps of an engine.",
         "presets": "List the names for --model, --gpu and --cost-model, with GiB, bandwidth and bytes per token.",
         "warm-up": "Compile all loops ahead of the first request, on all cores, and keep them on disk.",
-        "demo": "Let a small model answer questions about documents from too little KV memory, and judge every answer.",
+        "demo": "Answer questions about documents with a small model and too little KV memory, and judge every answer.",
     }
 )
 """The commands with one line of help each. The line repeats the first line of the docstring, so that help need not
@@ -81,8 +81,8 @@ for each, summary in SUMMARIES.items():
     app.command(each, help=summary)(lambda: None)
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer with the flag's value
-    if wanted:
+def _print_version(is_set: bool) -> None:  # noqa: FBT001 - called by typer with the flag's value
+    if is_set:
         typer.echo(f"pagedkv {__version__}")
         raise typer.Exit
 

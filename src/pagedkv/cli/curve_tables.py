@@ -33,7 +33,7 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     yield "block references", f"{curve.num_block_refs:,}"
     yield "distinct blocks", f"{curve.num_unique_blocks:,}"
     if curve.num_answer_blocks:
-        yield "of which answers left", f"{curve.num_answer_blocks:,}"
+        yield "of them blocks of answers", f"{curve.num_answer_blocks:,}"
     yield "ideal hit ratio by block", share(curve.ideal_block_ratio, curve.ideal_hits, curve.num_block_refs)
     yield "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
     yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"
@@ -45,7 +45,7 @@ def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     """Return the policies that were not measured because they take long."""
     left_out = [name for name in POLICIES if name not in curve.hits]
     if left_out and curve.num_requests > MOST_FOR_ALL:
-        yield "policies left out", f"{', '.join(left_out)}, as requests are many: --eviction names others"
+        yield "policies left out", f"{', '.join(left_out)}, since there are many requests: --eviction selects others"
 
 
 def _print_parts(curve: CapacityCurve) -> None:
@@ -53,7 +53,7 @@ def _print_parts(curve: CapacityCurve) -> None:
     policy = next(iter(curve.hits))
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
-        shown, told = shown_parts(parts, [part.num_block_refs for part in parts])
+        shown, note = shown_parts(parts, [part.num_block_refs for part in parts])
         headings = (kind, "requests", "prompt tokens", "ideal", *(f"{capacity:,}" for capacity in curve.capacities))
         rows = [
             (
@@ -65,7 +65,7 @@ def _print_parts(curve: CapacityCurve) -> None:
             )
             for part in shown
         ]
-        title = f"By {kind}: hit ratio by block, of {policy} in a cache of so many blocks; ideal by token{told}"
+        title = f"By {kind}: hit ratio by block of {policy}, by blocks of the cache; ideal by token{note}"
         print_numbers(title, headings, rows)
 
 
@@ -74,7 +74,7 @@ def _print_model_parts(curve: ModelCurve) -> None:
     policy = next(iter(curve.hits))
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
-        shown, told = shown_parts(parts, [part.num_prompt_tokens for part in parts])
+        shown, note = shown_parts(parts, [part.num_prompt_tokens for part in parts])
         headings = (
             kind,
             "requests",
@@ -92,7 +92,7 @@ def _print_model_parts(curve: ModelCurve) -> None:
             )
             for part in shown
         ]
-        print_numbers(f"By {kind}: hit ratio by token, of {policy}{told}", headings, rows)
+        print_numbers(f"By {kind}: hit ratio by token, of {policy}{note}", headings, rows)
 
 
 def _print_gains(curve: CapacityCurve) -> None:
@@ -106,7 +106,7 @@ def _print_gains(curve: CapacityCurve) -> None:
         for (capacity, factor), by_policy in gains.items()
     ]
     headings = ("blocks", "memory", *(HEADINGS.get(policy, policy) for policy in policies))
-    print_numbers("What more memory brings, in points of the hit ratio by block", headings, rows, num_keys=2)
+    print_numbers("Gain from more memory, in points of the hit ratio by block", headings, rows, num_keys=2)
 
 
 def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> None:

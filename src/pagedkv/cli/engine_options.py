@@ -51,7 +51,7 @@ class EngineOptions:
         typer.Option(
             "--lookup",
             metavar="N",
-            help="Guess up to N tokens a step from what the prompt and the answer repeat; answers stay the same.",
+            help="Guess up to N tokens a step from repetitions in the prompt and the answer; answers stay the same.",
         ),
     ] = 0
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.cli.engine_script import Script, let_in, within_vocabulary
+from pagedkv.cli.engine_script import Script, submit_scripted, within_vocabulary
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
@@ -70,8 +70,8 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """List warnings about the figures."""
-        told = f"the engine went another way than the simulation: {', '.join(self.differing)} differ"
-        return [told] if self.differing else []
+        warning = f"engine and simulation differ in {', '.join(self.differing)}"
+        return [warning] if self.differing else []
 
     def as_dict(self) -> dict[str, object]:
         """Return the comparison for JSON."""
@@ -116,13 +116,13 @@ ROWS: Final = {
 
 
 def replay_with_engine(
-    name: str, told: Sequence[Request], options: ServingOptions, model_path: str | None
+    name: str, recorded: Sequence[Request], options: ServingOptions, model_path: str | None
 ) -> Comparison:
     """Serve requests twice: on the virtual clock, and by the engine in the same steps.
 
     Args:
         name: name of the trace, for the bar.
-        told: requests of the trace.
+        recorded: requests of the trace.
         options: options of the simulation, with the pools' blocks, and without other models.
         model_path: folder of the model; None: the demonstration's.
 
@@ -137,7 +137,7 @@ def replay_with_engine(
     compat.be_silent()
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
-    requests = _for_model(told, model, options.samples)
+    requests = _for_model(recorded, model, options.samples)
     prepare(lambda: compile_loops(config.eviction))
     script = Script(compat.vocabulary_size(model))
     with working("Measuring steps of the model"), leaving_at_once():
@@ -164,10 +164,12 @@ def replay_with_engine(
 # Requests of both
 
 
-def _for_model(told: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:
+def _for_model(recorded: Iterable[Request], model: compat.Model, num_samples: int | None) -> list[TokenizedRequest]:
     """Return requests that the model can serve. Raises ConfigurationError."""
     vocabulary, longest = compat.vocabulary_size(model), compat.longest_sequence(model)
-    requests = [within_vocabulary(tokenize(each, place), vocabulary, num_samples) for place, each in enumerate(told)]
+    requests = [
+        within_vocabulary(tokenize(each, place), vocabulary, num_samples) for place, each in enumerate(recorded)
+    ]
     most = max((each.input_length + each.output_length for each in requests), default=0)
     if longest is not None and most > longest:
         raise ConfigurationError(
@@ -247,12 +249,12 @@ def _run(
 
     try:
         with progress_bars() as progress:
-            bar = progress.add_task(name, total=len(requests), come_to="")
+            bar = progress.add_task(name, total=len(requests), so_far="")
             for request, before in zip(requests, steps, strict=True):
                 while found["num_steps"] < before and llm.core.has_work:
                     step()
-                _let_in(llm, script, request, served, found)
-                progress.update(bar, advance=1, come_to=f"{found['num_steps']:,.0f} steps")
+                _submit(llm, script, request, served, found)
+                progress.update(bar, advance=1, so_far=f"{found['num_steps']:,.0f} steps")
             while llm.core.has_work:
                 step()
     except KeyboardInterrupt as error:
@@ -265,11 +267,11 @@ def _run(
     return found
 
 
-def _let_in(
+def _submit(
     llm: LLM, script: Script, request: TokenizedRequest, served: list[EngineRequest], found: dict[str, float]
 ) -> None:
     try:
-        admitted = let_in(llm.core, script, request, len(served))
+        admitted = submit_scripted(llm.core, script, request, len(served))
     except RequestError:  # as in the simulation: the request does not fit, even alone
         found["num_rejected"] += 1
         return

@@ -1,4 +1,4 @@
-"""A trace as an engine serves it: requests that fit its model, and a sampler that returns the trace's answers.
+"""A trace for an engine: requests that fit its model, and a sampler that returns the trace's answers.
 
 The model computes every token, but its own choice is dropped. So the engine's work is that of the trace, step by step,
 for any weights. The caller decides when a request arrives.
@@ -18,7 +18,7 @@ from pagedkv.serving.engine import EngineRequest, SamplingParams
 from pagedkv.serving.engine.core import EngineCore
 from pagedkv.serving.engine.sampling import Place, SampledTokens, WaitingRow
 
-__all__ = ["Script", "let_in", "within_vocabulary"]
+__all__ = ["Script", "submit_scripted", "within_vocabulary"]
 
 
 @final
@@ -69,7 +69,7 @@ def within_vocabulary(request: TokenizedRequest, vocabulary: int, num_samples: i
     )
 
 
-def let_in(core: EngineCore, script: Script, request: TokenizedRequest, number: int) -> EngineRequest:
+def submit_scripted(core: EngineCore, script: Script, request: TokenizedRequest, number: int) -> EngineRequest:
     """Queue a request, and store its answers in the script by its number. Raises RequestError if it never fits."""
     params = SamplingParams(
         max_tokens=request.output_length, n=request.num_samples, temperature=1.0, ignore_eos=True, seed=number

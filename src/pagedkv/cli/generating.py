@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from rich.progress import Progress
 
-from pagedkv.cli.prompts import Wish
+from pagedkv.cli.prompts import PromptRequest
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
 from pagedkv.planner.models.memory import GIB
 from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, RequestOutput
@@ -26,7 +26,7 @@ __all__ = ["Difference", "Figures", "Verification", "build", "serve", "verify"]
 MIB: Final = 2**20
 SEEN_AHEAD: Final = 4
 """Number of requests whose end is checked, as a multiple of the running sequences."""
-Tell: TypeAlias = Callable[[int, RequestOutput], None]
+ReportOutput: TypeAlias = Callable[[int, RequestOutput], None]
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
     if config.num_blocks is None and config.kv_nbytes > physical_nbytes:
         raise ConfigurationError(
             f"--memory {config.kv_nbytes / GIB:,.2f} GiB is more than the {physical_nbytes / GIB:,.2f} GiB of this "
-            "machine: ask for less"
+            "machine: request less"
         )
     try:
         return LLM(model, config, tokenizer=tokenizer)
@@ -145,7 +145,12 @@ def build(model: Model, config: EngineConfig, tokenizer: Tokenizer | None) -> LL
 
 
 def serve(
-    llm: LLM, wishes: Sequence[Wish], progress: Progress, tell: Tell, *, is_interrupted: Callable[[], bool]
+    llm: LLM,
+    requests: Sequence[PromptRequest],
+    progress: Progress,
+    report: ReportOutput,
+    *,
+    is_interrupted: Callable[[], bool],
 ) -> Figures:
     """Serve prompts, and report each output with its place when it ends; after an interruption, partial ones too.
 
@@ -153,9 +158,9 @@ def serve(
         RequestError: a prompt, which the message names, cannot be served; nothing was computed.
         EngineError: the engine failed in a step.
     """
-    left = dict(enumerate(_submit(llm, wish) for wish in wishes))
-    figures = Figures(len(wishes), llm.core.executor.storage.device_nbytes)
-    bar = progress.add_task("generating", total=len(wishes), come_to="")
+    left = dict(enumerate(_submit(llm, each) for each in requests))
+    figures = Figures(len(requests), llm.core.executor.storage.device_nbytes)
+    bar = progress.add_task("generating", total=len(requests), so_far="")
     started = time.perf_counter()
     num_sampled = 0
     while llm.core.has_work and not figures.is_interrupted:
@@ -168,19 +173,19 @@ def serve(
         if record.num_finished or record.num_rejected:
             first = islice(left.items(), SEEN_AHEAD * llm.core.config.max_sequences)  # the order of service
             for place in [place for place, request in first if request.is_finished]:
-                _end(llm, place, left.pop(place), figures, tell)
+                _end(llm, place, left.pop(place), figures, report)
         figures.seconds = time.perf_counter() - started
-        progress.update(bar, completed=len(wishes) - len(left), come_to=_come_to(figures, num_sampled))
+        progress.update(bar, completed=len(requests) - len(left), so_far=_so_far(figures, num_sampled))
     for place, request in left.items():
         llm.core.abort(request)
-        _end(llm, place, request, figures, tell)
+        _end(llm, place, request, figures, report)
     return figures
 
 
 def verify(model: Model, llm: LLM, outputs: Sequence[tuple[int, RequestOutput]], progress: Progress) -> Verification:
     """Compare answers, token by token, with those of the model's own dense ``generate`` to the same prompts."""
     found = Verification()
-    bar = progress.add_task("verifying", total=len(outputs), come_to="")
+    bar = progress.add_task("verifying", total=len(outputs), so_far="")
     for index, output in outputs:
         num_new = max(len(each.token_ids) for each in output.completions)
         if num_new:
@@ -194,21 +199,21 @@ def verify(model: Model, llm: LLM, outputs: Sequence[tuple[int, RequestOutput]],
                 if where is not None:
                     tokens = each.token_ids[where], dense.token_ids[where]
                     found.differences.append(Difference(index, each.index, where, *tokens))
-        progress.update(bar, advance=1, come_to=f"{len(found.differences)} differ")
+        progress.update(bar, advance=1, so_far=f"{len(found.differences)} differ")
     return found
 
 
-def _submit(llm: LLM, wish: Wish) -> EngineRequest:
+def _submit(llm: LLM, request: PromptRequest) -> EngineRequest:
     try:
-        return llm.submit([wish.prompt], wish.params)[0]
+        return llm.submit([request.prompt], request.params)[0]
     except RequestError as problem:
-        told = problem.__cause__ if isinstance(problem.__cause__, RequestError) else problem
+        reason = problem.__cause__ if isinstance(problem.__cause__, RequestError) else problem
         raise RequestError(
-            f"{wish.where}: {str(told).removeprefix('prompt 0 ').removeprefix('prompt 0: ')}"
+            f"{request.where}: {str(reason).removeprefix('prompt 0 ').removeprefix('prompt 0: ')}"
         ) from problem
 
 
-def _end(llm: LLM, place: int, request: EngineRequest, figures: Figures, tell: Tell) -> None:
+def _end(llm: LLM, place: int, request: EngineRequest, figures: Figures, report: ReportOutput) -> None:
     output = llm.output(request)
     figures.num_finished += all(each.finish_reason in {"stop", "length"} for each in output.completions)
     if request.num_cached_tokens is not None:
@@ -219,10 +224,10 @@ def _end(llm: LLM, place: int, request: EngineRequest, figures: Figures, tell: T
     figures.num_accepted_tokens += output.num_accepted_tokens
     figures.num_preemptions += output.num_preemptions
     figures.num_recomputed_tokens += output.num_recomputed_tokens
-    tell(place, output)
+    report(place, output)
 
 
-def _come_to(figures: Figures, num_sampled: int) -> str:
+def _so_far(figures: Figures, num_sampled: int) -> str:
     speed = num_sampled / max(figures.seconds, 1e-9)
     used = figures.peak_used_blocks / max(1, figures.num_blocks) * figures.kv_nbytes / MIB
     done = f"{figures.num_finished:,} of {figures.num_prompts:,} prompts"

@@ -53,7 +53,7 @@ def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Let the signals end the process at once: the compiler would swallow exceptions, and no file is open yet."""
+    """End the process at once at a signal: the compiler would swallow exceptions, and no file is open yet."""
     with _handled_by(_leave):
         yield
 

@@ -1,4 +1,4 @@
-"""An address to listen at, looked at before anything is loaded."""
+"""Checks whether a server can listen at an address, before anything is loaded."""
 
 import socket
 

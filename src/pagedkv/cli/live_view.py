@@ -1,4 +1,4 @@
-"""The state of a running engine: a picture on a terminal's stderr, otherwise a line now and then."""
+"""The state of a running engine: a picture on a terminal's stderr, else a line for each tenth of the requests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,13 +40,13 @@ class _Lines:
 
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
-        self._num_said = 0
+        self._num_printed = 0
 
     def watch(self, record: "StepRecord", num_done: int) -> None:
         """Process the record of a step."""
         num_tenths = NUM_LINES * num_done // self._num_requests
-        if num_tenths > self._num_said:
-            self._num_said = num_tenths
+        if num_tenths > self._num_printed:
+            self._num_printed = num_tenths
             typer.echo(
                 f"{num_done:,} of {self._num_requests:,} answered; {_requests(record)}; {_blocks(record)}", err=True
             )

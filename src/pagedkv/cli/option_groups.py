@@ -54,8 +54,8 @@ def _typed(parameter: Parameter) -> str:
     """Return the typed form of an option: from its declaration, else from its name."""
     declared = [
         name
-        for told in getattr(parameter.annotation, "__metadata__", ())
-        for name in getattr(told, "param_decls", None) or ()
+        for metadata in getattr(parameter.annotation, "__metadata__", ())
+        for name in getattr(metadata, "param_decls", None) or ()
         if name.startswith("--")
     ]
     return declared[0] if declared else f"--{parameter.name.replace('_', '-')}"

@@ -242,8 +242,8 @@ Jobs: TypeAlias = Annotated[
 ]
 
 
-def num_jobs(wanted: int | None) -> int:
-    """Return how many points run at once: the wanted number, or one for each core. Raises ConfigurationError."""
-    if wanted is not None and not 1 <= wanted <= MOST_JOBS:
-        raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {wanted}")
-    return wanted or os.cpu_count() or 1
+def num_jobs(requested: int | None) -> int:
+    """Return the number of points to run at once: as requested, or one for each core. Raises ConfigurationError."""
+    if requested is not None and not 1 <= requested <= MOST_JOBS:
+        raise ConfigurationError(f"--jobs must be from 1 to {MOST_JOBS:,}, got {requested}")
+    return requested or os.cpu_count() or 1

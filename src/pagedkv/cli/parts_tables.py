@@ -29,19 +29,21 @@ def extremes_in_words(parts: Sequence[PartFigures]) -> str | None:
     extremes = busiest_and_quietest(parts)
     if extremes is None:
         return None
-    told = (f"{name} {part.name} ({_load(part)})" for name, part in zip(("busiest", "quietest"), extremes, strict=True))
-    return ", ".join(told)
+    texts = (
+        f"{name} {part.name} ({_load(part)})" for name, part in zip(("busiest", "quietest"), extremes, strict=True)
+    )
+    return ", ".join(texts)
 
 
 def print_parts(parts: Sequence[PartFigures], *, has_bounds: bool = False) -> None:
     """Print a table for each kind of parts."""
     for kind in dict.fromkeys(part.kind for part in parts):
         chosen = [part for part in parts if part.kind == kind]
-        shown, told = shown_parts(chosen, [part.num_offered_tokens for part in chosen])
+        shown, note = shown_parts(chosen, [part.num_offered_tokens for part in chosen])
         extremes = extremes_in_words(chosen)
         title = "By tenant" if kind == TENANT else "By window of recorded time"
         print_numbers(
-            f"{title}{told}{f': {extremes}' if extremes else ''}",
+            f"{title}{note}{f': {extremes}' if extremes else ''}",
             _headings(kind, has_bounds=has_bounds),
             [tuple(_cells(part, has_bounds=has_bounds)) for part in shown],
         )
@@ -72,4 +74,4 @@ def _cells(part: PartFigures, *, has_bounds: bool) -> Iterator[str]:
 
 
 def _load(part: PartFigures) -> str:
-    return f"{rate(part.offered_per_s)} tokens/s asked for"
+    return f"{rate(part.offered_per_s)} tokens/s requested"

@@ -24,12 +24,12 @@ def working(what: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Yield bars whose tasks describe their progress in the field ``come_to``; nothing is shown off a terminal."""
+    """Yield bars whose tasks describe their progress in the field ``so_far``; nothing is shown off a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[come_to]}"),
+        TextColumn("{task.fields[so_far]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:

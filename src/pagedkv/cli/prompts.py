@@ -19,7 +19,7 @@ from pagedkv.memory.contract.errors import RequestError, TraceError
 if TYPE_CHECKING:
     from pagedkv.serving.engine import SamplingParams
 
-__all__ = ["PromptFile", "Wish", "typed_wishes"]
+__all__ = ["PromptFile", "PromptRequest", "typed_prompts"]
 
 KINDS: Final = ("prompt", "token_ids", "messages")
 REMEDY: Final = (
@@ -29,7 +29,7 @@ REMEDY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PromptRequest:
     """One prompt, and its sampling parameters.
 
     Args:
@@ -43,10 +43,10 @@ class Wish:
     params: "SamplingParams"
 
 
-def typed_wishes(prompts: Sequence[str], params: "SamplingParams", *, is_chat: bool) -> Iterator[Wish]:
+def typed_prompts(prompts: Sequence[str], params: "SamplingParams", *, is_chat: bool) -> Iterator[PromptRequest]:
     """Yield the prompts of the command line; with ``is_chat`` each is a user's message."""
     for number, prompt in enumerate(prompts, 1):
-        yield Wish(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
+        yield PromptRequest(f"--prompt {number}", [{"role": "user", "content": prompt}] if is_chat else prompt, params)
 
 
 class PromptFile:
@@ -67,19 +67,19 @@ class PromptFile:
         if not self._lines:
             raise TraceError(self._path, None, "has no prompt", REMEDY)
 
-    def wishes(self, params: "SamplingParams") -> list[Wish]:
+    def requests(self, params: "SamplingParams") -> list[PromptRequest]:
         """Make a prompt from each line, with ``params`` where the line does not override them. Raises TraceError."""
-        return [_wish(self._path, number, line, params) for number, line in self._lines]
+        return [_prompt_request(self._path, number, line, params) for number, line in self._lines]
 
 
-def _wish(path: str, number: int, line: str, params: "SamplingParams") -> Wish:
+def _prompt_request(path: str, number: int, line: str, params: "SamplingParams") -> PromptRequest:
     where = f"{path}:{number}"
     try:
         row = json.loads(line)
     except ValueError as problem:
         raise TraceError(path, number, f"is no JSON ({problem})", REMEDY) from problem
     if isinstance(row, str):
-        return Wish(where, row, params)
+        return PromptRequest(where, row, params)
     kinds = [kind for kind in KINDS if isinstance(row, dict) and kind in row]
     if len(kinds) != 1:
         found = f"has {', '.join(kinds)}" if kinds else "has no prompt"
@@ -92,6 +92,6 @@ def _wish(path: str, number: int, line: str, params: "SamplingParams") -> Wish:
         strange = ", ".join(sorted(row.keys() - known))
         raise TraceError(path, number, f"has unknown fields: {strange}", f"Known fields: {', '.join(sorted(known))}")
     try:
-        return Wish(where, prompt, replace(params, **row))
+        return PromptRequest(where, prompt, replace(params, **row))
     except (RequestError, TypeError) as problem:
         raise TraceError(path, number, str(problem), "Change it, or leave it to the options") from problem

@@ -14,7 +14,7 @@ from pagedkv.planner.recording.residency import LIFETIME_EDGES_S, MediumRecord
 __all__ = ["print_recording", "recording_document", "recording_warnings"]
 
 EVENTS_ALONE: Final = (
-    "events show what was stored and removed, never requests, hits or arrivals: without a request log (--log) there is "
+    "events show stored and removed blocks, never requests, hits or arrivals: without a request log (--log) there is "
     "no trace"
 )
 SHOWN_GAPS: Final = 5
@@ -42,7 +42,7 @@ def recording_document(
         "ended_by": "failure" if ending is None else ending.name.lower(),
         "messages": {
             "num_messages": recorder.num_messages,
-            "num_asked_again": recorder.num_asked_again,
+            "num_asked_again": recorder.num_requested_again,
             "num_restarts": recorder.num_restarts,
             "num_snapshots": recorder.num_snapshots,
             "num_gaps": recorder.num_gaps,
@@ -71,7 +71,7 @@ def print_recording(
     print_warnings(recording_warnings(recorder, ending, counts, metrics))
     print_table(title, _figures(recorder, counts))
     if recorder.residency.media:
-        headings = ("medium", "stored", "removed", "there", "mean", "peak", "half gone in", "90% gone in")
+        headings = ("medium", "stored", "removed", "at the end", "mean", "peak", "half removed in", "90% removed in")
         media = sorted(recorder.residency.media.items())
         print_numbers("Blocks", headings, [(name, *_cells(medium)) for name, medium in media])
     if metrics is not None:
@@ -83,19 +83,19 @@ def _of_events(recorder: Recorder, ending: Ending | None) -> Iterator[str]:
         yield f"the publisher disconnected after message {recorder.num_messages:,}; the results end there"
     if recorder.num_messages == 0:
         yield (
-            "no message came, so nothing is known of the cache: did the engine serve anything meanwhile, and does its "
-            "topic begin as --topic says? --replay requests earlier messages"
+            "no message was received, so the cache is unknown: check that the engine serves requests, and that its "
+            "topic begins with that of --topic; --replay requests earlier messages"
         )
     for gap in recorder.gaps[:SHOWN_GAPS]:
         which = f"message {gap.first:,} on" if gap.last is None else f"messages {gap.first:,} to {gap.last:,}"
-        yield f"{which}: {gap.reason}; what the cache held from there on is unknown until it is cleared"
+        yield f"{which}: {gap.reason}; the content of the cache from there on is unknown until it is cleared"
     if recorder.num_gaps > SHOWN_GAPS:
         yield f"{recorder.num_gaps - SHOWN_GAPS:,} more gaps"
     if recorder.num_restarts:
         yield f"the engine was started again {recorder.num_restarts:,} times; each time its cache began empty"
     if recorder.unknown_kinds:
         kinds = ", ".join(f"{num:,} {kind[:40]}" for kind, num in sorted(recorder.unknown_kinds.items())[:SHOWN_GAPS])
-        yield f"events of unknown kinds were passed over: {kinds}"
+        yield f"events of unknown kinds were skipped: {kinds}"
     if recorder.num_messages and not recorder.residency.was_exact:
         yield "the recording began in the middle, and the cache was not cleared: its occupancy is unknown"
     if recorder.contents.num_with_keys:
@@ -115,11 +115,11 @@ def _of_log(counts: JoinCounts | None) -> Iterator[str]:
         yield EVENTS_ALONE
         return
     if counts.has_own_clock:
-        yield "the log's times do not count from 1970: all of its requests are taken, whenever they came"
+        yield "the log's times do not count from 1970: all of its requests are taken, whatever their times"
     if counts.num_outside:
-        yield f"{counts.num_outside:,} of {counts.num_read:,} requests of the log came before or after the recording"
+        yield f"{counts.num_outside:,} of {counts.num_read:,} requests of the log arrived before or after the recording"
     if counts.num_without_content:
-        yield f"of {counts.num_without_content:,} of {counts.num_taken:,} requests the tokens are unknown"
+        yield f"the tokens of {counts.num_without_content:,} of {counts.num_taken:,} requests are unknown"
     if counts.num_blocks and not counts.num_stored:
         yield (
             "no event stored a block of the log's prompts: were they cached before, or are the log's tokens not the "
@@ -137,18 +137,21 @@ def _figures(recorder: Recorder, counts: JoinCounts | None) -> Iterator[tuple[st
     yield "ended", _date(recorder.ended_s)
     if recorder.rank is not None:
         yield "data-parallel rank", f"{recorder.rank}"
-    asked = f", {recorder.num_asked_again:,} of them requested again" if recorder.num_asked_again else ""
-    yield "messages", f"{recorder.num_messages:,}{asked}"
+    again = f", {recorder.num_requested_again:,} of them requested again" if recorder.num_requested_again else ""
+    yield "messages", f"{recorder.num_messages:,}{again}"
     yield "gaps", f"{recorder.num_gaps:,}"
     sizes = sorted(recorder.contents.num_by_block_size)
     yield "tokens a block", ", ".join(f"{size:,}" for size in sizes) or UNKNOWN
     yield "stored blocks of unknown content", f"{recorder.contents.num_unknown:,}"
-    yield "blocks whose end was not seen", f"{recorder.residency.num_censored + recorder.residency.num_open:,}"
+    yield "blocks whose removal was not seen", f"{recorder.residency.num_censored + recorder.residency.num_open:,}"
     if counts is not None:
         yield "requests taken from the log", f"{counts.num_taken:,} of {counts.num_read:,}"
         if counts.num_blocks:
             ratio = counts.num_stored / counts.num_blocks
-            yield "blocks of their prompts seen stored", f"{ratio:.1%} ({counts.num_stored:,} of {counts.num_blocks:,})"
+            yield (
+                "blocks of their prompts that events stored",
+                f"{ratio:.1%} ({counts.num_stored:,} of {counts.num_blocks:,})",
+            )
 
 
 def _date(time_s: float) -> str:
@@ -162,13 +165,13 @@ def _cells(medium: MediumRecord) -> tuple[str, ...]:
         f"{medium.num_blocks:,}",
         UNKNOWN if medium.mean is None else f"{medium.mean:,.1f}",
         UNKNOWN if medium.mean is None else f"{medium.peak:,}",
-        _until_gone(medium, MEDIAN),
-        _until_gone(medium, TAIL),
+        _removed_within(medium, MEDIAN),
+        _removed_within(medium, TAIL),
     )
 
 
-def _until_gone(medium: MediumRecord, share: float) -> str:
-    """Return the edge below which a share of the ended lifetimes lies."""
+def _removed_within(medium: MediumRecord, share: float) -> str:
+    """Return the edge within which a share of the removed blocks were removed."""
     if not medium.num_removed:
         return UNKNOWN
     below = 0
@@ -201,8 +204,8 @@ def _metric_rows(metrics: EngineMetrics) -> Iterator[tuple[str, str]]:
     yield "pages read", f"{metrics.num_pages:,}"
     ratio = metrics.hit_ratio
     hits, queries = metrics.gained.get("hits", 0.0), metrics.gained.get("queries", 0.0)
-    told = UNKNOWN if ratio is None else f"{ratio:.2%} ({hits:,.0f} of {queries:,.0f})"
-    yield "hit ratio by token, meanwhile", told
+    hit_ratio = UNKNOWN if ratio is None else f"{ratio:.2%} ({hits:,.0f} of {queries:,.0f})"
+    yield "hit ratio by token, of the engine", hit_ratio
     for name, heading in (("usage", "share of the cache in use"), ("running", "running"), ("waiting", "waiting")):
         if name in metrics.means:
             form = ".1%" if name == "usage" else ",.1f"

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
+from pagedkv.cli.seconds_source import SecondsSource
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.cli.whose_seconds import WhoseSeconds
 from pagedkv.planner.report.pool_balance import pool_balance
 from pagedkv.planner.simulation import ServingResult
 
 __all__ = ["warnings_of"]
 
 
-def warnings_of(result: ServingResult, seconds: WhoseSeconds) -> list[str]:
+def warnings_of(result: ServingResult, seconds: SecondsSource) -> list[str]:
     """List warnings about the assumptions of a result.
 
     Args:
@@ -20,7 +20,7 @@ def warnings_of(result: ServingResult, seconds: WhoseSeconds) -> list[str]:
     return [*_seconds(result, seconds), *_content(result), *_rejected(result), *_pools(result)]
 
 
-def _seconds(result: ServingResult, seconds: WhoseSeconds) -> Iterator[str]:
+def _seconds(result: ServingResult, seconds: SecondsSource) -> Iterator[str]:
     model = result.config["model"]
     remedy = f"{'--model and --gpu' if model is None else '--gpu'} or --cost-model"
     return seconds.warnings(remedy, model)
@@ -32,7 +32,7 @@ def _content(result: ServingResult) -> Iterator[str]:
         yield "the trace has lengths but no content: hits are unknown, and no blocks are shared"
     elif num_known < num_requests:
         num_unknown = num_requests - num_known
-        yield f"of {num_unknown:,} of {num_requests:,} requests the content is unknown: they count as sharing nothing"
+        yield f"the content of {num_unknown:,} of {num_requests:,} requests is unknown: they count as sharing nothing"
 
 
 def _rejected(result: ServingResult) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Builds the parts of ``pagedkv serve``: who may call, the service and its engine, the request log."""
+"""Builds the parts of ``pagedkv serve``: access, the service and its engine, the request log."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ __all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many engines serve, and how requests are routed to them.
+    """The number of engines, and the routing of requests to them.
 
     Args:
         number: engines; 1: one in this process.
@@ -46,7 +46,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class KVEvents:
-    """Where the KV events of an engine are published, and sent again; the first frame of all."""
+    """The endpoints at which KV events are published, and sent again on request; the first frame of all events."""
 
     endpoint: str
     replay_endpoint: str | None
@@ -55,15 +55,15 @@ class KVEvents:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is served, and to whom.
+    """A model to serve, and the settings of its engines, its server and its callers.
 
     Args:
         model: a folder or a name; None: the model of the demonstration.
         dtype: type of its weights.
         engine: memory and limits of each engine.
-        config: of the server.
+        config: settings of the server.
         callers: identifies callers.
-        events: where KV events are published; None: nowhere.
+        events: endpoints of KV events; None: they are not published.
     """
 
     model: str | None
@@ -91,14 +91,14 @@ def applied(
     """Build an application and its service; replicas run while this is open.
 
     Args:
-        serving: what is served.
-        replicas: how many engines serve it.
-        inspects: whether there is an inspector; with replicas there always is one, of replicas.
+        serving: the model and its settings.
+        replicas: number of engines, and their routing.
+        inspects: whether there is an inspector; with replicas there is always one, which shows the replicas.
         has_texts: whether an inspector shows texts.
 
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served, or replicas do not start.
-        MissingExtraError: there are to be replicas, and Ray is not installed.
+        MissingExtraError: there are several replicas, and Ray is not installed.
     """
     if replicas.number > 1:
         with _replicated(serving, replicas) as both:

@@ -15,12 +15,12 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.result_warnings import warnings_of
+from pagedkv.cli.seconds_source import SecondsSource, origin_of
 from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
 from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.cli.whose_seconds import WhoseSeconds, origin_of
 from pagedkv.memory.contract.budget import blocks_that_fit
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
@@ -125,10 +125,10 @@ class ServingOptions:
         """Whether no typed option determines the cost of steps."""
         return self.cost_model is None and (self.model is None or self.gpu is None)
 
-    def seconds_of(self, config: ServingConfig) -> WhoseSeconds:
+    def seconds_of(self, config: ServingConfig) -> SecondsSource:
         """Return the source of the seconds of a run with these options. Raises ConfigurationError."""
         name = str(config.cost_model_name)
-        return WhoseSeconds(name, origin_of(self.cost_model), self.is_cost_model_assumed)
+        return SecondsSource(name, origin_of(self.cost_model), self.is_cost_model_assumed)
 
     def _num_blocks(
         self, model: ModelMemory | None, block_nbytes: Mapping[str, int], mean_tokens: float, longest: int
@@ -186,7 +186,7 @@ class ServedTrace:
     """
 
     result: ServingResult
-    seconds: WhoseSeconds
+    seconds: SecondsSource
     warnings: list[str]
     wall_s: float
     read_as: str = ""
@@ -194,8 +194,8 @@ class ServedTrace:
 
     def as_dict(self) -> dict[str, object]:
         """Return for JSON all values that are equal on every run."""
-        told = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
-        return {**told, **self.result.as_dict(), **parts_as_dict(self.parts)}
+        head = {"read_as": self.read_as, "warnings": self.warnings, "seconds": self.seconds.as_dict()}
+        return {**head, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
 def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
@@ -215,7 +215,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
         is_divided = options.trace.windows is not None or first.tenant is not None or options.trace.names_tenants
         prepare(lambda: compile_loops(config.eviction))
         with progress_bars() as progress:
-            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, so_far="")
             if len(config.group_specs) > 1:
                 sample = sample_of(requests)
                 config, cost_model = options.configuration(
@@ -226,7 +226,7 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
             served = _serve(
                 requests,
                 server,
-                lambda come_to: progress.update(task, completed=trace.num_bytes_read, come_to=come_to),
+                lambda so_far: progress.update(task, completed=trace.num_bytes_read, so_far=so_far),
                 seconds=options.seconds_of(config),
             )
             parts = server.parts(Division(options.trace.windows, lambda: trace.origin_s))
@@ -256,7 +256,7 @@ def _serve(
     server: VirtualServer,
     show: Callable[[str], None],
     *,
-    seconds: WhoseSeconds,
+    seconds: SecondsSource,
 ) -> ServedTrace:
     started_s = time.perf_counter()
     try:

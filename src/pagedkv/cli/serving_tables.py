@@ -31,7 +31,7 @@ def print_served(title: str, served: ServedTrace) -> None:
             *_requests(result),
             *_hits(result),
             ("eviction policy (--eviction)", str(result.config["policy"])),
-            ("cost model, whose seconds these are", served.seconds.in_short),
+            ("cost model of the seconds", served.seconds.in_short),
             *_steps(result),
             *_preemptions(result),
             *_here(served),
@@ -86,7 +86,7 @@ def _preemptions(result: ServingResult) -> Iterable[tuple[str, str]]:
 def _here(served: ServedTrace) -> Iterable[tuple[str, str]]:
     num_tokens = served.result.requests["num_prompt_tokens"] + served.result.requests["num_output_tokens"]
     ns_per_token = served.wall_s * 1e9 / max(1, num_tokens)
-    yield "time it took here, all in all", f"{served.wall_s:.1f} s, {ns_per_token:,.0f} ns a token"
+    yield "time of this run, in all", f"{served.wall_s:.1f} s, {ns_per_token:,.0f} ns a token"
 
 
 def _print_pools(result: ServingResult) -> None:

@@ -13,7 +13,7 @@ from pagedkv.planner.traces.clocks import require_time_unit
 from pagedkv.planner.traces.formats.csv_rows import CSV_ROLES, parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import MadeUpArrivals, parse_arrivals, spread_stamps
+from pagedkv.planner.traces.stamps import GeneratedArrivals, parse_arrivals, spread_stamps
 from pagedkv.planner.traces.texts import TextTokens, text_tokens
 
 __all__ = ["SourceOptions"]
@@ -131,7 +131,7 @@ class SourceOptions:
             return parse_columns(self.fields, "fields", needs_arrival=self.arrivals is None)
         return None if self.columns is None else parse_columns(self.columns, needs_arrival=self.arrivals is None)
 
-    def _arrivals(self) -> MadeUpArrivals | None:
+    def _arrivals(self) -> GeneratedArrivals | None:
         return None if self.arrivals is None else parse_arrivals(self.arrivals)
 
     def _texts(self) -> TextTokens:

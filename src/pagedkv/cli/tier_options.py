@@ -1,4 +1,4 @@
-"""Options for tiers below the device in a simulation: how much of which medium, how fast, and by which rules."""
+"""Options for tiers below the device in a simulation: their sizes, speeds, and rules of admission and loads."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, cast
@@ -24,7 +24,7 @@ GB: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class TierRates:
-    """The options for the speed of tiers, and for when they are loaded from, as typed."""
+    """The options for the speed of tiers, and for the rule of loads, as typed."""
 
     host_bandwidth: Annotated[
         str | None,
@@ -38,7 +38,7 @@ class TierRates:
         float | None,
         typer.Option(
             metavar="S",
-            help=f"Seconds of each of its copies beside that. Default: {HOST_LATENCY_S:g}.",
+            help=f"Seconds of each of its copies in addition. Default: {HOST_LATENCY_S:g}.",
             rich_help_panel=TIERS,
         ),
     ] = None
@@ -54,7 +54,7 @@ class TierRates:
         float | None,
         typer.Option(
             metavar="S",
-            help=f"Seconds of each of its accesses beside that. Default: {DISK_LATENCY_S:g}.",
+            help=f"Seconds of each of its accesses in addition. Default: {DISK_LATENCY_S:g}.",
             rich_help_panel=TIERS,
         ),
     ] = None
@@ -93,20 +93,20 @@ class TierOptions:
         str | None,
         typer.Option(
             metavar="RULE",
-            help="always: tiers store what requests compute (default); second-offer: what is offered twice.",
+            help="always: tiers store all computed blocks (default); second-offer: blocks that are offered twice.",
             rich_help_panel=TIERS,
         ),
     ] = None
     rates: TierRates = NO_RATES
 
     def tiers(self, num_gpus: int = 1) -> tuple[SimulatedTier, ...]:
-        """Return the tiers, host memory first; none of no size.
+        """Return the tiers, host memory first; those of size 0 are left out.
 
         Args:
             num_gpus: GPUs, each with a bus of its own to host memory.
 
         Raises:
-            ConfigurationError: a value is out of range, or belongs to a tier that is not there.
+            ConfigurationError: a value is out of range, or belongs to a tier without a size.
         """
         pinned = (num_gpus * HOST_BANDWIDTH, HOST_LATENCY_S)
         host = self._tier("host", self.host_memory, self.rates.host_bandwidth, self.rates.host_latency, pinned)

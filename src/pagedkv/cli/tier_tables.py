@@ -1,4 +1,4 @@
-"""The tiers of a replay, for humans: hits by medium, and what each tier loaded, kept and wrote."""
+"""The tiers of a replay, for humans: hits by medium, and the loads, sizes and writes of each tier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def print_tiers(result: ServingResult) -> None:
         print_numbers("Prompt tokens that hit, by the medium that had them", ("medium", "tokens", "share"), rows)
     media = result.tiers["media"]
     print_numbers(
-        "Loads from tiers, and those that computing was predicted to beat",
+        "Loads from tiers, and loads left out since computing was predicted to be faster",
         ("tier", "loads", "tokens", "mean s", "computed instead", "tokens computed instead"),
         [(medium, *_loads(counts)) for medium, counts in media.items()],
     )

@@ -47,7 +47,7 @@ class TraceOptions:
         utc_offset: hours that times of day are ahead of UTC.
         isolates: whether blocks of one tenant are hidden from all others.
         sort: whether requests are sorted by arrival; else unsorted ones are refused.
-        source: facts that the file does not state.
+        source: properties of the file that its content does not determine.
 
     Raises:
         ConfigurationError: a time is negative or not finite, the limit is out of range, or a window is invalid.
@@ -137,7 +137,7 @@ class MergingOptions:
     ] = False
     start_together: Annotated[
         bool,
-        typer.Option("--start-together", help="Let each of several files begin at 0.", rich_help_panel=opt.TRACE),
+        typer.Option("--start-together", help="Begin each of several files at 0.", rich_help_panel=opt.TRACE),
     ] = False
 
 

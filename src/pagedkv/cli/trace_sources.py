@@ -81,19 +81,19 @@ class TraceSources:
         """The recognised formats, and whether tenants are isolated, as text for users."""
         kinds = Counter(as_typed(reader.recognised) for reader in self._readers)
         several = len(self._paths) > 1
-        told = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
-        return f"{told}; tenants kept apart (--isolate)" if self._options.isolates else told
+        formats = "; ".join(f"{number} x {kind}" if several else kind for kind, number in kinds.items())
+        return f"{formats}; tenants isolated (--isolate)" if self._options.isolates else formats
 
     @property
     def notes(self) -> list[str]:
         """List warnings about figures, one sentence each; complete when all has been read."""
         if len(self._paths) == 1:
-            told = self._readers[0].notes
+            notes = self._readers[0].notes
         else:
             files = zip(self._paths, self._readers, strict=True)
-            told = [f"{path}: {note}" for path, reader in files for note in reader.notes]
-            told += self._merged.notes if self._merged is not None else ()
-        return [as_typed(note) for note in told]
+            notes = [f"{path}: {note}" for path, reader in files for note in reader.notes]
+            notes += self._merged.notes if self._merged is not None else ()
+        return [as_typed(note) for note in notes]
 
     @property
     def origin_s(self) -> float:
@@ -120,9 +120,11 @@ class TraceSources:
         for path, reader in zip(self._paths, self._readers, strict=True):
             if reader.session_per_row and self._options.session_interval_s is None:
                 reason = "each session has a clock of its own, which no other file shares"
-                raise TraceError(path, None, reason, "Say how far apart sessions start: --session-interval 60")
+                raise TraceError(
+                    path, None, reason, "State the seconds between the starts of two sessions: --session-interval 60"
+                )
         by_file = self._options.source.tenant_by is None
-        names = _told_apart(self._paths) if by_file else [None] * len(streams)
+        names = _distinct_names(self._paths) if by_file else [None] * len(streams)
         files = [LogFile(*each) for each in zip(self._paths, names, streams, strict=True)]
         merging = self._merging
         self._merged = MergedLogs(files, has_shared_ids=merging.shared_ids, starts_together=merging.start_together)
@@ -163,7 +165,7 @@ def require_several_can_be_one(paths: Sequence[str]) -> None:
         raise ConfigurationError(f"{twice[0]} is named twice: each trace is a tenant of its own")
 
 
-def _told_apart(paths: Sequence[str]) -> list[str]:
+def _distinct_names(paths: Sequence[str]) -> list[str]:
     """Return names of tenants by their files, without folders if the names stay distinct."""
     names = [PurePath(path).name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)

@@ -1,7 +1,7 @@
 """Ends a command after an error: with one line on stderr, and an exit code by the kind of error.
 
 ====================================================  =========
-what happened                                         exit code
+cause                                                 exit code
 ====================================================  =========
 an answer of an engine is wrong                       1
 a bad trace, size, option, engine or output file      2
@@ -49,7 +49,7 @@ class InterruptedRunError(Exception):
     """Ctrl-C or SIGTERM ended a run; the message has its progress."""
 
 
-USERS_TO_MEND: Final = (
+USER_ERRORS: Final = (
     TraceError,
     ConfigurationError,
     OutputError,
@@ -70,13 +70,13 @@ def reported(options: Mapping[str, str] = NO_OPTIONS) -> Iterator[None]:
     """
     try:
         yield
-    except USERS_TO_MEND as error:
+    except USER_ERRORS as error:
         message = as_typed(_in_one_line(error))  # without backquotes, a trace's words may be fields of the file
-        told = _by_option(message, options) if isinstance(error, ConfigurationError) else message
-        typer.echo(f"pagedkv: {told}", err=True)
+        text = _by_option(message, options) if isinstance(error, ConfigurationError) else message
+        typer.echo(f"pagedkv: {text}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except MemoryError as error:
-        typer.echo("pagedkv: not enough memory: ask for fewer or smaller blocks, or fewer sequences", err=True)
+        typer.echo("pagedkv: not enough memory: use fewer or smaller blocks, or fewer sequences", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
     except InterruptedRunError as error:
         typer.echo(f"pagedkv: {error}", err=True)

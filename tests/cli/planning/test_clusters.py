@@ -124,7 +124,7 @@ def test_points_are_the_same_as_tasks_of_ray(trace: Path, results: Path, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--routing", "prefix"), "--routing is how requests come to replicas: give --replicas as well"),
+        (("--routing", "prefix"), "--routing routes requests to replicas: give --replicas as well"),
         (("--replicas", "0"), "--replicas: each must be from 1 to 64, got 0"),
         (("--replicas", "2,2"), "--replicas must be a list of different values"),
         (

@@ -71,7 +71,7 @@ def written(path: Path, result: dict[str, Any]) -> str:
 
 def test_the_steps_of_a_known_engine_come_out_and_so_does_its_cost_model(tmp_path: Path) -> None:
     steps = read_steps(written(tmp_path / "bench.json", served(drawn(1, 8.0), KNOWN)))
-    assert steps.told_by == "result of vllm bench serve"
+    assert steps.source == "result of vllm bench serve"
     assert len(steps) > 200
     predicted = [
         KNOWN.step_s(*map(int, step))
@@ -102,7 +102,7 @@ def test_a_command_fits_and_another_tells_the_error(tmp_path: Path) -> None:
     assert told["read_as"] == "result of vllm bench serve"
     assert told["errors"]["overall"]["p90"] < 0.01
     shown = " ".join(run("validate", other, "--cost-model", tmp_path / "cost.json").stdout.split())
-    assert "Error of the cost model, relative to what was measured" in shown
+    assert "Error of the cost model, relative to the measured seconds" in shown
     log = tmp_path / "steps.csv"
     log.write_text("num_new_tokens,seconds\n4,0.5\n")
     assert json.loads(run("validate", log, "--cost-model", "instant", "--json", "-").stdout)["errors"]["overall"] == {
@@ -120,7 +120,7 @@ def test_requests_that_failed_or_came_in_lumps_are_left_out(tmp_path: Path) -> N
     result["itls"][3] = result["itls"][3][::2]
     result["ttfts"][4], result["output_lens"][4] = 0.0, 0
     steps = read_steps(written(tmp_path / "bench.json", result))
-    assert steps.notes[-1] == "1 requests were left out, for their tokens did not come one by one"
+    assert steps.notes[-1] == "1 requests were left out, since their tokens did not arrive one by one"
 
 
 @pytest.mark.parametrize(

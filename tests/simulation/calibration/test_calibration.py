@@ -75,7 +75,7 @@ def test_tokens_and_seconds_alone_suffice() -> None:
     calibration = calibrate(MeasuredSteps(steps.seconds, steps.num_new_tokens))
     assert calibration.fitted == ("weights_s", "fixed_s", "token_compute_s")
     assert calibration.model.token_compute_s == pytest.approx(4e-5, rel=1e-3)
-    assert any("do not tell pair_compute_s, context_token_s, sequence_s" in note for note in calibration.notes)
+    assert any("do not determine pair_compute_s, context_token_s, sequence_s" in note for note in calibration.notes)
 
 
 def test_what_steps_do_not_tell_is_kept_from_the_base() -> None:

@@ -75,7 +75,7 @@ def test_a_vllm_log_tells_steps_of_intervals_in_which_the_same_sequences_decode(
     assert steps.seconds.tolist() == [8 / 400]
     assert steps.num_new_tokens.tolist() == [8]
     assert steps.counts("num_context_tokens").tolist() == [15_000]
-    assert "steps are told by 1 of 5 intervals between lines of throughput" in steps.notes[0]
+    assert "steps come from 1 of 5 intervals between lines of throughput" in steps.notes[0]
 
 
 def test_lines_of_throughput_may_say_more_as_those_of_vllm_0_33_do(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_lines_of_throughput_may_say_more_as_those_of_vllm_0_33_do(tmp_path: Pat
         (json.dumps({"num_decoded": 1}) + "\n", ":1: Object missing required field"),
         (
             "INFO 11-10 12:00:00 nothing of throughput\n",
-            "has no steps; steps are told by 0 of 0 intervals",
+            "has no steps; steps come from 0 of 0 intervals",
         ),
-        ('{"messages": [], "usage": {}}\n', ":1: the row has nothing of a step. Give a CSV file with the columns"),
+        ('{"messages": [], "usage": {}}\n', ":1: the row has no field of a step. Give a CSV file with the columns"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:

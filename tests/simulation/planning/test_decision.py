@@ -9,7 +9,7 @@ from tests.simulation.planning.results import figures, result
 
 BOUNDS = Bounds(ttft_s=2.0)
 HIGHEST = "holds 1, the highest that was tried"
-CAPPED = "as far as was tried, or as the trace can tell: one of them may take more"
+CAPPED = "up to the highest load tried, or that the trace suffices for: one of them may hold more"
 FEW = (2, 3, 2, 3, 2, 3, 2, 3)
 MANY = (4, 6, 4, 6, 4, 6, 4, 6)
 
@@ -110,12 +110,12 @@ def test_what_makes_no_difference_stays_as_it_was_typed_first() -> None:
     assert decision.headline.startswith(
         "Stay with lru: 1 answers a second at the recorded traffic, which it does not hold;"
     )
-    assert decision.headline.endswith("; nothing else that was tried serves more beyond doubt")
+    assert decision.headline.endswith("; no other setting that was tried serves significantly more")
 
 
 def test_limits_that_were_not_found_are_said() -> None:
     holds = decide([result(figures(verdict="holds"), gpu="h100")], Bounds())
-    assert "every setting holds all that was tried, up to 1 times" in holds.reasons[1]
+    assert "every setting holds all loads tried, up to 1 times" in holds.reasons[1]
     fails = decide([result(figures(), gpu="h100")], Bounds())
     assert fails.reasons == ("times the recorded traffic: h100 does not hold 1",)
 
@@ -167,9 +167,9 @@ def test_a_trace_too_short_to_tell_is_no_capacity() -> None:
     decision = decide(points, Bounds())
     assert decision.headline == (
         "Take 2xh100: 80 requests that arrive within 0.56 s are answered in 5.1 s, 2x as fast as h100; the trace is "
-        "too short to tell what is sustained"
+        "too short to determine the sustained traffic"
     )
-    assert decision.reasons[0].startswith("nothing here says how much traffic is sustained")
+    assert decision.reasons[0].startswith("the sustained traffic is unknown")
     assert "2.00x the speed at which these requests are answered" in decision.reasons[1]
     assert not any("keeps up" in reason or "holds" in reason for reason in decision.reasons)
 
@@ -178,7 +178,7 @@ def test_nothing_within_the_bounds_is_said() -> None:
     none = (0,) * 8
     decision = decide([result(figures(none), gpu="h100"), result(figures(none), gpu="2xh100")], BOUNDS)
     assert decision.headline.startswith("None of the settings gives answers a second within the bounds")
-    assert decision.reasons[1] == "2xh100 instead of h100: neither serves anything to speak of within the bounds"
+    assert decision.reasons[1] == "2xh100 instead of h100: both serve almost nothing within the bounds"
     assert decision.chosen == {"gpu": "h100"}
 
 
@@ -205,10 +205,10 @@ def test_a_first_setting_that_serves_next_to_nobody_is_no_measure() -> None:
     decision = decide(points, BOUNDS)
     assert decision.headline == (
         "Take 2xh100: 0.5 answers a second within the bounds at the recorded traffic, which it does not hold, where "
-        "h100 serves next to none"
+        "h100 serves almost none"
     )
     assert decision.reasons[1] == (
-        "2xh100 instead of h100: one of them serves next to nothing within the bounds, so a ratio means nothing"
+        "2xh100 instead of h100: one of them serves almost nothing within the bounds, so their ratio is meaningless"
     )
 
 

@@ -20,7 +20,7 @@ def searched(verdict_of: "dict[float, str]") -> tuple[LoadLimit, int]:
     search, found = LoadSearch(), []
     while (load := search.next_load()) is not None:
         found.append((load, verdict_of[load]))
-        search.tell(verdict_of[load])
+        search.record(verdict_of[load])
     return limit_of(found), len(found)
 
 
@@ -35,15 +35,15 @@ def test_the_search_finds_where_loads_end_to_hold(place: int, short: int) -> Non
 
 
 def test_a_search_ends_where_nothing_fails_or_holds_or_is_told() -> None:
-    assert searched(dict.fromkeys(GRID, HOLDS))[0] == LoadLimit(grid_load(72), None, is_told=False)
+    assert searched(dict.fromkeys(GRID, HOLDS))[0] == LoadLimit(grid_load(72), None, is_decided=False)
     assert grid_load(72) <= HIGHEST_LOAD
-    assert searched(dict.fromkeys(GRID, FAILS))[0] == LoadLimit(None, grid_load(-48), is_told=True)
-    assert searched(dict.fromkeys(GRID, TOO_SHORT)) == (LoadLimit(None, 1.0, is_told=False), 1)
+    assert searched(dict.fromkeys(GRID, FAILS))[0] == LoadLimit(None, grid_load(-48), is_decided=True)
+    assert searched(dict.fromkeys(GRID, TOO_SHORT)) == (LoadLimit(None, 1.0, is_decided=False), 1)
 
 
 def test_what_holds_above_a_load_that_fails_is_not_counted() -> None:
-    assert limit_of([(1, HOLDS), (2, FAILS), (4, HOLDS)]) == LoadLimit(1, 2, is_told=True)
-    assert limit_of([(4, HOLDS), (2, FAILS)]) == LoadLimit(None, 2, is_told=True)
+    assert limit_of([(1, HOLDS), (2, FAILS), (4, HOLDS)]) == LoadLimit(1, 2, is_decided=True)
+    assert limit_of([(4, HOLDS), (2, FAILS)]) == LoadLimit(None, 2, is_decided=True)
 
 
 @pytest.mark.parametrize("ttft_s", [pytest.param(None, marks=pytest.mark.long), 3.0])
@@ -64,5 +64,5 @@ def test_a_search_on_a_trace_finds_what_all_loads_of_the_grid_tell(ttft_s: float
     found, num_runs = searched(all_verdicts)
     assert found == limit_of(all_verdicts.items())
     assert found.held is not None
-    assert found.is_told
+    assert found.is_decided
     assert num_runs < len(all_verdicts) / 2

@@ -46,7 +46,7 @@ def test_two_hundred_requests_in_half_a_second_say_nothing_of_what_is_sustained(
     assert (steady.verdict, steady.binds) == (TOO_SHORT, ())
     assert steady.measured_s == pytest.approx(0.42)
     assert reason_of(figures, Bounds()) == (
-        "too short to tell: after the warm-up requests arrive for 0.42 s, and 30 s are needed"
+        "too short to decide: after the warm-up requests arrive for 0.42 s, and 30 s are needed"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_server_that_takes_a_request_a_second_holds_one_in_1_1_s_and_not_one_i
     assert holds.steadiness.good_per_s == pytest.approx(1 / 1.1, rel=0.02)
     assert holds.steadiness.num_waiting == pytest.approx((0.5 / 1.1, 0.5 / 1.1), rel=0.02)
     assert reason_of(fails, Bounds()).startswith("does not hold; the queue grows, from ")
-    assert "1 sequences run, and no more may" in change_of(fails, PlanPoint(config(), ONE_AT_A_TIME))
+    assert "1 sequences run, which is the limit" in change_of(fails, PlanPoint(config(), ONE_AT_A_TIME))
 
 
 def test_what_happens_in_the_warm_up_counts_for_nothing() -> None:
@@ -73,12 +73,12 @@ def test_the_bound_that_binds_is_named_with_what_nine_of_ten_keep() -> None:
     slow = served(steadily(100, 2.0), Bounds(ttft_s=0.4, tpot_s=0.6))
     assert (slow.steadiness.verdict, slow.steadiness.binds) == (FAILS, ("ttft",))
     assert reason_of(slow, Bounds(ttft_s=0.4, tpot_s=0.6)) == (
-        "does not hold; 100.0% begin later than `ttft_s=0.4` allows: nine of ten keep 0.5 s"
+        "does not hold; 100.0% begin later than `ttft_s=0.4` allows: nine of ten are within 0.5 s"
     )
     bounds = Bounds(ttft_s=1.0, tpot_s=0.6)
     assert reason_of(served(steadily(100, 2.0), bounds), bounds) == (
         "holds: 100.0% of the requests keep the bounds, and the queue does not grow; the nearest bound is `tpot_s`: "
-        "nine of ten keep 0.5 s of 0.6 s"
+        "nine of ten are within 0.5 s, and 0.6 s are allowed"
     )
     tight = served(steadily(100, 2.0), Bounds(tpot_s=0.499))
     assert tight.steadiness.binds == ("tpot",)
@@ -94,14 +94,15 @@ def test_long_answers_want_a_longer_measurement() -> None:
 def test_few_requests_say_nothing_however_long() -> None:
     figures = served(steadily(60, 10.0))
     assert figures.steadiness.verdict == TOO_SHORT
-    assert reason_of(figures, Bounds()) == "too short to tell: after the warm-up 45 requests arrive, and 50 are needed"
+    reason = reason_of(figures, Bounds())
+    assert reason == "too short to decide: after the warm-up 45 requests arrive, and 50 are needed"
 
 
 def test_what_requests_wait_for_is_what_is_full() -> None:
     tokens = [Request(number * 0.2, 32, 1) for number in range(250)]
     by_tokens = served(tokens, max_sequences=16)
     assert max(by_tokens.waited_s, key=lambda name: by_tokens.waited_s[name]) == "tokens"
-    assert "steps are full of the 16 tokens" in change_of(by_tokens, PlanPoint(config(), ONE_AT_A_TIME))
+    assert "steps compute 16 tokens" in change_of(by_tokens, PlanPoint(config(), ONE_AT_A_TIME))
     by_memory = served(steadily(200, 0.4, output_length=20), num_blocks=12, max_sequences=16)
     assert max(by_memory.waited_s, key=lambda name: by_memory.waited_s[name]) == "memory"
     assert "blocks run out" in change_of(by_memory, PlanPoint(config(), ONE_AT_A_TIME))

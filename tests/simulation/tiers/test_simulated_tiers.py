@@ -267,5 +267,5 @@ def test_a_tier_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_one_medium_has_one_tier() -> None:
-    with pytest.raises(ConfigurationError, match="a medium has one tier"):
+    with pytest.raises(ConfigurationError, match="each medium may have one tier"):
         replace(config(), tiers=(host(), host()))

@@ -74,10 +74,10 @@ def calibrate(
     measured = read_steps(steps, block_size)
     calibration = fitted(measured, start)
     calibration = replace(calibration, notes=tuple(map(as_typed, calibration.notes)))
-    told = {"read_as": measured.told_by, **calibration.overall.as_dict()}
-    write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: told})
+    fit = {"read_as": measured.source, **calibration.overall.as_dict()}
+    write_json(output, {**calibration.model.as_dict(), CALIBRATION_KEY: fit})
     if json_file is not None:
-        head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "base": base}
+        head = {"steps": steps, "command": command_line(), "read_as": measured.source, "base": base}
         write_json(json_file, {**head, **calibration.as_dict()})
     if STANDARD_OUTPUT not in {output, json_file}:
         _print(Path(steps).name, measured, calibration, output)
@@ -85,7 +85,7 @@ def calibrate(
 
 def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Path) -> None:
     print_warnings(calibration.notes)
-    facts = [("read as", steps.told_by), ("steps", f"{len(steps):,}"), ("written to", f"{output}, for --cost-model")]
+    facts = [("read as", steps.source), ("steps", f"{len(steps):,}"), ("written to", f"{output}, for --cost-model")]
     print_table(f"Cost model fitted to {name}", facts)
     values = calibration.model.as_dict()
     rows = [
@@ -94,7 +94,7 @@ def _print(name: str, steps: MeasuredSteps, calibration: Calibration, output: Pa
         if value or key in calibration.fitted
     ]
     print_numbers("Parameters, in seconds", ("parameter", "value", "from"), rows)
-    title = "Error on steps that were left out of the fit, relative to what was measured"
+    title = "Error on steps that were left out of the fit, relative to the measured seconds"
     headings = ("tokens of a step", "steps", "median", "p90", "bias")
     print_numbers(title, headings, error_rows(calibration))
 

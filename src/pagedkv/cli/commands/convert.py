@@ -53,7 +53,7 @@ class Conversion:
         anonymize: replace tokens by salted digests of blocks, and names of sessions by salted digests.
         salt: salt of these digests, for several files that belong together; None: a random one.
         limit: most requests to write, in the order of the output.
-        source: facts that the file does not state.
+        source: properties of the file that its content does not determine.
 
     Raises:
         ConfigurationError: a number is out of range, or a gap is given without an interval.
@@ -165,12 +165,12 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
             conversion.source.open(path, conversion.trace_block_size, any_order=conversion.sort) as trace,
             progress_bars() as progress,
         ):
-            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, come_to="")
+            task = progress.add_task(PurePath(path).name, total=trace.num_bytes, so_far="")
 
             def count_one() -> None:
                 nonlocal num_read
                 num_read += 1
-                progress.update(task, completed=trace.num_bytes_read, come_to=f"{num_read:,} requests")
+                progress.update(task, completed=trace.num_bytes_read, so_far=f"{num_read:,} requests")
 
             requests = _converted(path, _counted(_in_order(path, trace, conversion), count_one), conversion)
             with atomic_file(output) as file, maybe_compressed(file, output) as sink, TraceWriter(sink) as writer:
@@ -178,7 +178,7 @@ def convert_trace(path: str, output: Path, conversion: Conversion) -> tuple[int,
                     writer.write(request)
             return writer.num_requests, as_typed(trace.recognised), [as_typed(note) for note in trace.notes]
     except KeyboardInterrupt as error:
-        outcome = "nothing was written" if is_replaced_whole(output) else "what was written is not whole"
+        outcome = "nothing was written" if is_replaced_whole(output) else "the output is incomplete"
         raise InterruptedRunError(f"interrupted after {num_read:,} requests; {outcome}") from error
 
 
@@ -188,7 +188,9 @@ def _in_order(path: str, trace: TraceReader, conversion: Conversion) -> Iterator
         return interleave_sessions(trace.sessions(), conversion.session_interval_s, conversion.max_gap_s)
     if trace.session_per_row:
         reason = "each session has a clock of its own"
-        raise TraceError(path, None, reason, "Say how far apart sessions start, in seconds: --session-interval 60")
+        raise TraceError(
+            path, None, reason, "State the seconds between the starts of two sessions: --session-interval 60"
+        )
     return iter(trace)
 
 

@@ -101,8 +101,8 @@ def curve(
     Several traces, as logs of several teams, share the cache, on one clock; hits are given in all and by tenant, as
     with --tenant-by; --isolate hides each tenant's blocks from the others. --window gives them by time.
 
-    With --model, prompts hit as its groups of layers serve them: windows and states as well, each in a pool of its own,
-    split as pagedkv replay does. There is no optimum for such models.
+    With --model, hits are those of its groups of layers, including windows and states, each in a pool of its own, split
+    as in pagedkv replay. There is no optimum for such models.
 
     For example:
 
@@ -134,8 +134,8 @@ def curve(
     else:
         result = _curve_of_model(read, model, names=names)
     if json_file is not None:
-        told: dict[str, object] = {"trace": traces[0]} if len(traces) == 1 else {"traces": traces}
-        head = {**told, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
+        sources: dict[str, object] = {"trace": traces[0]} if len(traces) == 1 else {"traces": traces}
+        head = {**sources, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
         write_json(json_file, {**head, **result.as_dict()})
     if json_file == STANDARD_OUTPUT:
         return
@@ -239,7 +239,7 @@ class TraceBlocks:
         num_unshared = self._blocks.num_unshared
         if num_unshared:
             how_many = f"{num_unshared:,} of {num_requests:,} requests"
-            yield f"of {how_many} the content is unknown: they count as sharing nothing"
+            yield f"the content of {how_many} is unknown: they count as sharing nothing"
 
 
 def _curve(
@@ -285,11 +285,11 @@ def _collect(
     name: str,
     progress: Progress,
 ) -> BlockReferences:
-    task = progress.add_task(name, total=trace.num_bytes, come_to="")
+    task = progress.add_task(name, total=trace.num_bytes, so_far="")
     try:
         for request, num_answer_blocks in requests:
             collector.add(request, num_answer_blocks)
-            progress.update(task, completed=trace.num_bytes_read, come_to=f"{collector.num_requests:,} requests")
+            progress.update(task, completed=trace.num_bytes_read, so_far=f"{collector.num_requests:,} requests")
         return collector.references()
     except KeyboardInterrupt as error:
         message = f"interrupted after {collector.num_requests:,} requests; nothing was written"
@@ -298,8 +298,8 @@ def _collect(
 
 @contextmanager
 def _shown(progress: Progress, num_points: int) -> Iterator[Callable[[int], None]]:
-    """Show how many points of a curve are measured; the message after Ctrl-C has the number too."""
-    task = progress.add_task("curve", total=num_points, come_to=f"{num_points} points")
+    """Show the number of measured points of a curve; the message after Ctrl-C has it too."""
+    task = progress.add_task("curve", total=num_points, so_far=f"{num_points} points")
     try:
         yield lambda num_done: progress.update(task, completed=num_done)
     except KeyboardInterrupt as error:

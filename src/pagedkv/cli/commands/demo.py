@@ -36,7 +36,7 @@ def demo(
     seed: opt.Seed = 0,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Let a small model answer questions about documents from too little KV memory, and judge every answer.
+    """Answer questions about documents with a small model and too little KV memory, and judge every answer.
 
     The model is part of the package. The documents' facts are random, so right answers can come only from the KV cache.
     Every answer is compared with dense generation as well. The exit code is 1 if fewer than 98% are right, or if one
@@ -59,7 +59,7 @@ def demo(
         from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
-        torch.set_num_threads(1)  # the model is too small for several threads: on a busy machine they mostly wait
+        torch.set_num_threads(1)  # the model is too small to gain from several threads
         drawn = draw_questions(questions, documents, seed)
         model = load_trained()
     config = DEMO_CONFIG if num_blocks is None else replace(DEMO_CONFIG, num_blocks=num_blocks)
@@ -96,7 +96,7 @@ def _print(served: "Served", judged: "Judged", config: "EngineConfig") -> None:
             ("answers that began as a fork", f"{measured.num_forked:,}"),
             ("preempted: swapped, recomputed", f"{measured.num_swapped:,}, {measured.num_recomputed:,}"),
             ("cached blocks evicted", f"{measured.num_evictions:,}"),
-            ("slots without a token, at most", f"{measured.most_waste:.2%} of what sequences' tables hold"),
+            ("slots without a token, at most", f"{measured.most_waste:.2%} of the blocks in sequences' tables"),
             ("the same, shared blocks counted once", f"{measured.most_waste_of_blocks:.2%} of the blocks in use"),
             ("contiguous reservation would take", f"{measured.reserved_ratio:.1f} times the memory, in the mean"),
             ("tokens a second, one thread", f"{served.tokens_per_second:,.0f}, in {served.seconds:.1f} s"),

@@ -18,7 +18,7 @@ from pagedkv.cli.interrupting import leaving_at_once, noticing_interrupts
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars, working
-from pagedkv.cli.prompts import PromptFile, Wish, typed_wishes
+from pagedkv.cli.prompts import PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -80,7 +80,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Answer prompts with a model of Hugging Face on paged memory: any decoder, token for token as it answers itself.
+    """Answer prompts with a model of Hugging Face on paged memory: any decoder, with the model's own tokens.
 
     Prompts that begin alike share what was computed. Ctrl-C ends with the results so far; a second one at once.
     docs/engine.md lists the models, and the fields of a line of --input.
@@ -100,16 +100,16 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     require_folder(model)
     prompts = None if input_file is None else PromptFile(_readable(input_file))
     with working("Loading torch"), leaving_at_once():
-        from pagedkv.cli import generating  # noqa: PLC0415 - paths are looked at before torch is imported
+        from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import SamplingParams, compat  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.loading import load  # noqa: PLC0415 - as above
 
     config = engine.config()
     params = SamplingParams(max_tokens=max_tokens, n=samples, temperature=temperature, ignore_eos=ignore_eos)
-    wishes = [*typed_wishes(prompt or (), params, is_chat=chat)]
-    wishes += [] if prompts is None else prompts.wishes(params)
+    prompt_requests = [*typed_prompts(prompt or (), params, is_chat=chat)]
+    prompt_requests += [] if prompts is None else prompts.requests(params)
     if verify:
-        _require_greedy(wishes)
+        _require_greedy(prompt_requests)
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
         loaded, tokenizer = load(model, dtype)
@@ -118,14 +118,16 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     is_quiet = STANDARD_OUTPUT in {output, json_file}
     with progress_bars() as progress, _answers(output) as write:
 
-        def tell(place: int, answer: "RequestOutput") -> None:
+        def report(place: int, answer: "RequestOutput") -> None:
             rows.append((place, answer))
-            write({"where": wishes[place].where, **_as_dict(place, answer)})
+            write({"where": prompt_requests[place].where, **_as_dict(place, answer)})
             if not is_quiet:
-                _show(wishes[place], answer)
+                _show(prompt_requests[place], answer)
 
         with noticing_interrupts() as interruption:
-            figures = generating.serve(llm, wishes, progress, tell, is_interrupted=lambda: interruption() is not None)
+            figures = generating.serve(
+                llm, prompt_requests, progress, report, is_interrupted=lambda: interruption() is not None
+            )
             llm.close()
     verification = None
     if verify:
@@ -141,8 +143,8 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
 def _end(figures: "Figures", verification: "Verification | None", interruption: KeyboardInterrupt | None) -> None:
     if figures.is_interrupted:
         raise InterruptedRunError(
-            f"interrupted: {figures.num_finished:,} of {figures.num_prompts:,} prompts are answered, the others as far "
-            "as they came"
+            f"interrupted: {figures.num_finished:,} of {figures.num_prompts:,} prompts are answered in full, the "
+            "others in part"
         ) from interruption
     if verification is not None and verification.differences:
         first = verification.differences[0]
@@ -180,13 +182,13 @@ def _require_targets(output: Path | None, json_file: Path | None, input_file: Pa
             require_writable(target, *([] if input_file is None else [str(input_file)]))
 
 
-def _require_greedy(wishes: list[Wish]) -> None:
-    for wish in wishes:
-        plain = type(wish.params)()
-        differing = [name for name in CHOOSING if getattr(wish.params, name) != getattr(plain, name)]
+def _require_greedy(prompt_requests: list[PromptRequest]) -> None:
+    for each in prompt_requests:
+        plain = type(each.params)()
+        differing = [name for name in CHOOSING if getattr(each.params, name) != getattr(plain, name)]
         if differing:
             raise ConfigurationError(
-                f"{wish.where}: --verify compares the most likely tokens: leave {', '.join(differing)} as it is"
+                f"{each.where}: --verify compares the most likely tokens: leave {', '.join(differing)} as it is"
             )
 
 
@@ -220,11 +222,11 @@ def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value.value if isinstance(value, MissCause) else value for name, value in items}
 
 
-def _show(wish: "Wish", answer: "RequestOutput") -> None:
+def _show(request: PromptRequest, answer: "RequestOutput") -> None:
     for each in answer.completions:
         which = f", answer {each.index + 1}" if len(answer.completions) > 1 else ""
-        told = " ".join(map(str, each.token_ids)) if each.text is None else each.text
-        typer.echo(f"[{wish.where}{which}] {told}")
+        text = " ".join(map(str, each.token_ids)) if each.text is None else each.text
+        typer.echo(f"[{request.where}{which}] {text}")
 
 
 def _document(
@@ -255,8 +257,8 @@ def _print_figures(model: str, figures: "Figures", verification: "Verification |
         ("steps", f"{figures.num_steps:,}"),
     ]
     if figures.acceptance is not None:
-        told = f"{figures.num_accepted_tokens:,} of {figures.num_drafted_tokens:,} guessed tokens"
-        rows.append(("guesses that were right", f"{figures.acceptance:.2%} ({told})"))
+        accepted = f"{figures.num_accepted_tokens:,} of {figures.num_drafted_tokens:,} guessed tokens"
+        rows.append(("guesses that were right", f"{figures.acceptance:.2%} ({accepted})"))
     if verification is not None:
         certain = f"{verification.num_certain_tokens:,} of {verification.num_tokens:,} tokens are certain"
         rows.append(("compared with dense", f"{verification.num_answers:,} answers, {certain}"))

@@ -57,7 +57,7 @@ class PlanRuns:
         return opt.num_jobs(self.jobs)
 
     def runner(self, traces: Sequence[str], reading: SeveralTimedTracesOptions) -> "PointRunner | RayRunner":
-        """Return what runs the points. Raises MissingExtraError: Ray is not installed."""
+        """Return the runner of the points. Raises MissingExtraError: Ray is not installed."""
         if not self.ray:
             return PointRunner(traces, reading, self.num_processes)
         from pagedkv.cli.planning.ray_runs import RayRunner  # noqa: PLC0415 - importing Ray takes a second
@@ -107,10 +107,10 @@ def plan(
         raise ConfigurationError(f"--report and --json both go to {page}: name two files")
     with working("Reading the trace"):
         digest = digest_of_files(traces)
-        seen = _planned(traces, axes)
+        facts = _planned(traces, axes)
         renderer = None if page is None else import_page("plan_page")
     store = PointStore(runs.results or default_folder(), digest, repr(asdict(axes.trace)))
-    loads = LoadRuns(seen.planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
+    loads = LoadRuns(facts.planned, store, is_searched=axes.is_searched, runs_again=runs.fresh)
     _run(runner, loads)
     found = loads.results()
     beside = BesideRuns(found, store, runs.fresh)
@@ -119,8 +119,8 @@ def plan(
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
     head = {"trace": name_of(traces) if len(traces) > 1 else traces[0], "command": command_line()}
-    document = plan_document({**head, "read_as": seen.read_as}, axes, found, beside)
-    document["warnings"][:0] = seen.notes
+    document = plan_document({**head, "read_as": facts.read_as}, axes, found, beside)
+    document["warnings"][:0] = facts.notes
     if json_file is not None:
         write_json(json_file, document)
     if page is not None and renderer is not None:
@@ -131,7 +131,7 @@ def plan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _TraceFacts:
     """The facts of a trace.
 
     Args:
@@ -145,7 +145,7 @@ class _Seen:
     planned: list[PlannedPoint]
 
 
-def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
+def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
     """Read the whole trace once, for its facts; memory is split by its first requests.
 
     Raises:
@@ -159,7 +159,7 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _Seen:
         points = axes.points(mean_tokens(sample), longest, has_content=any(each.has_content for each in sample))
         for _ in requests:
             pass
-        return _Seen(trace.recognised, trace.notes, points)
+        return _TraceFacts(trace.recognised, trace.notes, points)
 
 
 def _run(runner: "PointRunner | RayRunner", loads: LoadRuns | BesideRuns) -> None:

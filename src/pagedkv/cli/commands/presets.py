@@ -18,7 +18,7 @@ __all__ = ["presets"]
 TERA: Final = 10**12
 GIGA: Final = 10**9
 OF_A_PAIR: Final = "peaks of the data sheet, at shares of them; not measured"
-FOR_TRIALS: Final = "made up, for trials"
+FOR_TRIALS: Final = "arbitrary, for trials"
 
 
 def presets(json_file: opt.JsonFile = None) -> None:

@@ -170,7 +170,7 @@ def record(
 
     pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
     """
-    from pagedkv.memory.sockets import Endpoints, Subscription  # noqa: PLC0415 - help does without its extra
+    from pagedkv.memory.sockets import Endpoints, Subscription  # noqa: PLC0415 - help works without its extra
 
     bounds, follower = publisher.bounds, publisher.follower()
     endpoints = Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)
@@ -217,15 +217,15 @@ def _run(
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM end a recording instead of the process, so that results are still written."""
-    asked: list[int] = []
+    """End the recording at Ctrl-C and SIGTERM instead of the process, so that results are still written."""
+    received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        received.append(number)
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -268,19 +268,19 @@ def _write_trace(log: RequestLog, recorder: Recorder) -> JoinCounts | None:
             writer.write(first)
             for request in requests:
                 writer.write(request)
-        told, notes = as_typed(trace.recognised), [as_typed(note) for note in trace.notes]
+        recognised, notes = as_typed(trace.recognised), [as_typed(note) for note in trace.notes]
     if counts.num_generated and not log.keep_tokens:
         notes = [*notes, GENERATED.format(counts.num_generated, counts.num_blocks)]
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
-    typer.echo(f"{counts.num_taken:,} requests written to {log.output}, read as {told}", err=True)
+    typer.echo(f"{counts.num_taken:,} requests written to {log.output}, read as {recognised}", err=True)
     return counts
 
 
 def _none_in_time(path: str, counts: JoinCounts, window_s: tuple[float, float]) -> TraceError:
     first_s, last_s = counts.first_s or 0.0, counts.last_s or 0.0
     reason = (
-        f"none of its {counts.num_read:,} requests came while events were recorded: they came from {first_s:.3f} to "
-        f"{last_s:.3f} s since 1970, the recording went from {window_s[0]:.3f} to {window_s[1]:.3f} s"
+        f"none of its {counts.num_read:,} requests arrived during the recording: they arrived from {first_s:.3f} to "
+        f"{last_s:.3f} s since 1970, the recording lasted from {window_s[0]:.3f} to {window_s[1]:.3f} s"
     )
     return TraceError(path, None, reason, "Name the log of the same time, or give its time zone: --utc-offset")

@@ -52,7 +52,7 @@ def replay(
     ] = None,
     json_file: opt.JsonFile = None,
 ) -> None:
-    """Serve a request trace on a virtual clock, with continuous batching, through the block space that serves.
+    """Serve a request trace on a virtual clock, with continuous batching, through the production block space.
 
     Requests arrive at the times of the trace; steps take the time of the cost model. The production block space decides
     what is hit, shared, preempted, evicted and wasted. docs/replay.md has the rules.

@@ -151,7 +151,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         require_folder(model)
     require_free(host, port)
     with working("Loading torch"), leaving_at_once():
-        from pagedkv.cli import server_building  # noqa: PLC0415 - paths are looked at before torch is imported
+        from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
         from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
 

@@ -71,17 +71,17 @@ def validate(  # noqa: PLR0913 - typer needs a parameter for each option
     latencies = None if bench is None else _latencies(*bench, model, max_sequences, max_batched_tokens)
     notes = [as_typed(note) for note in (*measured.notes, *(() if latencies is None else (NO_SHARING,)))]
     if json_file is not None:
-        head = {"steps": steps, "command": command_line(), "read_as": measured.told_by, "cost_model": cost_model}
-        told = {} if latencies is None else {"latencies": [each.as_dict() for each in latencies.compared]}
+        head = {"steps": steps, "command": command_line(), "read_as": measured.source, "cost_model": cost_model}
+        compared = {} if latencies is None else {"latencies": [each.as_dict() for each in latencies.compared]}
         errors = {"errors": None} if found is None else found.as_dict()
-        write_json(json_file, {**head, **errors, "notes": list(notes), **told})
+        write_json(json_file, {**head, **errors, "notes": list(notes), **compared})
     if json_file == STANDARD_OUTPUT:
         return
     print_warnings(notes)
-    facts = [("read as", measured.told_by), ("steps", f"{len(measured):,}"), ("cost model", cost_model)]
+    facts = [("read as", measured.source), ("steps", f"{len(measured):,}"), ("cost model", cost_model)]
     print_table(f"Steps of {Path(steps).name}", facts)
     if found is not None:
-        title = "Error of the cost model, relative to what was measured"
+        title = "Error of the cost model, relative to the measured seconds"
         print_numbers(title, ("tokens of a step", "steps", "median", "p90", "bias"), error_rows(found))
     if latencies is not None:
         title = (

@@ -8,7 +8,7 @@ In the order in which data flows::
     runs      points in separate processes
     ray_runs  points as tasks of Ray
     loads     the loads of each setting, typed or chosen by a search
-    beside    what each cluster is compared with: requests in turn, and one pool
+    beside    runs for comparison with each cluster: routing in turn, and one pool
     document  all results, for JSON and the page
     tables    the result for humans
 """

@@ -1,7 +1,7 @@
 """The compared values: lists as typed, and the settings made of them, each with the names of its values.
 
 The other values of each axis are compared with its first. If a single number of GPUs or GiB is given, half and twice as
-many are tried as well, if the weights and a prompt fit, unless there are replicas, each of which has what is given.
+many are tried as well, if the weights and a prompt fit. With replicas, each has exactly the given number.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.planning.prices import parse_prices
+from pagedkv.cli.seconds_source import origin_of
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.tier_options import TierOptions, TierRates, parse_size
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.cli.whose_seconds import origin_of
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import keeps_whole_prefix
 from pagedkv.memory.routing import ROUTINGS, Routing
@@ -252,7 +252,9 @@ class PlanAxes:
             memory = _listed("--memory", self.memory, _positive)
             axes["memory"] = list(memory if self.replicas is not None else _with_half_and_double(memory))
         else:
-            raise ConfigurationError("say what to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)")
+            raise ConfigurationError(
+                "name the hardware to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)"
+            )
         axes |= self._cluster_axes()
         axes["block size"] = list(_listed("--block-size", self.block_sizes, int))
         axes["policy"] = list(_listed("--eviction", self.evictions, str))
@@ -271,7 +273,7 @@ class PlanAxes:
         """Return the axes of a cluster, none without replicas."""
         if self.replicas is None:
             if self.routings is not None:
-                raise ConfigurationError("--routing is how requests come to replicas: give --replicas as well")
+                raise ConfigurationError("--routing routes requests to replicas: give --replicas as well")
             return {}
         if self.closed_loop:
             raise ConfigurationError("--closed-loop has one server: leave it out, or --replicas")
@@ -354,7 +356,7 @@ def _load(text: str) -> float:
     value = float(text)
     if value == 0:
         raise _OutOfRangeError(
-            "at 0 times the recorded traffic no request ever comes: give 1 for the traffic as recorded, or leave "
+            "at 0 times the recorded traffic no request ever arrives: give 1 for the traffic as recorded, or leave "
             "--load out, and the highest load that holds is searched for"
         )
     if not 0 < value <= HIGHEST_LOAD:
@@ -449,7 +451,9 @@ def _split_by(config: ServingConfig, split: object) -> ServingConfig:
         raise ConfigurationError(f"--split is for models with several pools, and {config.model} has one: leave it out")
     nbytes = {pool: count * config.block_nbytes[pool] for pool, count in config.num_blocks.items()}
     total, by_need = sum(nbytes.values()), sum(nbytes[pool] for pool in full)
-    wanted = min(float(str(split)) * by_need, MOST_OF_MEMORY * total)
-    scales = {pool: wanted / by_need if pool in full else (total - wanted) / (total - by_need) for pool in nbytes}
+    full_nbytes = min(float(str(split)) * by_need, MOST_OF_MEMORY * total)
+    scales = {
+        pool: full_nbytes / by_need if pool in full else (total - full_nbytes) / (total - by_need) for pool in nbytes
+    }
     num_blocks = {pool: max(2, int(count * scales[pool])) for pool, count in config.num_blocks.items()}
     return replace(config, num_blocks=num_blocks)

@@ -1,8 +1,8 @@
-"""Beside a cluster: the same requests in turn, and in one pool with the memory of all replicas.
+"""Runs for comparison with a cluster: the same requests routed in turn, and one pool with the memory of all replicas.
 
 A cluster's hits lie between these two. Each setting with replicas is run once more in both ways, at the load of its
-headline: the highest that it holds, else the lowest that was run. Of one pool the hits alone compare. It has the memory
-of all replicas and the speed of one, so its requests come so much more slowly.
+headline: the highest that it holds, else the lowest that was run. Only the hits of one pool are comparable: it has the
+memory of all replicas and the speed of one, so its load is divided by the number of replicas.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ Key = tuple[str, ...]
 
 @dataclass(slots=True)
 class BesideRuns:
-    """The further points of a plan's clusters.
+    """The points for comparison with a plan's clusters.
 
     Args:
         found: all points of the plan.
@@ -41,33 +41,33 @@ class BesideRuns:
     runs_again: bool
     num_known: int = 0
     _figures: dict[tuple[Key, str], PointFigures] = field(default_factory=dict)
-    _given: list[tuple[Key, str, PlanPoint]] = field(default_factory=list)
+    _returned: list[tuple[Key, str, PlanPoint]] = field(default_factory=list)
 
     def first(self) -> list[PlanPoint]:
         """Return the points to run."""
         known = {str(planned.point.as_dict()): figures for planned, figures in self.found}
-        for key, name, point in self._wanted():
+        for key, name, point in self._compared():
             figures = known.get(str(point.as_dict())) or (None if self.runs_again else self.store.get(point))
             if figures is None:
-                self._given.append((key, name, point))
+                self._returned.append((key, name, point))
             else:
                 self.num_known += 1
                 self._figures[key, name] = figures
-        return [point for _, _, point in self._given]
+        return [point for _, _, point in self._returned]
 
     def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
-        """Store the figures of a point, by its place among all returned points; nothing follows from them."""
-        key, name, point = self._given[number]
+        """Store the figures of a point, by its place among all returned points; no further points follow."""
+        key, name, point = self._returned[number]
         self.store.put(point, figures)
         self._figures[key, name] = figures
         return []
 
     def of(self, choices: Mapping[str, str]) -> dict[str, PointFigures]:
-        """Return the figures beside a setting, by name; none beside one server."""
+        """Return the figures for comparison with a setting, by name; none for one server."""
         key = tuple(choices.values())
         return {name: self._figures[key, name] for name in (IN_TURN, ONE_POOL) if (key, name) in self._figures}
 
-    def _wanted(self) -> Iterator[tuple[Key, str, PlanPoint]]:
+    def _compared(self) -> Iterator[tuple[Key, str, PlanPoint]]:
         by_setting: dict[Key, list[tuple[PlannedPoint, PointFigures]]] = {}
         for planned, figures in self.found:
             by_setting.setdefault(tuple(planned.choices.values()), []).append((planned, figures))
@@ -82,10 +82,10 @@ class BesideRuns:
 
 
 def one_pool(config: ServingConfig, num_replicas: int) -> ServingConfig:
-    """Configure one server with the memory of several, whose requests come so much more slowly."""
+    """Configure one server with the memory of ``num_replicas``; its load is divided by their number."""
 
     def times(count: int) -> int:
-        return (count - 1) * num_replicas + 1  # the null block is there once
+        return (count - 1) * num_replicas + 1  # there is one null block
 
     blocks = config.num_blocks
     return replace(

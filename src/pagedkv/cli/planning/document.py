@@ -8,8 +8,8 @@ from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.planning.axes import PlanAxes, PlannedPoint
 from pagedkv.cli.planning.beside import IN_TURN, ONE_POOL, BesideRuns
 from pagedkv.cli.planning.prices import token_cost
+from pagedkv.cli.seconds_source import SecondsSource, shared_name
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.cli.whose_seconds import WhoseSeconds, shared_name
 from pagedkv.memory.contract.budget import GIB
 from pagedkv.planner.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.planner.simulation.cluster import LATE
@@ -38,7 +38,7 @@ def plan_document(
         head: trace, command and read_as.
         axes: the options.
         found: all points with their figures.
-        beside: what clusters are compared with.
+        beside: runs for comparison with clusters.
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
@@ -72,11 +72,11 @@ def plan_document(
     }
 
 
-def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> WhoseSeconds:
+def _seconds(axes: PlanAxes, decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> SecondsSource:
     """Return the source of the seconds of the headline's setting."""
     chosen = next(planned for planned, _ in found if dict(planned.choices) == decision.chosen)
     name = str(chosen.point.config.cost_model_name)
-    return WhoseSeconds(name, axes.origin, axes.is_cost_model_assumed)
+    return SecondsSource(name, axes.origin, axes.is_cost_model_assumed)
 
 
 def _settings(
@@ -85,7 +85,7 @@ def _settings(
     found: Sequence[tuple[PlannedPoint, PointFigures]],
     beside: BesideRuns,
 ) -> list[PlanSettingDocument]:
-    """Return the load limit of each setting, its cost, and what a cluster is compared with."""
+    """Return the load limit of each setting, its cost, and the figures for comparison with a cluster."""
     best = settings_of(results)
     documents: list[PlanSettingDocument] = []
     for key, limit in limits_of(results).items():
@@ -97,7 +97,7 @@ def _settings(
                 "choices": dict(best[key].choices),
                 "held": limit.held,
                 "ended": limit.ended,
-                "is_told": limit.is_told,
+                "is_decided": limit.is_decided,
                 "sustained_per_s": None if limit.held is None else steady.good_per_s,
                 "cost": None if cost is None else cost.as_dict(),
                 "beside": [_beside(name, each) for name, each in beside.of(best[key].choices).items()],
@@ -126,17 +126,20 @@ def _beside(name: str, figures: PointFigures) -> BesideDocument:
 
 
 def _cluster(figures: PointFigures, decision: Decision, beside: BesideRuns) -> Iterator[str]:
-    """Describe the hits and the balance of the headline's cluster, beside one pool and requests in turn."""
+    """Describe the hits and the balance of the headline's cluster, compared with one pool and with routing in turn."""
     others = beside.of(decision.chosen)
     if figures.cluster is None or not others:
         return
     if figures.hit_ratio is not None:
-        told = [
+        ratios = [
             f"{each.hit_ratio:.1%} {where}"
-            for name, where in ((IN_TURN, "with requests in turn"), (ONE_POOL, "in one pool with the memory of all"))
+            for name, where in (
+                (IN_TURN, "with requests routed in turn"),
+                (ONE_POOL, "in one pool with the memory of all"),
+            )
             if (each := others[name]).hit_ratio is not None
         ]
-        yield f"{figures.hit_ratio:.1%} of the prompt tokens hit, {' and '.join(told)}"
+        yield f"{figures.hit_ratio:.1%} of the prompt tokens hit, {' and '.join(ratios)}"
     yield f"the busiest replica computes {figures.cluster.imbalance:.2f} times the mean of all in a minute"
 
 
@@ -156,14 +159,14 @@ def _windows(figures: PointFigures) -> Iterator[str]:
     extremes = busiest_and_quietest(figures.divided)
     if extremes is None:
         return
-    told = []
+    texts = []
     for name, part in zip(("busiest", "quietest"), extremes, strict=True):
         seconds = part.ttft_s["p99"]
         began = "nothing is answered" if seconds is None else f"TTFT p99 {seconds:.3g} s"
         good = part.num_good / part.num_requests if part.num_requests else 1.0
         hits = "" if part.hit_ratio is None else f", {part.hit_ratio:.1%} of the prompt tokens hit"
-        told.append(f"{name} window, {part.name}, {good:.1%} of the answers are good, {began}{hits}")
-    yield f"in the {told[0]}; in the {told[1]}"
+        texts.append(f"{name} window, {part.name}, {good:.1%} of the answers are good, {began}{hits}")
+    yield f"in the {texts[0]}; in the {texts[1]}"
 
 
 def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
@@ -177,7 +180,7 @@ def _stops(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]
         planned, figures = min(ended, key=lambda each: each[0].load)
         bounds = planned.point.bounds
         yield f"at {planned.load:g} times the recorded traffic that setting {as_typed(reason_of(figures, bounds))}"
-        yield f"what would have to change: {as_typed(change_of(figures, planned.point))}"
+        yield f"remedy: {as_typed(change_of(figures, planned.point))}"
 
 
 def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[str]:
@@ -193,10 +196,10 @@ def _costs(axes: PlanAxes, settings: Sequence[PlanSettingDocument]) -> Iterator[
     if not by_gpus:
         yield f"the cost of tokens is unknown (--price {typed}): no load is known to hold on these GPUs"
         return
-    told = ", ".join(f"{each:.3g} on {gpus}" for gpus, each in by_gpus.items())
+    costs = ", ".join(f"{each:.3g} on {gpus}" for gpus, each in by_gpus.items())
     cheapest = min(by_gpus, key=lambda gpus: by_gpus[gpus])
     least = f"; {cheapest} costs the least" if len(by_gpus) > 1 else ""
-    yield f"a million generated tokens of good answers cost, sustained, by --price {typed} an hour: {told}{least}"
+    yield f"a million generated tokens of good answers cost, sustained, by --price {typed} an hour: {costs}{least}"
 
 
 def _arrivals(axes: PlanAxes) -> str:
@@ -210,14 +213,14 @@ def _arrivals(axes: PlanAxes) -> str:
 
 def _warnings(axes: PlanAxes, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> Iterator[str]:
     names = ", ".join(dict.fromkeys(shared_name(str(planned.point.config.cost_model_name)) for planned, _ in found))
-    yield from WhoseSeconds(names, axes.origin, axes.is_cost_model_assumed).warnings(
+    yield from SecondsSource(names, axes.origin, axes.is_cost_model_assumed).warnings(
         "--gpu or --cost-model", str(found[0][0].point.config.model)
     )
     everything = [figures for _, figures in found]
     if any(planned.point.cluster is not None for planned, _ in found):
         yield (
-            f"the router reads events {1e3 * LATE.delay_s:g} ms late, and {LATE.loss:.0%} of them never, which is "
-            "assumed and not measured"
+            f"the router is assumed to receive events {1e3 * LATE.delay_s:g} ms late, and to lose {LATE.loss:.0%} of "
+            "them; this is not measured"
         )
     short = [figures for figures in everything if figures.steadiness.verdict == TOO_SHORT]
     if len(short) == len(everything):

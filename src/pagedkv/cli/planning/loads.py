@@ -40,7 +40,7 @@ class LoadRuns:
         self._runs_again = runs_again
         self._is_searched = is_searched
         self._settings: dict[tuple[str, ...], _Setting] = {}
-        self._given: list[tuple[_Setting, PlannedPoint]] = []
+        self._returned: list[tuple[_Setting, PlannedPoint]] = []
         self._planned = planned
         self.num_known = 0
 
@@ -55,7 +55,7 @@ class LoadRuns:
 
     def keep(self, number: int, figures: PointFigures) -> list[PlanPoint]:
         """Store the figures of a point, by its place among all returned points; return the points to run next."""
-        setting, planned = self._given[number]
+        setting, planned = self._returned[number]
         self._store.put(planned.point, figures)
         self._take(setting, planned, figures)
         return self._next(setting)
@@ -85,11 +85,11 @@ class LoadRuns:
             self.num_known += 1
             self._take(setting, planned, figures)
             return []
-        self._given.append((setting, planned))
+        self._returned.append((setting, planned))
         return [planned.point]
 
     @staticmethod
     def _take(setting: _Setting, planned: PlannedPoint, figures: PointFigures) -> None:
         setting.found[planned.load] = planned, figures
         if setting.search is not None:
-            setting.search.tell(figures.steadiness.verdict)
+            setting.search.record(figures.steadiness.verdict)

@@ -27,7 +27,7 @@ with needing("cluster", "--ray"):
 __all__ = ["RayRunner"]
 
 ADDRESS: Final = "RAY_ADDRESS"
-LOOK_EVERY_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class RayRunner:
         count = PointCount(len(points), count_known)
         try:
             with _connected(self.num_processes), progress_bars() as progress:
-                bar = progress.add_task("plan", total=count.total, come_to="")
+                bar = progress.add_task("plan", total=count.total, so_far="")
                 task: Any = ray.remote(_run_task)  # Ray has types for plain arguments of few functions
                 under_way = {task.remote(point, paths, self.reading): place for place, point in enumerate(points)}
                 while under_way:
-                    done, _ = ray.wait(list(under_way), timeout=LOOK_EVERY_S)
+                    done, _ = ray.wait(list(under_way), timeout=POLL_INTERVAL_S)
                     for each in done:
                         for place, point in count.add(keep(under_way.pop(each), _answer(each))):
                             under_way[task.remote(point, paths, self.reading)] = place
-                    progress.update(bar, completed=count.known, total=count.total, come_to=str(count))
+                    progress.update(bar, completed=count.known, total=count.total, so_far=str(count))
         except KeyboardInterrupt as error:
             raise count.interrupted() from error
 
@@ -94,7 +94,7 @@ def _answer(task: Any) -> PointFigures:  # noqa: ANN401 - a reference of Ray
 
 @contextmanager
 def _connected(num_processes: int) -> Iterator[None]:
-    """Connect to the cluster, or start one of local processes; leave a connection that is there as it is."""
+    """Connect to the cluster, or start one of local processes; an existing connection is used, and left open."""
     if ray.is_initialized():
         yield
         return

@@ -28,7 +28,7 @@ from pagedkv.planner.simulation.planning.request_parts import Division
 
 __all__ = ["PointCount", "PointRunner", "compile_for", "run_in_process"]
 
-LOOK_EVERY_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class _Worker:
 
 @dataclass(slots=True)
 class PointCount:
-    """How many points there are and how many are done, for a bar and for an interrupted run.
+    """The numbers of all points and of finished ones, for a bar and for an interrupted run.
 
     Args:
         num_points: points that are to be run.
-        count_known: returns how many points were known before.
-        num_done: points that are done.
+        count_known: returns the number of points that were known before.
+        num_done: finished points.
     """
 
     num_points: int
@@ -75,7 +75,9 @@ class PointCount:
 
     def interrupted(self) -> InterruptedRunError:
         """Return the error of a run that was interrupted here."""
-        return InterruptedRunError(f"interrupted after {self}; they are kept, the same command goes on from there")
+        return InterruptedRunError(
+            f"interrupted after {self}; they are kept, and the same command continues from there"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class PointRunner:
             points: points to run.
             keep: called with the place and the figures of each point as soon as it is done; returns further points to
                 run, whose places follow.
-            count_known: returns how many points were known before, for the bar.
+            count_known: returns the number of points that were known before, for the bar.
 
         Raises:
             ConfigurationError: a point cannot be run, or a process was ended from outside.
@@ -116,9 +118,9 @@ class PointRunner:
         number = min(self.num_processes, len(left))
         try:
             with progress_bars() as progress, _workers(self.paths, self.reading, number) as (workers, shares):
-                task = progress.add_task("plan", total=count.total, come_to="")
+                task = progress.add_task("plan", total=count.total, so_far="")
                 for worker in workers:
-                    _give(worker, left)
+                    _send_next(worker, left)
                 while busy := [worker for worker in workers if worker.under_way is not None]:
                     for worker in _answering(busy):
                         place, figures = _answer(worker)
@@ -127,9 +129,9 @@ class PointRunner:
                         shares[worker.place] = 0.0
                     for worker in workers:
                         if worker.under_way is None:
-                            _give(worker, left)
+                            _send_next(worker, left)
                     completed = count.known + sum(shares)
-                    progress.update(task, completed=completed, total=count.total, come_to=str(count))
+                    progress.update(task, completed=completed, total=count.total, so_far=str(count))
         except KeyboardInterrupt as error:
             raise count.interrupted() from error
 
@@ -142,7 +144,7 @@ def compile_for(points: Sequence[PlanPoint]) -> None:
         make_ready(ROUTING)
 
 
-def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
+def _send_next(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
     """Send the next point to a worker, if there is one."""
     if left:
         place, point = left.popleft()
@@ -153,7 +155,7 @@ def _give(worker: _Worker, left: deque[tuple[int, PlanPoint]]) -> None:
 def _answering(busy: Sequence[_Worker]) -> list[_Worker]:
     """Wait a moment for workers that have an answer, or have ended."""
     by_what = {each: worker for worker in busy for each in (worker.line, worker.process.sentinel)}
-    ready = wait(list(by_what), timeout=LOOK_EVERY_S)
+    ready = wait(list(by_what), timeout=POLL_INTERVAL_S)
     return list({worker.place: worker for each in ready for worker in [by_what[each]]}.values())  # type: ignore[index] # the given objects
 
 
@@ -170,7 +172,7 @@ def _answer(worker: _Worker) -> tuple[int, PointFigures]:
     if isinstance(answer, str):
         raise ConfigurationError(answer)
     number = worker.under_way
-    assert number is not None, "an answer to nothing"
+    assert number is not None, "an answer without a point"
     return number, answer
 
 
@@ -184,11 +186,11 @@ def _workers(
     workers: list[_Worker] = []
     try:
         for place in range(number):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, shares, place, paths, reading), daemon=True)
+            parent_end, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(worker_end, shares, place, paths, reading), daemon=True)
             process.start()
-            theirs.close()
-            workers.append(_Worker(place, process, ours))
+            worker_end.close()
+            workers.append(_Worker(place, process, parent_end))
         yield workers, shares
     finally:
         for worker in workers:
@@ -236,7 +238,7 @@ def run_in_process(
     except (ConfigurationError, TraceError) as error:
         return str(error)
     except MemoryError:
-        return "not enough memory: run fewer points at once (--jobs 1), or ask for less memory"
+        return "not enough memory: run fewer points at once (--jobs 1), or plan for less memory"
 
 
 def _run(

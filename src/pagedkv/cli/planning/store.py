@@ -85,5 +85,5 @@ class PointStore:
             file.write(json.dumps(values).encode() + b"\n")
 
     def _path(self, point: PlanPoint) -> Path:
-        told = json.dumps({**self._trace, "point": point.as_dict()}, sort_keys=True)
-        return self._folder / f"{hashlib.sha256(told.encode()).hexdigest()[:40]}.json"
+        key = json.dumps({**self._trace, "point": point.as_dict()}, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"

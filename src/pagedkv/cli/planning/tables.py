@@ -18,10 +18,11 @@ WHOLE_FROM: Final = 100
 """Seconds from this value on are written without decimals, never with an exponent."""
 VERDICTS: Final = {"holds": "yes", "too short": "?"}
 BINDS: Final = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "rejected": "size"}
-"""Words for the cause that a load does not hold."""
+"""Words for the causes of a load that does not hold."""
 CLUSTERS: Final = (
-    "Clusters, at the highest load that holds, else the lowest that was run, beside the same requests in turn and one "
-    "pool of all their memory; imbalance: tokens computed in a minute, the largest over the mean; TTFT in seconds"
+    "Clusters, at the highest load that holds, else the lowest that was run, compared with the same requests routed in "
+    "turn and with one pool of all their memory; imbalance: tokens computed in a minute, the largest over the mean; "
+    "TTFT in seconds"
 )
 CLUSTER_HEADINGS: Final = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
 INTERVALS: Final = (
@@ -44,7 +45,7 @@ def print_plan(plan: Plan) -> None:
     console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
     console.print()
     title = (
-        f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * is the one that the headline names; holds: "
+        f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * marks that of the headline; holds: "
         "yes, or the cause if not (? if the trace is too short to decide)"
     )
     print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
@@ -104,7 +105,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
 
 
 def _cluster_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Return the rows of each cluster: its own, and those beside it."""
+    """Return the rows of each cluster: its own, and those for comparison."""
     for setting in (each for each in plan["settings"] if each["beside"]):
         runs = [point for point in plan["points"] if point["choices"] == setting["choices"]]
         held = min(point["load"] for point in runs) if setting["held"] is None else setting["held"]
@@ -129,7 +130,7 @@ def _cluster_cells(
 
 
 def _holds(point: PlanPointDocument) -> str:
-    """Return whether a load holds, or the cause that it does not, in a word or two."""
+    """Return whether a load holds, or the cause if not, in a word or two."""
     return VERDICTS.get(point["verdict"]) or ", ".join(BINDS[bind] for bind in point["binds"])
 
 

@@ -21,9 +21,18 @@ from pagedkv.memory.contract.spec import (
     RecurrentState,
     Replay,
     SlidingWindow,
-    keeps_state,
 )
 from pagedkv.memory.space import BlockSpace
+from pagedkv.memory.warming.rare_operations import (
+    branch,
+    continue_in_the_block_itself,
+    continue_in_the_state_itself,
+    refuse_drafts,
+    refuse_rolling_back,
+    share_open_blocks,
+    step,
+    write_over_kept_states,
+)
 from pagedkv.memory.warming.rehearsals import FEATURES
 
 __all__ = ["rehearse"]
@@ -50,6 +59,18 @@ def rehearse(eviction: str, features: str = FEATURES) -> None:
         _keep_states(of(build.hybrid()))
         _replay(of(build.replaying()))
         _roll_back(of(build.plain()))
+        _do_rare_things(build, of)
+
+
+def _do_rare_things(build: "_Build", of: Callable[[BlockSpace], BlockSpace]) -> None:
+    for operation in (branch, share_open_blocks, refuse_drafts, refuse_rolling_back):
+        space = of(build.attention())
+        operation(space, _tenant_of(space))
+        space.check()
+    branch(of(build.plain()), None)
+    write_over_kept_states(of(build.few_states()))
+    continue_in_the_state_itself(of(build.few_states()))
+    continue_in_the_block_itself(of(build.few_blocks()))
 
 
 class _TakingArrays:
@@ -115,6 +136,20 @@ class _Build:
         pools = {"device": 60, "state": 16}
         return self._space((FullAttention(block_size=2), state), pools, num_host_blocks={"device": 30, "state": 8})
 
+    def few_blocks(self) -> BlockSpace:
+        """Full attention with hits inside blocks, if features are on."""
+        return self._space((FullAttention(4),), 8, min_partial_hit=int(self.has_features))
+
+    def few_states(self) -> BlockSpace:
+        """Full attention beside recurrent states, of which there are hardly more than rows need."""
+        state = RecurrentState(4, max_checkpoints=4 if self.has_features else None)
+        return self._space(
+            (FullAttention(block_size=2), state),
+            {"device": 60, "state": 8},
+            events=self.has_features,
+            explain=self.has_features,
+        )
+
     def replaying(self) -> BlockSpace:
         """Windows that are computed again after they were evicted."""
         groups = (
@@ -151,16 +186,8 @@ def _admitted(space: BlockSpace, prompt: tuple[int, ...] = PROMPT, tenant: str =
     space.can_allocate(prompt, match=hit, tenant=named)
     answer = space.allocate(prompt, match=hit, tenant=named)
     assert isinstance(answer, Allocation), f"a prompt of {len(prompt)} tokens found no room: {answer}"
-    _step(space)
+    step(space)
     return answer.row
-
-
-def _step(space: BlockSpace) -> None:
-    plan = space.plan_step()
-    for group, rule in enumerate(space.config.groups):
-        if not keeps_state(rule):
-            space.slot_mapping(plan, group)
-    space.acknowledge(plan.step_id)
 
 
 def _serve(space: BlockSpace) -> None:
@@ -170,12 +197,12 @@ def _serve(space: BlockSpace) -> None:
     for token in range(12):
         space.can_append([row])
         space.append([row], [token], num_lookahead=1)
-        _step(space)
+        step(space)
     space.append_with_copies(space.fork(row, 2), [1, 2])
     space.append_with_copies([row], [3])
     space.can_append([row], [3], num_lookahead=2)
     space.append([row], [4, 5, 6], [3], num_draft=2)
-    _step(space)
+    step(space)
     space.truncate([row], [int(space.lengths([row])[0]) - 2])
     space.explain(PROMPT)
     space.explain((*PROMPT[:7], *[99] * 9))
@@ -195,7 +222,7 @@ def _abort(space: BlockSpace, row: int) -> None:
     plan = space.plan_step()
     space.explain(PROMPT)
     space.abort(plan.step_id)
-    _step(space)
+    step(space)
 
 
 def _look(space: BlockSpace, row: int) -> None:
@@ -222,13 +249,13 @@ def _swap(space: BlockSpace) -> None:
     other = int(space.fork(row)[0])
     space.can_swap_out([row, other])
     space.swap_out([row, other])
-    _step(space)
+    step(space)
     space.free([other])
     space.can_swap_in([row])
     space.swap_in([row])
-    _step(space)
+    step(space)
     space.swap_out([row])
-    _step(space)
+    step(space)
     space.free([row])
 
 
@@ -252,14 +279,14 @@ def _share(space: BlockSpace) -> None:
         space.allocate(PROMPT, tenant=_tenant_of(space)),
         space.allocate(PROMPT, tenant=_tenant_of(space), publish="prompt"),
     ]
-    _step(space)
+    step(space)
     first, second = (answer.row for answer in rows if isinstance(answer, Allocation))
     space.fork(first, 1, at=6)
     space.advance(2.0)
     if space.config.leases:
         space.lease(PROMPT, 5.0)
     space.append([second], [70, 71, 72, 73], [4])
-    _step(space)
+    step(space)
     space.free([int(space.fork(first)[0])], priority=1 if space.config.leases else 0)
     space.free([first], superseded_by=second)
     space.advance(9.0)
@@ -276,11 +303,11 @@ def _bring(space: BlockSpace) -> None:
             space.finish_load(load, num_tokens)
     answer = space.allocate(PROMPT, num_external_tokens=14, tenant=_tenant_of(space))
     assert isinstance(answer, Allocation), "a prompt that comes from elsewhere found no room"
-    _step(space)
+    step(space)
     blocks = [block for block in space.block_ids(answer.row) if block]
     space.release(space.hold(blocks[:2]))
     space.withdraw(blocks[1:2])
-    _step(space)
+    step(space)
     space.match(PROMPT, max_hit_tokens=5, max_replay_tokens=4)
     space.invalidate_memory()
 
@@ -295,7 +322,7 @@ def _change_weights(space: BlockSpace) -> None:
         space.explain(PROMPT)
         _admitted(space)
         space.append([row], [8])
-        _step(space)
+        step(space)
         space.epochs(row)
     space.explain(PROMPT)
 
@@ -308,7 +335,7 @@ def _overflow(space: BlockSpace) -> None:
         if space.config.leases:
             space.lease(prompt, 5_000.0)
         rows = [space.allocate(prompt, tenant=_tenant_of(space, tenant)) for tenant in ("one", "other")]
-        _step(space)
+        step(space)
         space.free([answer.row for answer in rows if isinstance(answer, Allocation)])
     space.explain(tuple(range(30)))
     space.explain((5,) * 8, keys=RequestKeys(salt=b"b"))
@@ -333,24 +360,24 @@ def _change_tenants(space: BlockSpace) -> None:
 def _keep_states(space: BlockSpace) -> None:
     first = space.allocate(PROMPT)
     space.explain(PROMPT)  # finds a state that the open step still has to compute
-    _step(space)
+    step(space)
     assert isinstance(first, Allocation), "a prompt found no room in empty pools"
     space.free([first.row])
     row = _admitted(space)
     for _ in range(4):
         space.append([row], [1, 2, 3], [3], num_draft=2)
-        _step(space)
+        step(space)
         space.truncate([row], [int(space.lengths([row])[0]) - 1])
     space.append([row], None, [1])
     plan = space.plan_step()
     space.acknowledge(plan.step_id)
     space.fill([row], [4])
-    _step(space)
+    step(space)
     space.draft_block_ids(row, 1)
     space.swap_out([row])
-    _step(space)
+    step(space)
     space.swap_in([row])
-    _step(space)
+    step(space)
     space.free([row, _admitted(space)])
     space.match(np.array(PROMPT))
     _go_on_from_a_state(space)
@@ -361,9 +388,9 @@ def _go_on_from_a_state(space: BlockSpace) -> None:
     prompt = tuple(range(300, 319))
     first = space.allocate(prompt[:18], prompt=prompt)
     assert isinstance(first, Allocation), "a prompt found no room"
-    _step(space)
+    step(space)
     space.append([first.row], prompt[18:])
-    _step(space)
+    step(space)
     space.free([first.row])
     space.free([_admitted(space, prompt)])
 
@@ -378,16 +405,16 @@ def _replay(space: BlockSpace) -> None:
     children = space.fork(answer.row, 2)
     space.can_append(children, [1, 1], num_lookahead=1)
     space.append(children, [1, 2], num_lookahead=1)
-    _step(space)
+    step(space)
     space.append([answer.row], [50, 51, 52, 53, 54], [5])
-    _step(space)
+    step(space)
     space.free(children)
     space.free([answer.row])
     keys = RequestKeys(lora_name="a", media=(MediaSpan(2, 6, b"m"),))
     space.allocate(PROMPT, keys=keys)
     space.explain(PROMPT, keys=keys)
     space.explain((*PROMPT[:4], 7, 7, *PROMPT[6:]))
-    _step(space)
+    step(space)
     space.check()
 
 
@@ -395,9 +422,9 @@ def _roll_back(space: BlockSpace) -> None:
     row = _admitted(space)
     space.truncate([row], [len(PROMPT) - 4])
     space.append([row], [5, 6], [2])
-    _step(space)
+    step(space)
     space.free([row])
     foreign = np.zeros((len(PROMPT) // 2, 32), np.uint8)
     space.explain(PROMPT, digests=foreign)
     space.allocate(PROMPT, digests=foreign)
-    _step(space)
+    step(space)

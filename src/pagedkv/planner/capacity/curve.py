@@ -189,17 +189,17 @@ class CapacityCurve:
             }
             for capacity in self.capacities
             for factor in FACTORS
-            if self._is_known(factor * capacity) and not self._is_endless(capacity)
+            if self._is_known(factor * capacity) and not self._holds_all(capacity)
         }
 
-    def _is_endless(self, capacity: int) -> bool:
+    def _holds_all(self, capacity: int) -> bool:
         return capacity >= self.num_unique_blocks
 
     def _is_known(self, capacity: int) -> bool:
-        return capacity in self.hits[OPTIMAL] or self._is_endless(capacity)
+        return capacity in self.hits[OPTIMAL] or self._holds_all(capacity)
 
     def _hits_at(self, policy: str, capacity: int) -> int:
-        return self.ideal_hits if self._is_endless(capacity) else self.hits[policy][capacity]
+        return self.ideal_hits if self._holds_all(capacity) else self.hits[policy][capacity]
 
     def as_dict(self) -> dict[str, object]:
         """Return the curve for JSON, equal on every run."""

@@ -69,7 +69,7 @@ def _refuse_quantised_cache(config: ModelConfig) -> None:
         if quantization.get(key):
             raise config.fault(
                 f"quantization_config.{key}",
-                "asks for a quantised KV cache, whose size depends on the engine",
+                "selects a quantised KV cache, whose size depends on the engine",
                 f"Choose the KV cache's dtype: {', '.join(KV_DTYPE_NBYTES)}",
             )
 

@@ -1,9 +1,9 @@
 """The meaning of the keys for each ``model_type``. A type that is not in this table is refused.
 
 A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, the memory
-of a recurrent layer, and the *telling* keys that it understands. A telling key changes the size of the cache. A config
-with a telling key that its family does not understand is refused, since the result would be silently wrong. Key names
-and defaults are those of the configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
+of a recurrent layer, and the *size keys* that its configs may have. A size key changes the size of the cache. A config
+with a size key that its family does not list is refused, since the result would be silently wrong. Key names and
+defaults are those of the configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,14 +54,14 @@ class Family:
         rules: returns the rule of each layer, where the config has no list of layer types.
         attention: returns the memory of one attention layer.
         state_nbytes: returns the memory of one recurrent layer; None where there is none.
-        telling_keys: the telling keys that this family understands.
+        size_keys: the size keys that configs of this family may have.
         defaults: values of keys that files of this family omit.
     """
 
     rules: RuleReader
     attention: Callable[[ModelConfig], KeptByAttention]
     state_nbytes: Callable[[ModelConfig], int] | None = None
-    telling_keys: frozenset[str] = frozenset()
+    size_keys: frozenset[str] = frozenset()
     defaults: Mapping[str, object] = field(default_factory=lambda: NO_DEFAULTS)
 
 
@@ -72,7 +72,7 @@ LATENT_KEYS: Final = frozenset({"kv_lora_rank"})
 NEMOTRON_KEYS: Final = frozenset({"ssm_state_size", "hybrid_override_pattern"})
 CHUNK_KEYS: Final = frozenset({"attention_chunk_size"})
 SHARING_KEYS: Final = frozenset({"num_kv_shared_layers"})
-NEVER_UNDERSTOOD: Final = frozenset(
+UNSUPPORTED_KEYS: Final = frozenset(
     {
         "attention_k_eq_v",  # Gemma 4: keys serve as values
         "attn_type_list",  # MiniMax
@@ -86,8 +86,8 @@ NEVER_UNDERSTOOD: Final = frozenset(
         "num_key_value_heads_per_layer",  # DeciLM
     }
 )
-TELLING_KEYS: Final = (
-    WINDOW_KEYS | MAMBA_KEYS | LINEAR_KEYS | LATENT_KEYS | NEMOTRON_KEYS | CHUNK_KEYS | SHARING_KEYS | NEVER_UNDERSTOOD
+SIZE_KEYS: Final = (
+    WINDOW_KEYS | MAMBA_KEYS | LINEAR_KEYS | LATENT_KEYS | NEMOTRON_KEYS | CHUNK_KEYS | SHARING_KEYS | UNSUPPORTED_KEYS
 )
 
 
@@ -99,15 +99,15 @@ def _with_head_dim(family: Family, head_dim: int) -> Family:
 MULTI_HEAD: Final = Family(all_full, every_head)
 PLAIN: Final = Family(all_full, plain_heads)
 GROUPED: Final = Family(all_full, grouped_heads)
-ALL_WINDOWED: Final = Family(window_everywhere, grouped_heads, telling_keys=WINDOW_KEYS)
+ALL_WINDOWED: Final = Family(window_everywhere, grouped_heads, size_keys=WINDOW_KEYS)
 LISTED_WINDOWS: Final = replace(ALL_WINDOWED, rules=layers_must_be_listed)
-QWEN: Final = Family(window_below_top, grouped_heads, telling_keys=WINDOW_KEYS)
-LATENT: Final = Family(all_full, latents, telling_keys=LATENT_KEYS)
-GEMMA_2: Final = Family(window_except_every(2), grouped_heads, telling_keys=WINDOW_KEYS, defaults={"head_dim": 256})
+QWEN: Final = Family(window_below_top, grouped_heads, size_keys=WINDOW_KEYS)
+LATENT: Final = Family(all_full, latents, size_keys=LATENT_KEYS)
+GEMMA_2: Final = Family(window_except_every(2), grouped_heads, size_keys=WINDOW_KEYS, defaults={"head_dim": 256})
 GEMMA_3: Final = Family(
     window_except_every(6),
     grouped_heads,
-    telling_keys=WINDOW_KEYS,
+    size_keys=WINDOW_KEYS,
     # The published files omit keys that equal the class's defaults: the 4B model states no heads at all.
     defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
 )
@@ -151,11 +151,11 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
         "gemma": _with_head_dim(GROUPED, 256),
         "gemma2": GEMMA_2,
         "gemma3_text": GEMMA_3,
-        "gemma3n_text": _with_head_dim(replace(LISTED_WINDOWS, telling_keys=WINDOW_KEYS | SHARING_KEYS), 256),
+        "gemma3n_text": _with_head_dim(replace(LISTED_WINDOWS, size_keys=WINDOW_KEYS | SHARING_KEYS), 256),
         "cohere2": replace(GEMMA_2, rules=window_except_every(4), defaults=NO_DEFAULTS),
         "gpt_oss": _with_head_dim(LISTED_WINDOWS, 64),
         "olmo3": LISTED_WINDOWS,
-        "llama4_text": _with_head_dim(Family(chunk_unless_no_rope, grouped_heads, telling_keys=CHUNK_KEYS), 128),
+        "llama4_text": _with_head_dim(Family(chunk_unless_no_rope, grouped_heads, size_keys=CHUNK_KEYS), 128),
         "jamba": Family(attention_every, grouped_heads, mamba_state_nbytes, MAMBA_KEYS | WINDOW_KEYS),
         "bamba": Family(attention_at, grouped_heads, mamba2_state_nbytes, MAMBA_KEYS),
         "granitemoehybrid": Family(layers_must_be_listed, plain_heads, mamba2_state_nbytes, MAMBA_KEYS),
@@ -174,8 +174,8 @@ def family_of(config: ModelConfig) -> Family:
         config: the part for the language model.
 
     Raises:
-        ConfigurationError: the model is of an unknown kind, has an encoder, or has a telling key that its family does
-            not understand.
+        ConfigurationError: the model is of an unknown kind, has an encoder, or has a size key that its family does not
+            list.
     """
     if config.flag("is_encoder_decoder", default=False):
         raise config.fault(
@@ -188,9 +188,9 @@ def family_of(config: ModelConfig) -> Family:
         raise config.fault(
             "model_type",
             f"is {model_type[:40]!r}, a kind of model not known here",
-            f"If it keeps keys and values as a known kind does, write that instead (such as {', '.join(near)})",
+            f"If its keys and values are those of a known kind, write that kind instead (such as {', '.join(near)})",
         )
-    for key in sorted(TELLING_KEYS - family.telling_keys):
+    for key in sorted(SIZE_KEYS - family.size_keys):
         # Null, false, 0 and an empty list mean that the feature is not used.
         if config.values.get(key):
             raise config.fault(

@@ -86,14 +86,14 @@ def count_parameters(config: ModelConfig) -> ParameterCount | None:
     if model_type == "opt":
         return _count_opt(config)
     traits = GATED.get(model_type)
-    if traits is None or not config.has(traits.expert_key or "intermediate_size") or _departs(config):
+    if traits is None or not config.has(traits.expert_key or "intermediate_size") or _is_beyond_formula(config):
         return None
     if traits.expert_key is not None and config.present(*NUM_EXPERTS_KEYS) is None:
         return None
     return _count_gated(config, traits)
 
 
-def _departs(config: ModelConfig) -> bool:
+def _is_beyond_formula(config: ModelConfig) -> bool:
     """Return whether a config uses an option that the formula of the gated families does not cover."""
     has_biases = config.flag("attention_bias", default=False) or config.flag("mlp_bias", default=False)
     return has_biases or bool(config.values.get("mlp_only_layers")) or config.count_or(1, "decoder_sparse_step") > 1

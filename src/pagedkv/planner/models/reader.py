@@ -117,7 +117,7 @@ def _group(config: ModelConfig, family: Family, rule: LayerRule, num_layers: int
             raise config.fault(
                 "layer_types",
                 f"has linear attention, which is not known of the model_type {config.text('model_type')!r}",
-                "Write the model_type whose state the layers keep, such as qwen3_next",
+                "Write a model_type with states of these layers, such as qwen3_next",
             )
         state_nbytes = family.state_nbytes(config)
     else:

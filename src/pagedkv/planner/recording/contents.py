@@ -44,8 +44,8 @@ class Contents:
             self._digests[size, block_hash] = digest
             seen.add(digest)
 
-    def knows(self, stored: BlocksStored) -> bool:
-        """Return whether the content of blocks is known already."""
+    def has_content(self, stored: BlocksStored) -> bool:
+        """Return whether the content of all these blocks is known already."""
         return all((stored.block_size, each) in self._digests for each in stored.block_hashes)
 
     def forget_hashes(self) -> None:

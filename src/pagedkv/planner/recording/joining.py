@@ -46,7 +46,7 @@ class JoinCounts:
         num_without_content: written requests of unknown tokens.
         num_blocks: full blocks of the prompts of all other written requests.
         num_stored: those of them whose content was stored by an event.
-        num_generated: those of them that an earlier answer had and no earlier prompt.
+        num_generated: those of them that an earlier answer had, but no earlier prompt.
         first_s: first arrival of all, on the clock of events.
         last_s: last arrival.
         has_own_clock: whether the log's times could not be placed.
@@ -115,7 +115,7 @@ def joined(  # noqa: PLR0913 - two sources, and the counts
         requests: requests of the log, in order of arrival.
         window_s: begin and end of the recording.
         contents: contents of the stored blocks.
-        clock: clock of the log.
+        clock: converts the log's times.
         counts: filled in.
         block_size: tokens of a block; None if neither events nor the user state it: then tokens stay.
         keeps_tokens: whether tokens stay in any case. Ids exist for prompts alone, so cached blocks of an answer hit
@@ -144,7 +144,7 @@ def joined(  # noqa: PLR0913 - two sources, and the counts
         for digest in chain_digests(request.prompt_token_ids, block_size):
             counts.num_blocks += 1
             counts.num_stored += contents.was_stored(digest, block_size)
-            counts.num_generated += digest in generated and not blocks.knows(digest)
+            counts.num_generated += digest in generated and not blocks.has_block(digest)
         generated.update(_generated(request, block_size))
         ids = blocks.block_ids(request.prompt_token_ids)
         if keeps_tokens:

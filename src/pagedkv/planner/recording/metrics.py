@@ -215,5 +215,5 @@ def _plain(name: str) -> str:
 
 
 def _num_blocks(samples: list[Sample]) -> int | None:
-    told = [sample.labels.get("num_gpu_blocks", "") for sample in samples if _plain(sample.name) == CACHE_CONFIG]
-    return sum(int(number) for number in told if number.isdecimal()) or None
+    counts = [sample.labels.get("num_gpu_blocks", "") for sample in samples if _plain(sample.name) == CACHE_CONFIG]
+    return sum(int(number) for number in counts if number.isdecimal()) or None

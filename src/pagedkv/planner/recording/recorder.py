@@ -31,12 +31,12 @@ MOST_GAPS: Final = 1000
 
 
 class Ending(Enum):
-    """Why a recording ended."""
+    """Why a recording ended. Recordings' documents have the names in lower case (``ended_by``)."""
 
-    DURATION = "the time is over"
-    LIMIT = "as many messages as asked for were taken"
+    DURATION = "the duration is over"
+    LIMIT = "the requested number of messages was taken"
     ASKED = "interrupted"
-    GONE = "the publisher went away"
+    GONE = "the publisher disconnected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Recorder:
         """Their contents."""
         self.num_messages = 0
         """Messages taken, including those requested again."""
-        self.num_asked_again = 0
+        self.num_requested_again = 0
         """Messages that were requested again."""
         self.num_restarts = 0
         """Detected restarts of the publisher's process."""
@@ -157,13 +157,13 @@ class Recorder:
 
         Args:
             bounds: limits of the recording.
-            is_over: called several times a second; returns whether to stop.
+            is_over: called several times a second; returns whether the recording is to end.
             each_tick: called equally often, with the time.
 
         Raises:
-            RecordingError: no publisher answers there, or it sends other messages than KV events. Results so far stay.
+            RecordingError: no publisher answers there, or its messages are no KV events. Results so far stay.
         """
-        started_s = alone_since_s = self.began_s = self._clock()
+        started_s = disconnected_since_s = self.began_s = self._clock()
         was_connected = False
         try:
             ending = None
@@ -174,8 +174,8 @@ class Recorder:
                 if message is not None:
                     self._take(message)
                 if message is not None or self._subscription.is_connected:
-                    alone_since_s, was_connected = now_s, True
-                alone_s = now_s - alone_since_s if message is None else 0.0
+                    disconnected_since_s, was_connected = now_s, True
+                disconnected_s = now_s - disconnected_since_s if message is None else 0.0
                 patience_s = bounds.patience_s if was_connected else max(bounds.patience_s, FIRST_PATIENCE_S)
                 if bounds.max_messages is not None and self.num_messages >= bounds.max_messages:
                     ending = Ending.LIMIT
@@ -183,34 +183,34 @@ class Recorder:
                     ending = Ending.DURATION
                 elif is_over():
                     ending = Ending.ASKED
-                elif message is None and not self._subscription.is_connected and alone_s >= patience_s:
+                elif message is None and not self._subscription.is_connected and disconnected_s >= patience_s:
                     ending = Ending.GONE
-            self._take_the_rest(is_wanted=was_connected and ending in {Ending.DURATION, Ending.ASKED})
+            self._take_the_rest(is_due=was_connected and ending in {Ending.DURATION, Ending.ASKED})
         finally:
             self.ended_s = max(self.began_s, self._clock())
             if self._numbers.has_begun:
                 self.residency.advance(self.ended_s)
         if not was_connected:
-            reason = f"no publisher sent there within {self.ended_s - started_s:.1f} s"
+            reason = f"no publisher sent messages there within {self.ended_s - started_s:.1f} s"
             remedy = "Start the engine with KV events (publisher zmq), or wait longer: `patience_s`"
             raise RecordingError(self._subscription.source, reason, remedy)
         return ending
 
-    # Which message this is
+    # The place of a message
 
     def _take(self, message: Message) -> None:
         self._require_topic(message)
         batch = self._decoded(message)
         if batch is None:
             return
-        broke = self._subscription.num_breaks > self._num_breaks
+        has_broken = self._subscription.num_breaks > self._num_breaks
         self._num_breaks = self._subscription.num_breaks
         place = self._numbers.place(message.number, batch.sent_s, batch.lifetime)
         if place is Place.RESTARTED:
             self._restart()
             place = self._numbers.place(message.number, batch.sent_s, batch.lifetime)
-            broke = False
-        broke = broke and batch.lifetime is None
+            has_broken = False
+        has_broken = has_broken and batch.lifetime is None
         if place is Place.SEEN:
             return
         num_restarts = self.num_restarts
@@ -219,7 +219,7 @@ class Recorder:
             pass  # all blocks before this message, and perhaps its own, are known
         elif not self._numbers.has_begun or place is Place.BEHIND_GAP:
             self._catch_up(message.number)
-        elif broke:
+        elif has_broken:
             self._prove_continuity(message.number)
         if self.num_restarts > num_restarts and self._numbers.is_past(batch.sent_s):
             return  # it was sent by the process before
@@ -231,8 +231,10 @@ class Recorder:
     def _require_topic(self, message: Message) -> None:
         """Refuse messages of several engines, since each numbers its own."""
         if self._topic is not None and message.topic != self._topic:
-            reason = f"message {message.number} has the topic {_told(message.topic)}, those before {_told(self._topic)}"
-            remedy = "Several engines publish there: name one by its topic (`topic`)"
+            reason = (
+                f"message {message.number} has the topic {_shown(message.topic)}, those before {_shown(self._topic)}"
+            )
+            remedy = "Several engines publish there: select one by its topic (`topic`)"
             raise RecordingError(self._subscription.source, reason, remedy)
         self._topic = message.topic
 
@@ -247,7 +249,7 @@ class Recorder:
         if self._restored():
             return
         what = "were not received" if self._numbers.has_begun else "were sent before the recording began"
-        self._lose(Gap(self._numbers.expected, number - 1, self._and_silence(what)))
+        self._add_gap(Gap(self._numbers.expected, number - 1, self._with_silence(what)))
         self._numbers.expected = number
 
     def _take_again(self, number: int) -> bool:
@@ -273,7 +275,7 @@ class Recorder:
             if self._numbers.expected <= message.number < number:
                 batch = self._decoded(message)
                 if batch is not None:
-                    self.num_asked_again += 1
+                    self.num_requested_again += 1
                     self._apply(message, batch)
             if self._numbers.expected >= number:
                 return False
@@ -297,7 +299,7 @@ class Recorder:
             return False
         self.residency.begin_listed(first.sent_s, stored)
         for event in stored:
-            if not self.contents.knows(event):
+            if not self.contents.has_content(event):
                 self.contents.store(event)
         self.rank = first.rank
         self._numbers.take(next_number - 1, first.sent_s, first.lifetime)
@@ -305,9 +307,9 @@ class Recorder:
         self.num_snapshots += 1
         return True
 
-    def _take_the_rest(self, *, is_wanted: bool) -> None:
-        """Take missed messages that no later message reveals: the last ones, or all of an idle engine."""
-        if is_wanted:
+    def _take_the_rest(self, *, is_due: bool) -> None:
+        """Replay missed messages that no later message shows as missing: the last ones, or all of an idle engine."""
+        if is_due:
             self._catch_up(BEYOND_ALL)
 
     def _prove_continuity(self, number: int) -> None:
@@ -322,21 +324,21 @@ class Recorder:
                 self._catch_up(number)
                 return
         reason = "the connection broke, and nothing proves that the process is the same"
-        self._lose(Gap(number, None, self._and_silence(reason)))
+        self._add_gap(Gap(number, None, self._with_silence(reason)))
 
-    def _and_silence(self, reason: str) -> str:
-        """Add to a reason that the publisher did not answer, if it did not."""
+    def _with_silence(self, reason: str) -> str:
+        """Add to a reason that the publisher did not answer a request, if so."""
         return reason if self._subscription.silence is None else f"{reason}, and {self._subscription.silence}"
 
     def _restart(self) -> None:
         self.num_restarts += 1
-        if self._has_lifetimes:  # a snapshot may have blocks of the same names, which are others
+        if self._has_lifetimes:  # the new process may give other blocks the same names
             self.residency.lose_track()
         self._numbers.begin_anew()
         self._last = None
         self.contents.forget_hashes()
 
-    def _lose(self, gap: Gap) -> None:
+    def _add_gap(self, gap: Gap) -> None:
         self.num_gaps += 1
         if len(self.gaps) < MOST_GAPS:
             self.gaps.append(gap)
@@ -354,12 +356,12 @@ class Recorder:
             if not self._numbers.has_begun:
                 raise
             if message.number >= self._numbers.expected:
-                self._lose(Gap(self._numbers.expected, message.number, error.reason))
+                self._add_gap(Gap(self._numbers.expected, message.number, error.reason))
                 self._numbers.expected = message.number + 1
             return None
         if self.rank is not None and batch.rank != self.rank:
             reason = f"sent by rank {batch.rank}, those before by rank {self.rank}"
-            raise RecordingError(source, reason, "Record each rank by itself: they publish at port + rank")
+            raise RecordingError(source, reason, "Record each rank separately: each publishes at port + rank")
         return batch
 
     def _apply(self, message: Message, batch: EventBatch) -> None:
@@ -386,5 +388,5 @@ class Recorder:
                     assert_never(event)
 
 
-def _told(topic: bytes) -> str:
+def _shown(topic: bytes) -> str:
     return repr(topic.decode(errors="replace"))

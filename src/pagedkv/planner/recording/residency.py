@@ -24,7 +24,7 @@ LIFETIME_EDGES_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 10
 """Upper edges of the histogram of lifetimes; the last bucket is open."""
 MOST_POINTS: Final = 1024
 UNSEEN_S: Final = float("nan")
-"""Stands for the time at which a block was stored, if only a list of all blocks shows it."""
+"""The time at which a block was stored, where only a list of all blocks shows the block."""
 CLEARED_AT_ONCE: Final = (DEVICE, "CPU_PINNED")
 """Media that a clear empties. Only SGLang uses the second name for its host memory; vLLM's name is CPU."""
 
@@ -138,7 +138,7 @@ class Residency:
     def begin_listed(self, at_s: float, listed: Iterable[BlocksStored]) -> None:
         """Continue with a list of all blocks of the device, from a time on.
 
-        What happened since the last event is unknown. How long blocks stay that no event stored is not counted.
+        Changes since the last event are unknown. Lifetimes of blocks that no event stored are not counted.
         """
         self.is_exact = False
         self.advance(at_s)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from pagedkv.planner.report.captions import MISSES, PLOTS, SECTIONS, TABLES
-from pagedkv.planner.report.documents import AgeHistogram, Misses, Pool, ReportRun, knows_content
+from pagedkv.planner.report.documents import AgeHistogram, Misses, Pool, ReportRun, has_known_content
 from pagedkv.planner.report.drawing import COUNT_TICKS, FILLS, HALF, Figure, Fill, draw_both, only_axes, read_out
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
 from pagedkv.planner.report.number_text import COUNT, RATIO, edge
@@ -16,7 +16,7 @@ UNKNOWN: Final = "The trace has lengths but no content: hits are unknown."
 
 def age_section(run: ReportRun) -> Section:
     """Draw and list the ages in every pool; without ages, or without known content, explain why there are none."""
-    if not knows_content(run.replay):
+    if not has_known_content(run.replay):
         return Section("ages", SECTIONS["ages"], (UNKNOWN,))
     pools = run.replay["pools"]
     several = len(pools) > 1

@@ -164,7 +164,7 @@ def _gap_plot(curve: Curve, policy: str) -> Plot:
 
 
 def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -> None:
-    """Let the page show shares by capacity in blocks, in the order of the legend."""
+    """Add the shares that the page shows at the pointer: by capacity in blocks, in the order of the legend."""
     capacities = _capacities(curve)
     headings = [f"{COUNT.text(capacity)} blocks" for capacity in capacities]
     read_out(
@@ -173,7 +173,7 @@ def _read_out(axes: Axes, curve: Curve, series: Sequence[Mapping[int, float]]) -
 
 
 def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
-    """Describe the gain of more memory, then that of another policy, then the share that nothing can gain."""
+    """Describe the gain of more memory, then that of another policy, then the hits of a cache without bounds."""
     policy = shown_policy(run, curve)
     capacity, why = _chosen_capacity(curve, replay_point(run))
     gaps = curve["gaps"]
@@ -186,16 +186,16 @@ def _sentences(run: ReportRun, curve: Curve) -> tuple[str, ...]:
     capacity_gap = RATIO.text(gaps["capacity_gap"][str(capacity)])
     blocks = f"{COUNT.text(capacity)} blocks of {COUNT.text(size)} tokens"
     here = (
-        f"With {blocks} ({why}) {policy} hits {RATIO.text(ratio)} of the block references; no memory brings more than "
-        f"{ideal}, for {ceiling} is content never seen before (the content ceiling)."
+        f"With {blocks} ({why}) {policy} hits {RATIO.text(ratio)} of the block references; no cache hits more than "
+        f"{ideal}, since {ceiling} are to content never seen before (the content ceiling)."
     )
     others = (
         f"An optimum that knows the requests to come would hit {policy_gap} more at this size (the policy gap), and a "
         f"cache without bounds another {capacity_gap} (the capacity gap)."
     )
     ideal_hits = (
-        f"A cache without bounds would hit {RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Of its hits "
-        f"LRU has, in blocks of {COUNT.text(size)} tokens: {reached}."
+        f"A cache without bounds would hit {RATIO.text(curve['ideal_token_ratio'])} of the prompt tokens. Shares of "
+        f"these hits that LRU reaches, by number of blocks of {COUNT.text(size)} tokens: {reached}."
     )
     answers = _with_answers(curve)
     if not curve["ideal_hits"]:
@@ -214,7 +214,7 @@ def _with_answers(curve: Curve) -> tuple[str, ...]:
     num_blocks = curve.get("num_answer_blocks", 0)
     if not num_blocks:
         return ()
-    return (f"Blocks of answers are kept here, too, as an engine keeps them: {COUNT.text(num_blocks)} of all blocks.",)
+    return (f"Blocks of answers are cached as well, as in an engine: {COUNT.text(num_blocks)} of all blocks.",)
 
 
 def _more_memory(curve: Curve, capacity: int, policy: str) -> str:
@@ -224,10 +224,10 @@ def _more_memory(curve: Curve, capacity: int, policy: str) -> str:
     ]
     if not gains:
         return ""
-    told = [
+    texts = [
         f"{factor}x the memory brings {RATIO.difference(share) if share else '0 points'}" for factor, share in gains
     ]
-    return f"{', '.join(told)} of the hit ratio by block. "
+    return f"{', '.join(texts)} of the hit ratio by block. "
 
 
 def _other_policy(run: ReportRun, curve: Curve, capacity: int) -> str:
@@ -241,7 +241,7 @@ def _other_policy(run: ReportRun, curve: Curve, capacity: int) -> str:
 
 def _by(difference: float) -> str:
     if not difference:
-        return "as much"
+        return "the same share"
     return f"{RATIO.difference(abs(difference)).removeprefix('+')} {'more' if difference > 0 else 'less'}"
 
 
@@ -249,10 +249,10 @@ def _chosen_capacity(curve: Curve, replay: tuple[int, float] | None) -> tuple[in
     """Choose the capacity of the text; return it with the reason."""
     capacities = _capacities(curve)
     if replay is None:
-        return capacities[len(capacities) // 2], "in the middle of those measured"
+        return capacities[len(capacities) // 2], "the middle one of the measured sizes"
     num_blocks = max(replay[0] / curve["block_size"], 1)
     nearest = min(capacities, key=lambda capacity: abs(math.log(capacity / num_blocks)))
-    return nearest, f"measured nearest to the {COUNT.text(num_blocks)} that the replay's pool amounts to"
+    return nearest, f"the measured size nearest to the {COUNT.text(num_blocks)} blocks of the replay's pool"
 
 
 def _table(curve: Curve) -> Table:

@@ -48,7 +48,7 @@ FIGURES: Final = MappingProxyType(
             "Peak live blocks", "Most blocks in use at one time; of several pools, the sum of each one's own peak."
         ),
         "peak_live_nbytes": Caption("Peak live memory", "The same blocks in GiB, for the given model."),
-        "evictions": Caption("Evictions", "Cached blocks whose content was given up for new content."),
+        "evictions": Caption("Evictions", "Cached blocks that were reused for new content."),
         "never_reused": Caption("Never reused", "Evicted blocks that had not been hit once, of all evicted blocks."),
         "mean_saving": Caption(
             "Sharing saving", "Blocks saved because sequences of one request share them, of the blocks without sharing."
@@ -83,8 +83,8 @@ PLOTS: Final = MappingProxyType(
         ),
         "hits": Caption(
             "Hit ratio over time",
-            "Hit tokens of the prompt tokens first admitted in each interval, a dot each; the line leads on over "
-            "intervals in which none was admitted.",
+            "Hit tokens of the prompt tokens first admitted in each interval, one dot each; the line bridges intervals "
+            "without an admission.",
         ),
         "waste": Caption(
             "Waste by block size",
@@ -99,7 +99,7 @@ PLOTS: Final = MappingProxyType(
             "Seconds since a hit block was last released, by upper edge; 0 is a block still in use.",
         ),
         "evictions_by_age": Caption(
-            "Evictions by age", "Seconds since an evicted block was last given up, by upper edge."
+            "Evictions by age", "Seconds from a block's last release to its eviction, by upper edge."
         ),
         "curve": Caption(
             "Hit ratio over capacity",
@@ -109,17 +109,17 @@ PLOTS: Final = MappingProxyType(
         "gaps": Caption(
             "Where misses come from",
             "Policy gap: what the offline optimum, which knows the requests to come, hits more at the same size; "
-            "capacity gap: what a cache without bounds hits beyond that; content ceiling: what none hits, for the "
-            "content was never seen before.",
+            "capacity gap: what a cache without bounds hits beyond that; content ceiling: references to content never "
+            "seen before, which no cache hits.",
         ),
         "compared_capacity": Caption(
             "Hit ratio over capacity",
             "Block hits of the run's own policy, else of LRU, by capacity of the cache in tokens; the large hollow "
-            "mark is what the replay itself had.",
+            "mark is the replay's own hit ratio.",
         ),
         "compared_marks": Caption(
             "Hit ratio over capacity",
-            "What each replay had, at the tokens that its pool holds; no capacity curve was measured.",
+            "Each replay's own hit ratio, at the tokens that its pool holds; no capacity curve was measured.",
         ),
         "compared_live": Caption(
             "Live blocks over time", "Blocks in use, of all pools together, means over each interval."
@@ -139,7 +139,7 @@ TABLES: Final = MappingProxyType(
     {
         "figures": "Key figures; differences are to the first run, marked as better or worse where that is clear",
         "latency": "Seconds from arrival to each event; percentiles interpolate linearly",
-        "preemptions": "Preemptions, and what they cost",
+        "preemptions": "Preemptions, and their cost",
         "waste": "Share of slots without a token",
         "misses": "Prompt tokens that did not hit at first admission, by cause",
         "pools": "Each pool: blocks live, cached and free, mean over time and peak",
@@ -148,18 +148,18 @@ TABLES: Final = MappingProxyType(
         "curve": "Hit ratio by block at each measured capacity, and the gaps to the ideal",
         "settings": "Settings",
         "tier_hits": "Prompt tokens that hit at first admission, by the medium that had them",
-        "tiers": "Each tier: loads, those that computing was predicted to beat, and GiB written, read and kept",
+        "tiers": "Each tier: loads, loads replaced by faster computing, and GiB written, read and kept",
     }
 )
 
 MEANINGS: Final = {
-    "capacity": "It was there, and was evicted, or gone with a window or a state.",
-    "changed": "Behind a beginning that is cached: new text after a shared one, or an edited prompt.",
+    "capacity": "It was cached, and then evicted, or dropped with a window or a state.",
+    "changed": "It follows a cached beginning: new text after shared text, or an edited prompt.",
     "keys": "It is cached under another salt, adapter, medium or weights epoch.",
-    "short": "What is left fills no block, or ends with the last token.",
-    "new": "It was never stored, nor anything behind the same beginning.",
-    "being_computed": "The step that computes it had not run.",
-    "unknown": "Never stored, or evicted so long ago that it is forgotten.",
+    "short": "The remaining tokens fill no block, or include the last token, which is always computed.",
+    "new": "Neither it nor any other block after the same beginning was ever stored.",
+    "being_computed": "The step that computes it had not run yet.",
+    "unknown": "Never stored, or evicted so long ago that its record is gone.",
     "other": "The cache was reset, or a step had failed.",
 }
 MISSES: Final = MappingProxyType(
@@ -168,6 +168,6 @@ MISSES: Final = MappingProxyType(
 
 METHOD: Final = (
     "The requests of the trace ran through the production block space on a virtual clock: block tables, hits, sharing, "
-    "preemption, swaps and evictions are decided by the code that serves; how long a step takes is the formula of the "
+    "preemption, swaps and evictions are decided by production code; the duration of a step is the formula of the "
     "cost model. Nothing was measured on a GPU. docs/replay.md in the source of pagedkv defines every figure."
 )

@@ -40,7 +40,7 @@ __all__ = ["MAX_RUNS", "figures_section", "overlaid_section"]
 MAX_RUNS: Final = len(LINES)
 """Most runs that can be distinguished in a plot."""
 OWN_MARK_SIZE: Final = 11
-MOST_TOLD: Final = 512
+MOST_SHOWN: Final = 512
 """Approximate number of times at which the page shows values, since runs have different intervals."""
 FIRST_OF_LINE: Final = PERCENTILES.index("p50")
 """The mean is not a percentile, so it has no place in their order."""
@@ -57,7 +57,7 @@ def figures_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section:
     return Section(
         "figures",
         SECTIONS["figures"],
-        () if same_trace else ("The runs are of different traces, which better and worse do not allow for.",),
+        () if same_trace else ("The runs are of different traces; better and worse do not take this into account.",),
         tables=(Table(TABLES["figures"], ("figure", *names), tuple(rows)),),
     )
 
@@ -179,7 +179,7 @@ def _ratios_by_tokens(run: ReportRun) -> dict[int, float]:
 
 
 def _read_out(axes: Axes, series: Sequence[Mapping[int, float]], unit: str) -> None:
-    """Let the page show shares at all places of any run."""
+    """Add the shares that the page shows at the pointer: of each run at all places of any run."""
     places = sorted({place for each in series for place in each})
     headings = [f"{place:,} {unit}" for place in places]
     read_out(axes, places, headings, [[RATIO.text(each.get(place)) for place in places] for each in series])
@@ -221,7 +221,7 @@ def _paint_live(figure: Figure, styled: Sequence[_StyledRun]) -> None:
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
     places = np.unique(np.concatenate([time.centres(each.run.replay["timeline"]) for each in styled]))
-    places = places[:: max(1, len(places) // MOST_TOLD)]
+    places = places[:: max(1, len(places) // MOST_SHOWN)]
     headings = [f"{place:,.3g} {time.unit}" for place in places]
     read_out(axes, places.tolist(), headings, [_live_at(each.run, time, places) for each in styled])
 

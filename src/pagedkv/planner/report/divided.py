@@ -32,35 +32,37 @@ def _sentences(parts: Mapping[str, Any]) -> Iterator[str]:
     names = {each["name"]: each for each in parts.get("by_window", ())}
     busiest, quietest = (names.get(parts.get(f"{which}_window")) for which in ("busiest", "quietest"))
     if busiest is not None and quietest is not None:
-        yield f"The busiest window is {_told(busiest)}, the quietest {_told(quietest)}."
+        yield f"The busiest window is {_described(busiest)}, the quietest {_described(quietest)}."
     for kind, title in TITLES.items():
         if len(parts.get(kind, ())) > MOST_ROWS:
             yield f"{title}, the {MOST_ROWS} largest of {COUNT.text(len(parts[kind]))} are shown."
 
 
-def _told(window: Mapping[str, Any]) -> str:
+def _described(window: Mapping[str, Any]) -> str:
     seconds = window["ttft_s"]["p99"]
     hits = "" if window["hit_ratio"] is None else f", {window['hit_ratio']:.1%} of the prompt tokens hit"
     began = "" if seconds is None else f", 99% of its answers began within {SECONDS.text(seconds)}"
-    return f"{window['name']} ({rate(window['offered_tokens_per_s'])} tokens a second asked for{hits}{began})"
+    return f"{window['name']} ({rate(window['offered_tokens_per_s'])} tokens a second requested{hits}{began})"
 
 
 def _table(kind: str, parts: Sequence[Mapping[str, Any]], *, has_bounds: bool) -> Table:
     largest = sorted(range(len(parts)), key=lambda place: -parts[place]["num_offered_tokens"])[:MOST_ROWS]
     good = ("good",) if has_bounds else ()
-    columns = (FIRST[kind], "requests", "asked for", "hit ratio", *good, "TTFT p50", "TTFT p99", "TPOT p99")
+    columns = (FIRST[kind], "requests", "requested", "hit ratio", *good, "TTFT p50", "TTFT p99", "TPOT p99")
     return Table(TITLES[kind], columns, tuple(_row(parts[place], has_bounds=has_bounds) for place in sorted(largest)))
 
 
 def _row(part: Mapping[str, Any], *, has_bounds: bool) -> tuple[Cell, ...]:
     is_timed = part["span_s"] is not None
-    asked = f"{rate(part['offered_tokens_per_s'])} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
+    requested = (
+        f"{rate(part['offered_tokens_per_s'])} tokens/s" if is_timed else f"{part['num_offered_tokens']:,} tokens"
+    )
     ratio = NONE if part["has_content"] else "unknown"
     good = part["num_good"] / part["num_requests"] if part["num_requests"] else None
     return (
         Cell(part["name"]),
         Cell(COUNT.text(part["num_requests"])),
-        Cell(asked),
+        Cell(requested),
         Cell(ratio if part["hit_ratio"] is None else RATIO.text(part["hit_ratio"])),
         *((Cell(RATIO.text(good)),) if has_bounds else ()),
         Cell(SECONDS.text(part["ttft_s"]["p50"])),

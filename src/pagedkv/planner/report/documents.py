@@ -35,8 +35,8 @@ __all__ = [
     "Tiers",
     "Timeline",
     "Waste",
-    "knows_content",
-    "whose_seconds",
+    "has_known_content",
+    "seconds_source",
 ]
 
 
@@ -200,7 +200,7 @@ class MediumHits(TypedDict):
 
 
 class TierCounts(TypedDict):
-    """One tier: its loads, those that computing was predicted to beat, and its bytes."""
+    """One tier: its loads, the loads left out since computing was predicted to be faster, and its bytes."""
 
     num_loads: int
     num_loaded_tokens: int
@@ -294,13 +294,13 @@ class ReportRun:
     without_curve: str = "No capacity curve was measured for this run."
 
 
-def knows_content(replay: Replay) -> bool:
+def has_known_content(replay: Replay) -> bool:
     """Return whether the trace has content, so that hits are known."""
     requests = replay["requests"]
     return requests.get("num_with_content", 1) > 0 or requests["num_requests"] == 0
 
 
-def whose_seconds(replay: Replay) -> str | None:
+def seconds_source(replay: Replay) -> str | None:
     """Return the cost model of the replay's seconds, and its origin; None if both are unknown."""
     seconds = replay.get("seconds")
     if seconds is not None:

@@ -3,8 +3,7 @@
 Colours, line styles and SVG are here. matplotlib draws in sentinel colours, which become CSS variables (``--ink``,
 ``--grid``, ``--surface``, ``--series-1`` ... ``--series-8``); the page defines them, light and dark. Text stays text,
 in the page's font. Ids get the drawing's own prefix, since all drawings of a page share one namespace. No global state
-is
-used: no pyplot, and settings apply to the drawing only. Equal calls give equal bytes. No other module imports
+is used: no pyplot, and settings apply to the drawing only. Equal calls give equal bytes. No other module imports
 matplotlib; the names that they need are exported here.
 
 Names that users chose are not put into a drawing (matplotlib would read ``$`` as mathematics, and long names overlap),
@@ -201,13 +200,13 @@ def draw(key: str, size: Size, label: str, paint: Callable[[Figure], None]) -> s
         paint(figure)
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(text, metadata=dict.fromkeys(METADATA))  # type: ignore[no-untyped-call] # savefig draws twice
-        told = {} if figure.readout is None else _told(figure.readout)
+        readout = {} if figure.readout is None else _readout_attributes(figure.readout)
     root = ET.fromstring(text.getvalue())  # noqa: S314 - matplotlib's own, made a line above
-    return _as_part_of_page(root, f"{key}-", label, told)
+    return _as_part_of_page(root, f"{key}-", label, readout)
 
 
 def read_out(axes: Axes, places: Sequence[float], headings: Sequence[str], values: Sequence[Sequence[str]]) -> None:
-    """Let the page show values at the pointer; call it after the range of the axes is final.
+    """Add the values that the page shows at the pointer; call it after the range of the axes is final.
 
     Args:
         axes: one pair of axes of a drawing.
@@ -298,7 +297,7 @@ def fill_legend(key: str, fill: Fill, label: str) -> LegendEntry:
     return LegendEntry(draw(key, SWATCH, "", paint), label)
 
 
-def _told(readout: Readout) -> dict[str, str]:
+def _readout_attributes(readout: Readout) -> dict[str, str]:
     """Return a readout as attributes; places are shares of the axes' width, and axes are shares of the drawing."""
     axes = readout.axes
     box = axes.get_position()
@@ -311,7 +310,7 @@ def _told(readout: Readout) -> dict[str, str]:
     }
 
 
-def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[str, str]) -> str:
+def _as_part_of_page(root: ET.Element, prefix: str, label: str, readout: Mapping[str, str]) -> str:
     """Remove unneeded parts, and turn sentinels into CSS variables and ids into prefixed ids."""
     for parent in root.iter():
         for child in list(parent):
@@ -339,7 +338,7 @@ def _as_part_of_page(root: ET.Element, prefix: str, label: str, told: Mapping[st
         "viewBox": root.attrib["viewBox"],
         "style": "stroke-linejoin: round; stroke-linecap: butt",  # of the style element left out above
         **described,
-        **told,
+        **readout,
     }
     return ET.tostring(root, encoding="unicode")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pagedkv.planner.report.documents import ReportRun, whose_seconds
+from pagedkv.planner.report.documents import ReportRun, seconds_source
 from pagedkv.planner.report.number_text import SECONDS
 
 __all__ = ["headline_of", "headline_of_several"]
@@ -14,12 +14,12 @@ def headline_of(run: ReportRun) -> str:
     Times are seconds of the cost model, if the run names one.
     """
     ratio = run.replay["hits"]["token_hit_ratio"]
-    hits = "What would hit is unknown" if ratio is None else f"{ratio:.1%} of the prompt tokens were in the cache"
+    hits = "The hit ratio is unknown" if ratio is None else f"{ratio:.1%} of the prompt tokens were in the cache"
     p99_s = run.replay["latency"]["first_token_s"]["p99"]
     if p99_s is None:
         return f"{hits}; no request was answered"
-    whose = whose_seconds(run.replay)
-    seconds = f" (seconds: {whose})" if whose else ""
+    source = seconds_source(run.replay)
+    seconds = f" (seconds: {source})" if source else ""
     return f"{hits}; 99% of the answers began within {SECONDS.text(p99_s)}{seconds}"
 
 
@@ -28,10 +28,8 @@ def headline_of_several(runs: Sequence[ReportRun], names: Sequence[str]) -> str:
     ratios = [run.replay["hits"]["token_hit_ratio"] for run in runs]
     known = [ratio for ratio in ratios if ratio is not None]
     if len(known) < len(runs):
-        return f"{len(runs)} runs compared; what would hit is not known of all"
+        return f"{len(runs)} runs compared; some hit ratios are unknown"
     best = max(known)
     if known.count(best) > 1:
-        return (
-            f"{len(runs)} runs compared; the most that hit is {best:.1%} of the prompt tokens, in {known.count(best)}"
-        )
+        return f"{len(runs)} runs compared; {known.count(best)} of them hit the most, {best:.1%} of the prompt tokens"
     return f"{len(runs)} runs compared; {names[known.index(best)]} hits the most, {best:.1%} of the prompt tokens"

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from pagedkv.planner.report.captions import FIGURES, Caption
-from pagedkv.planner.report.documents import Pool, ReportRun, knows_content
+from pagedkv.planner.report.documents import Pool, ReportRun, has_known_content
 from pagedkv.planner.report.number_text import COUNT, GIB, MEAN, RATIO, SECONDS, Unit
 
 __all__ = ["KEY_FIGURES", "Better", "KeyFigure", "level_nbytes"]
@@ -74,7 +74,7 @@ def _num_evictions(run: ReportRun) -> int:
 
 def _never_reused(run: ReportRun) -> float | None:
     num_evictions = _num_evictions(run)
-    if not num_evictions or not knows_content(run.replay):
+    if not num_evictions or not has_known_content(run.replay):
         return None
     return sum(pool["num_never_reused"] for pool in _pools(run)) / num_evictions
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from pagedkv.planner.report.captions import PLOTS, SECTIONS, TABLES
-from pagedkv.planner.report.documents import Latency, Percentiles, Preemptions, ReportRun, whose_seconds
+from pagedkv.planner.report.documents import Latency, Percentiles, Preemptions, ReportRun, seconds_source
 from pagedkv.planner.report.drawing import COUNT_TICKS, FILLS, NARROW_PANELS, WIDE, Figure, draw_both, panels
 from pagedkv.planner.report.elements import Cell, Plot, Section, Table
 from pagedkv.planner.report.number_text import COUNT, SECONDS
@@ -41,8 +41,8 @@ def latency_section(run: ReportRun) -> Section:
         "latency",
         SECTIONS["latency"],
         (
-            f"The seconds are those of the cost model {whose_seconds(run.replay) or UNNAMED}.",
-            *(() if whole else ("Some latencies have no value: no request came that far.",)),
+            f"The seconds are those of the cost model {seconds_source(run.replay) or UNNAMED}.",
+            *(() if whole else ("Some latencies have no value: no request reached that event.",)),
         ),
         (_bars(drawn),) if whole else (),
         (_latency_table(latency), _preemption_table(run.replay["preemptions"])),

@@ -52,8 +52,8 @@ def _sharing_sentence(run: ReportRun) -> str:
     if sharing["mean_saving"] is None:
         return "No request had more than one sequence, so none shared blocks with a sibling."
     return (
-        f"Sequences of one request shared blocks: that saved {RATIO.text(sharing['mean_saving'])} of the blocks they "
-        f"would have had without, over {COUNT.text(sharing['num_decode_steps'])} decode steps."
+        f"Sequences of one request shared blocks: this saved {RATIO.text(sharing['mean_saving'])} of the blocks they "
+        f"would have had without sharing, over {COUNT.text(sharing['num_decode_steps'])} decode steps."
     )
 
 

@@ -8,7 +8,7 @@ __all__ = ["BesideDocument", "Plan", "PlanPointDocument", "PlanSettingDocument"]
 
 
 class BesideDocument(TypedDict):
-    """What a cluster is compared with: requests in turn, and one pool, of which the hits alone compare."""
+    """A run that a cluster is compared with: routing in turn, or one pool, whose hits alone are comparable."""
 
     name: str
     hit_ratio: float | None
@@ -22,7 +22,7 @@ class PlanSettingDocument(TypedDict):
     choices: dict[str, str]
     held: float | None
     ended: float | None
-    is_told: bool
+    is_decided: bool
     sustained_per_s: float | None
     cost: dict[str, float | None] | None
     beside: list[BesideDocument]

@@ -37,24 +37,24 @@ MOST_DRAWN: Final = 2 * LINES_A_PLOT
 """More than four lines a plot would be hard to follow."""
 ROOM_ABOVE: Final = 1.08
 OF_MEMORY: Final = ("gpu", "memory")
-HOLDS: Final = {"holds": "yes", "too short": "not told"}
+HOLDS: Final = {"holds": "yes", "too short": "undecided"}
 METHOD: Final = (
     "Every setting was served by the production block space and scheduler on a virtual clock, with seconds by a cost "
     "model. A load holds if nine of ten requests that arrive after a warm-up, a quarter of the arrivals' time, keep "
     "the bounds, and the queue does not grow from the third quarter to the fourth. Traffic is answers a second within "
-    "the bounds (all answers, where there are none) under the highest load that holds. Choices are compared on the "
-    "same requests, over everything else that was tried (for traffic, where one of the two keeps the bounds for 1 % of "
-    "the requests at least); intervals are those of the jackknife over eighths of the trace, 95 %. docs/planning.md "
-    "has more."
+    "the bounds (all answers, where there are none) under the highest load that holds. Two choices are compared on the "
+    "same requests, with all other choices equal (by traffic only where one of the two keeps the bounds for at least "
+    "1 % of the requests); intervals are those of the jackknife over eighths of the trace, 95 %. docs/planning.md has "
+    "more."
 )
 CLUSTERS: Final = (
-    "Each cluster under the highest load that it holds, else the lowest that was run, beside the same requests in turn "
-    "and one pool with the memory of all replicas, of which the hits alone compare. Imbalance is the largest over the "
-    "mean of the tokens that replicas compute in a minute."
+    "Each cluster under the highest load that it holds, else the lowest that was run. For comparison: the same "
+    "requests routed in turn, and one pool with the memory of all replicas, whose hits alone are comparable. Imbalance "
+    "is the largest number of tokens that a replica computes in a minute, over the mean of all replicas."
 )
 GLOSSARY: Final = (
-    Caption("Load", "How many times the recorded traffic came."),
-    Caption("Holds", "Whether a load could go on: nine of ten requests are good, and the queue does not grow."),
+    Caption("Load", "Multiple of the recorded traffic."),
+    Caption("Holds", "Whether a load can be sustained: nine of ten requests are good, and the queue does not grow."),
     Caption("Answers", "Finished requests, from the first arrival to the last answer."),
     Caption("Good", "Requests whose answer kept the bounds, of all requests."),
     Caption("TTFT", "Seconds from arrival to the first token."),
@@ -104,7 +104,7 @@ MEASURES: Final = (
     _Measure(
         "ttft",
         "First token, p99",
-        "99 % of the answers began within so many seconds, over memory.",
+        "99 % of the answers began within this number of seconds, over memory.",
         "seconds",
         lambda figures: figures["ttft_s"]["p99"],
         SECONDS.text,
@@ -112,7 +112,7 @@ MEASURES: Final = (
     _Measure(
         "tpot",
         "Further tokens, p99",
-        "99 % of the answers took at most so many seconds a further token, over memory.",
+        "99 % of the answers took at most this number of seconds for each further token, over memory.",
         "seconds a token",
         lambda figures: figures["tpot_s"]["p99"],
         SECONDS.text,
@@ -158,8 +158,8 @@ def _compared(plan: Plan) -> list[PlanPointDocument]:
     best: dict[tuple[str, ...], PlanPointDocument] = {}
     for point in plan["points"]:
         key = _key(point["choices"])
-        wanted = held.get(key)
-        if point["load"] == wanted or (wanted is None and (key not in best or point["load"] < best[key]["load"])):
+        held_load = held.get(key)
+        if point["load"] == held_load or (held_load is None and (key not in best or point["load"] < best[key]["load"])):
             best[key] = point
     return list(best.values())
 
@@ -199,7 +199,7 @@ def _divided(plan: Plan) -> Section | None:
 
 
 def _clusters(plan: Plan) -> Section | None:
-    """Show each cluster beside the same requests in turn and one pool; None without replicas."""
+    """Compare each cluster with routing in turn and with one pool; None without replicas."""
     points = {_key(point["choices"]): point for point in _compared(plan)}
     rows: list[tuple[Cell, ...]] = []
     for setting in plan["settings"]:
@@ -224,7 +224,7 @@ def _clusters(plan: Plan) -> Section | None:
     if not rows:
         return None
     columns = ("setting", "load", "routing", "hit ratio", "imbalance", "TTFT p50", "TTFT p99")
-    return Section("clusters", "Replicas", (CLUSTERS,), tables=(Table("Beside one pool", columns, tuple(rows)),))
+    return Section("clusters", "Replicas", (CLUSTERS,), tables=(Table("Compared with one pool", columns, tuple(rows)),))
 
 
 def _bounds(plan: Plan) -> str:
@@ -249,7 +249,7 @@ def _effects(plan: Plan) -> tuple[Table, ...]:
         for effect in plan["effects"]
     )
     columns = ("choice", "traffic (95 %)", "halves of the trace", "hit ratio, points (95 %)", "halves", "pairs")
-    return (Table("What each choice brings, paired", columns, rows),) if rows else ()
+    return (Table("Effect of each choice, in pairs", columns, rows),) if rows else ()
 
 
 def _pairs(num_serving: int, num_pairs: int) -> str:
@@ -331,7 +331,7 @@ def _plot(
 
 
 def _read_out(axes: Axes, measure: _Measure, series: Sequence[Sequence[PlanPointDocument]]) -> None:
-    """Let the page show values by the chosen memory; one choice may differ by a few blocks."""
+    """Add the values that the page shows at the pointer, by choice of memory; one choice may differ by a few blocks."""
     memory = {_memory(point): point["kv_gib"] for points in reversed(series) for point in reversed(points)}
     ascending = sorted(memory, key=lambda choice: memory[choice])
     by_choice = [{_memory(point): measure.value(point["figures"]) for point in points} for points in series]
@@ -354,8 +354,8 @@ def _points(plan: Plan) -> Section:
     points = plan["points"]
     tables = (
         Table("Every setting under every load", columns, tuple((*_named(each), *_served(each)) for each in points)),
-        Table("Why each holds or does not", ("setting", "load", "what binds", "change"), tuple(map(_why, points))),
-        Table("Their times", of_times, tuple((*_named(each), *_times(each)) for each in points)),
+        Table("Why each holds or does not", ("setting", "load", "limited by", "change"), tuple(map(_why, points))),
+        Table("Latencies", of_times, tuple((*_named(each), *_times(each)) for each in points)),
     )
     return Section("points", "All settings", tables=tables)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pagedkv.planner.report.captions import SECTIONS, TABLES
-from pagedkv.planner.report.documents import ReportRun, whose_seconds
+from pagedkv.planner.report.documents import ReportRun, seconds_source
 from pagedkv.planner.report.elements import Cell, Section, Table
 from pagedkv.planner.report.number_text import NONE
 from pagedkv.planner.report.shared_text import without_folders
@@ -22,7 +22,7 @@ def settings_section(runs: Sequence[ReportRun], names: Sequence[str]) -> Section
                 "trace": run.replay["trace"],
                 "read as": run.replay.get("read_as") or None,
                 **run.replay["config"],
-                "whose seconds": whose_seconds(run.replay),
+                "source of the seconds": seconds_source(run.replay),
             }
         )
         for run in runs

@@ -1,7 +1,7 @@
-"""Tiers below the device: hits by medium, and what each tier loaded, read and wrote."""
+"""Tiers below the device: hits by medium, and loads, reads and writes of each tier."""
 
 from pagedkv.planner.report.captions import TABLES
-from pagedkv.planner.report.documents import ReportRun, TierCounts, Tiers, knows_content
+from pagedkv.planner.report.documents import ReportRun, TierCounts, Tiers, has_known_content
 from pagedkv.planner.report.elements import Cell, Table
 from pagedkv.planner.report.number_text import COUNT, GIB, RATIO, SECONDS
 
@@ -13,7 +13,7 @@ def tier_tables(run: ReportRun) -> list[Table]:
     tiers = run.replay.get("tiers")
     if tiers is None:
         return []
-    return [*([_hits(tiers)] if knows_content(run.replay) else []), _media(tiers)]
+    return [*([_hits(tiers)] if has_known_content(run.replay) else []), _media(tiers)]
 
 
 def _hits(tiers: Tiers) -> Table:
@@ -25,7 +25,7 @@ def _hits(tiers: Tiers) -> Table:
 
 
 def _media(tiers: Tiers) -> Table:
-    columns = ("tier", "loads", "tokens loaded", "mean load", "loads computed instead", "written", "read", "kept")
+    columns = ("tier", "loads", "tokens loaded", "mean load", "computed instead of loaded", "written", "read", "kept")
     return Table(TABLES["tiers"], columns, tuple(_row(medium, each) for medium, each in tiers["media"].items()))
 
 

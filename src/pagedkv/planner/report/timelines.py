@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.planner.report.captions import PLOTS, SECTIONS
-from pagedkv.planner.report.documents import ReportRun, Timeline, knows_content
+from pagedkv.planner.report.documents import ReportRun, Timeline, has_known_content
 from pagedkv.planner.report.drawing import (
     COUNT_TICKS,
     FILLS,
@@ -62,7 +62,7 @@ class TimeAxis:
         return (edges[::2] + edges[1::2]) / 2
 
     def read_out(self, axes: Axes, timeline: Timeline, series: Sequence[Sequence[str]]) -> None:
-        """Let the page show the values of each interval, as texts, in the order of the legend."""
+        """Add the values that the page shows at the pointer: texts by interval, in the order of the legend."""
         centres = self.centres(timeline).tolist()
         read_out(axes, centres, [f"{centre:,.3g} {self.unit}" for centre in centres], series)
 
@@ -85,7 +85,7 @@ def time_section(run: ReportRun) -> Section:
         return Section("time", SECTIONS["time"], ("No time passed: no request was served.",))
     axis = TimeAxis(timeline["time_s"][-1])
     pools = [_blocks(timeline, pool, f"blocks-{number}", axis) for number, pool in enumerate(timeline["pools"])]
-    hits = (_hits(timeline, axis),) if knows_content(run.replay) else ()
+    hits = (_hits(timeline, axis),) if has_known_content(run.replay) else ()
     return Section("time", SECTIONS["time"], plots=(*pools, _requests(timeline, axis), *hits))
 
 

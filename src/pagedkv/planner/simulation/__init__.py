@@ -15,10 +15,10 @@ In the order in which data flows::
     meters            measurements: waste, ages, latencies, sharing, time series
     result            ServingResult: all figures
     queue_file        QueueFile: requests far back in the queue, in a file
-    tiers             SimulatedTiers: tiers below the device, by the store core that serves
+    tiers             SimulatedTiers: tiers below the device, by the production store core
     virtual_clock     VirtualClock: the loop over steps
     server            VirtualServer: the clock with all meters
-    cluster           VirtualCluster: several clocks behind the router that serves
+    cluster           VirtualCluster: several clocks behind the production router
     planning          many settings on one trace, with few meters, and a decision
 
 docs/replay.md describes a step exactly.

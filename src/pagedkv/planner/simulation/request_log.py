@@ -56,7 +56,7 @@ class RequestLog:
 
     Args:
         limits: limits of a step; they determine what requests wait for.
-        tells_ended: whether a caller takes the numbers of ended requests.
+        records_ended: whether the numbers of ended requests are kept for :meth:`take_ended`.
 
     Attributes:
         between_tokens: times between tokens.
@@ -69,9 +69,9 @@ class RequestLog:
         busy_s: seconds of steps so far.
     """
 
-    def __init__(self, limits: SchedulingConfig, *, tells_ended: bool = False) -> None:
+    def __init__(self, limits: SchedulingConfig, *, records_ended: bool = False) -> None:
         self._limits = limits
-        self._tells_ended = tells_ended
+        self._records_ended = records_ended
         self._arrival_s = array("d")
         self._first_token_s = array("d")
         self._end_s = array("d")
@@ -90,7 +90,7 @@ class RequestLog:
         self.busy_s = 0.0
 
     @property
-    def wants_rows(self) -> bool:
+    def uses_rows(self) -> bool:
         """Whether the running rows are used."""
         return False
 
@@ -138,7 +138,7 @@ class RequestLog:
         self._note_ended(request)
 
     def _note_ended(self, request: Request) -> None:
-        if self._tells_ended:
+        if self._records_ended:
             self._ended.append(request.number)
 
     def take_ended(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""SpaceWatch: records the history of a replay's blocks, and why each admitted prompt missed."""
+"""SpaceWatch: records the history of a replay's blocks, and the causes of each admitted prompt's misses."""
 
 from pagedkv.memory.contract.answers import Load
 from pagedkv.memory.contract.arrays import Int32Array
@@ -37,7 +37,7 @@ class SpaceWatch(SpaceObserver):
     # Events of the space
 
     def admitting(self, row: int, hit: PrefixHit) -> None:  # noqa: ARG002 - as in SpaceObserver
-        """Record where a prompt's hit ends and why, before anything is evicted for it."""
+        """Record the end of a prompt's hit and its cause, before blocks are evicted for the prompt."""
         self._misses.append(self._space.misses(hit))
 
     def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:  # noqa: ARG002 - as in SpaceObserver

@@ -42,7 +42,7 @@ class StepMeters(Protocol):
     """The methods that a clock calls. Requests come in the order of their numbers, steps in that of time."""
 
     @property
-    def wants_rows(self) -> bool:
+    def uses_rows(self) -> bool:
         """Whether the running rows are used; gathering them takes a tenth of the time."""
 
     @property
@@ -81,8 +81,8 @@ class VirtualClock:
         costs: duration of steps.
         space: the block space, configured by ``config``.
         meters: notified of every event; of a request that waits in the file, only when it leaves the file.
-        keeps_back: whether requests far back in the queue wait in a file. They are served all the same; those that
-            cannot be served are reported later.
+        uses_queue_file: whether requests far back in the queue wait in a file. This does not change their service, but
+            those that cannot be served are reported later.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class VirtualClock:
         space: BlockSpace,
         meters: StepMeters,
         *,
-        keeps_back: bool = True,
+        uses_queue_file: bool = True,
     ) -> None:
         self._config = config
         self._costs = costs
@@ -108,7 +108,9 @@ class VirtualClock:
         self._last_arrival_s = 0.0
         self._flight: tuple[Batch, float] | None = None  # the step that runs, and its seconds
         self._queue_file = QueueFile()
-        self._keeps_back = keeps_back and not config.tenants  # a tenant at its cap is passed by others
+        self._uses_queue_file = (
+            uses_queue_file and not config.tenants
+        )  # requests of other tenants overtake a tenant at its cap
         self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step admits more
         self._priority: int | None = None
         self._intents: dict[str | None, scheduling.CacheIntent] = {
@@ -124,7 +126,7 @@ class VirtualClock:
         return SimulatedTiers(tiers, self._space, nbytes, self._loaded)
 
     def _loaded(self, request: scheduling.Request) -> None:
-        """Let a request whose load has ended wait for its admission."""
+        """Return a request whose load has ended to the queue for admission."""
         self._scheduler.loaded(request)
 
     @property
@@ -157,7 +159,7 @@ class VirtualClock:
         if self._now_s < arrival_s:
             self._hold(arrival_s - self._now_s)
             self._now_s = arrival_s
-        self._let_wait(request)
+        self._enqueue(request)
 
     def finish(self) -> None:
         """Run until all requests are served."""
@@ -165,19 +167,19 @@ class VirtualClock:
 
     # The queue
 
-    def _let_wait(self, request: Request | TokenizedRequest) -> None:
-        """Queue a request; far back in the queue it goes to the file, if all requests have one priority."""
+    def _enqueue(self, request: Request | TokenizedRequest) -> None:
+        """Queue a request: in the file if the queue is long and all priorities are equal, else in the scheduler."""
         if self._priority not in {None, request.priority}:
-            self._keeps_back = False
-            self._call_up(len(self._queue_file))
+            self._uses_queue_file = False
+            self._refill_from_file(len(self._queue_file))
         self._priority = request.priority
-        if self._keeps_back and (len(self._queue_file) or self._scheduler.num_waiting >= self._most_waiting):
+        if self._uses_queue_file and (len(self._queue_file) or self._scheduler.num_waiting >= self._most_waiting):
             self._queue_file.push(request)
         else:
             self._add(request)
 
-    def _call_up(self, most: int) -> None:
-        """Move the first requests of the file to the scheduler's queue."""
+    def _refill_from_file(self, most: int) -> None:
+        """Move at most ``most`` of the file's first requests to the scheduler's queue."""
         for _ in range(min(most, len(self._queue_file))):
             self._add(self._queue_file.pop())
 
@@ -224,7 +226,7 @@ class VirtualClock:
             self._run_step(end_s)
 
     def _run_step(self, before_s: float) -> None:
-        """Run a step; where all that could be computed waits for loads, wait for one, until ``before_s`` at most."""
+        """Run a step; if all requests wait for loads, advance to the next event of a tier, at most to ``before_s``."""
         if self._config.overlap:
             self._run_overlapped(before_s)
             return
@@ -261,15 +263,15 @@ class VirtualClock:
             self._await_load(before_s)
 
     def _waits_for_load(self, work: StepWork) -> bool:
-        """Whether a step has nothing to do while prefixes are loaded."""
+        """Whether a step has no work while prefixes are loaded."""
         has_loads = self._tiers is not None and self._tiers.num_loads > 0
         return has_loads and not (work.num_new_tokens or work.num_swapped_tokens)
 
     def _await_load(self, before_s: float) -> None:
-        """Let time pass until something happens in a tier, or until ``before_s``."""
+        """Advance the time to the next event of a tier, at most to ``before_s``."""
         assert self._tiers is not None, "loads without tiers"
         event_s = self._tiers.next_event_s(self._now_s)
-        assert event_s is not None, "a load that nothing ends"
+        assert event_s is not None, "a load under way has no next event"
         until_s = max(self._now_s, min(event_s, before_s))
         self._hold(until_s - self._now_s)
         self._now_s = until_s
@@ -301,7 +303,7 @@ class VirtualClock:
         for request in (*progress.finished, *batch.rejected):
             self._sampler.forget(request)
         while len(self._queue_file) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
-            self._call_up(num_more)
+            self._refill_from_file(num_more)
 
     def _answers(self, request: scheduling.Request) -> Sequence[Int32Array]:
         """Return what each sequence of a finished request has generated; beams are not offered to tiers."""
@@ -320,7 +322,7 @@ class VirtualClock:
 
     def _running_rows(self) -> RunningRows:
         """Return the running rows, rebuilt only when they have changed."""
-        if self._meters.wants_rows and self._num_changes != self._scheduler.num_changes:
+        if self._meters.uses_rows and self._num_changes != self._scheduler.num_changes:
             self._num_changes = self._scheduler.num_changes
             self._rows = rows_of(self._scheduler.running)
         return self._rows

@@ -42,7 +42,7 @@ class BadLines:
             f"{self._num_of_kind[kind]:,} as line {error.line} ({error.reason:.120})"
             for kind, error in self._first_of_kind.items()
         )
-        return [f"bad lines passed over: {num:,}, {'; '.join(kinds)}"]
+        return [f"bad lines skipped: {num:,}, {'; '.join(kinds)}"]
 
     def requests(self, row_format: RowFormat, line: Line) -> Iterator[Request]:
         """Read a line; a bad line is skipped, if fewer than ``most`` were skipped before.

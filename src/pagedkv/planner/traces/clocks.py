@@ -2,8 +2,8 @@
 
 Each format has a unit. If a file counts from 1970, its first number determines the unit instead, since present times in
 seconds, milli-, micro- and nanoseconds since 1970 differ widely. Dates are read as ISO 8601; without a zone they are
-UTC. ``--time-unit`` overrides all of this. A gap of a year between two requests is refused, since it comes from a
-change of units or from damage.
+UTC. A ``time_unit`` that the user states overrides all of this. A gap of a year between two requests is refused, since
+it comes from a change of units or from damage.
 
 :func:`rebased` shifts a trace to begin at 0 if its clock began long before its first request.
 """
@@ -37,7 +37,7 @@ EQUAL_SHARE: Final = 4
 """Times are in bursts if a quarter of them equal the time before."""
 COARSE_S: Final = 0.5
 """If no step of the clock is smaller, rounding gives equal times to requests that arrived apart."""
-REMEDY: Final = "Say in which unit the times are (`time_unit=s`, ms, us or ns), or repair the row"
+REMEDY: Final = "State the unit of the times (`time_unit=s`, ms, us or ns), or repair the row"
 PLACES: Final = 9
 MOST_SEEN: Final = 2**20
 """Number of times remembered of an unsorted file, where equal times need not be adjacent."""
@@ -68,17 +68,17 @@ class ArrivalClock:
         if self._num < FEWEST_WHOLE or self._num_equal * EQUAL_SHARE < self._num:
             return []
         bursts = f"{self._num_equal:,} of {self._num:,} requests come together with the one before"
-        told = f"so {bursts}: bursts that may come from rounding"
+        cause = f"so {bursts}: bursts that may come from rounding"
         if self._is_whole:
-            return [f"times are whole seconds, {told}; `span_s=1` spreads them over their second"]
+            return [f"times are whole seconds, {cause}; `span_s=1` spreads them over their second"]
         if COARSE_S <= self._least_step_s < math.inf:
             step = f"{self._least_step_s:.3g}"
-            return [f"times come in steps of {step} s and more, {told}; `span_s={step}` spreads them over their step"]
+            return [f"times come in steps of {step} s and more, {cause}; `span_s={step}` spreads them over their step"]
         return []
 
     @property
-    def told(self) -> str:
-        """How times were read, as text for users; empty before the first time."""
+    def description(self) -> str:
+        """The unit of the times that were read, as text for users; without the unit before the first time."""
         return f"times in {self._unit}" if self._latest_s is not None else "times"
 
     def seconds(self, line: Line, value: float | str, *, any_order: bool = False) -> float:

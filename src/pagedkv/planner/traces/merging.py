@@ -84,11 +84,15 @@ class MergedLogs:
             last_s = arrival_s
             first_s, _ = self._spans_s[number] or (arrival_s, arrival_s)
             self._spans_s[number] = first_s, last_s
-            told = request if len(self._files) == 1 or self._has_shared_ids else with_ids_apart(request, number)
+            separate = request if len(self._files) == 1 or self._has_shared_ids else with_ids_apart(request, number)
             if request.block_ids is not None:
                 self._has_ids.add(number)
             tenant = file.tenant if request.tenant is None else request.tenant
-            yield replace(told, arrival_s=arrival_s, tenant=tenant) if origin_s or tenant != told.tenant else told
+            yield (
+                replace(separate, arrival_s=arrival_s, tenant=tenant)
+                if origin_s or tenant != separate.tenant
+                else separate
+            )
 
     def _require_one_clock(self, path: str, first_s: float) -> None:
         if self._starts_together:
@@ -107,13 +111,13 @@ class MergedLogs:
         for (begin_s, end_s), path in sorted(spans):
             if begin_s > latest_s:
                 gap = f"{begin_s - latest_s:,.0f} s"
-                yield f"{path} begins {gap} after {latest} ends: they never overlap (`starts_together` lets them)"
+                yield f"{path} begins {gap} after {latest} ends, so they never overlap (`starts_together` changes that)"
             if latest_s == math.inf or end_s > latest_s:
                 latest_s, latest = end_s, path
 
     def _id_notes(self) -> Iterator[str]:
         if len(self._has_ids) > 1 and not self._has_shared_ids:
             yield (
-                "block ids are each file's own, so files share no block: `has_shared_ids` if all ids are of one "
-                "numbering, as those of `anonymized` with one `salt`"
+                "each file numbers its blocks on its own, so files share no block: set `has_shared_ids` if all ids are "
+                "of one numbering, as those of `anonymized` with one `salt`"
             )

@@ -28,7 +28,7 @@ def parquet_rows(path: str) -> Iterator[Line]:
         TraceError: the file cannot be read; may be raised while iterating.
     """
     try:
-        parquet: Any = import_module("pyarrow.parquet")  # an extra that few users need
+        parquet: Any = import_module("pyarrow.parquet")  # an optional package
     except ModuleNotFoundError as error:
         reason = "reading Parquet files needs the package pyarrow: pip install 'pagedkv[parquet]'"
         raise ConfigurationError(f"{reason}, or write the rows as JSON lines") from error

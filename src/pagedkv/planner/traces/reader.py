@@ -20,7 +20,7 @@ from pagedkv.planner.traces.json_array import array_elements
 from pagedkv.planner.traces.lines import Line, LineReader
 from pagedkv.planner.traces.parquet_rows import parquet_rows
 from pagedkv.planner.traces.request import Request
-from pagedkv.planner.traces.stamps import MadeUpArrivals
+from pagedkv.planner.traces.stamps import GeneratedArrivals
 from pagedkv.planner.traces.texts import CharacterTokens, TextTokens
 
 __all__ = ["TraceReader"]
@@ -59,7 +59,7 @@ class TraceReader:
         columns: Mapping[str, str] | None = None,
         texts: TextTokens | None = None,
         keep_failed: bool = False,
-        arrivals: MadeUpArrivals | None = None,
+        arrivals: GeneratedArrivals | None = None,
         skip_bad: int = 0,
         tenant_by: str | None = None,
         is_spread: bool = False,
@@ -77,7 +77,7 @@ class TraceReader:
             columns,
             texts or CharacterTokens(),
             keep_failed,
-            has_made_up_arrivals=arrivals is not None,
+            has_generated_arrivals=arrivals is not None,
             tenant_by=tenant_by,
             is_spread=is_spread,
         )
@@ -95,13 +95,13 @@ class TraceReader:
 
     @property
     def recognised(self) -> str:
-        """What was recognised, as text for users: format, times and texts; complete when all has been read.
+        """The recognised format, times and texts, as text for users; complete when all has been read.
 
         Raises:
             TraceError: as :attr:`session_per_row`.
         """
-        told = self._format.recognised
-        return told if self._arrivals is None else f"{told}, {self._arrivals.told}"
+        recognised = self._format.recognised
+        return recognised if self._arrivals is None else f"{recognised}, {self._arrivals.description}"
 
     @property
     def notes(self) -> list[str]:
@@ -110,8 +110,8 @@ class TraceReader:
         Raises:
             TraceError: as :attr:`session_per_row`.
         """
-        made_up = [] if self._arrivals is None else [self._arrivals.note]
-        return [*made_up, *self._format.notes, *self._bad_lines.notes]
+        generated = [] if self._arrivals is None else [self._arrivals.note]
+        return [*generated, *self._format.notes, *self._bad_lines.notes]
 
     def __enter__(self) -> Self:
         """Hold the file open."""
@@ -138,8 +138,8 @@ class TraceReader:
             return self._in_file_order()
         if self.session_per_row:
             reason = "the requests of a session have a clock of their own"
-            raise TraceError(self._lines.path, None, reason, "Say when sessions begin (`session_interval_s`)")
-        return self._arrivals.given_to(self._in_file_order())
+            raise TraceError(self._lines.path, None, reason, "State when sessions begin (`session_interval_s`)")
+        return self._arrivals.applied_to(self._in_file_order())
 
     def _in_file_order(self) -> Iterator[Request]:
         check_order = not (self._any_order or self.session_per_row or self._arrivals is not None)
@@ -161,7 +161,7 @@ class TraceReader:
         """
         if not self.session_per_row:
             raise TraceError(
-                self._lines.path, None, "the requests have one common clock already", "Do without a session interval"
+                self._lines.path, None, "the requests have one common clock already", "Leave the session interval out"
             )
         for _, requests in self._rows():
             yield requests

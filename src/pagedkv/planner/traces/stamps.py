@@ -10,7 +10,7 @@ import numpy as np
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
-__all__ = ["MadeUpArrivals", "parse_arrivals", "spread_stamps"]
+__all__ = ["GeneratedArrivals", "parse_arrivals", "spread_stamps"]
 
 POISSON: Final = "poisson"
 PLACES: Final = 6
@@ -19,7 +19,7 @@ MOST_WAITING: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUpArrivals:
+class GeneratedArrivals:
     """Generates random independent arrivals: a Poisson process with a fixed seed.
 
     Args:
@@ -36,17 +36,17 @@ class MadeUpArrivals:
             raise ConfigurationError(f"`arrivals=poisson:RATE` must be requests a second, above 0, got {self.per_s}")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How these times were generated, as text for users."""
-        return f"arrivals made up: at random, {self.per_s:g} a second"
+        return f"generated arrivals: at random, {self.per_s:g} a second"
 
     @property
     def note(self) -> str:
         """A note about generated times, in one sentence."""
-        made_up = f"at random, {self.per_s:g} a second"
-        return f"arrivals are made up, {made_up}: that is the recorded traffic wherever it is named"
+        rate = f"at random, {self.per_s:g} a second"
+        return f"arrivals are generated, {rate}: every figure of recorded traffic rests on them"
 
-    def given_to(self, requests: Iterable[Request]) -> Iterator[Request]:
+    def applied_to(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests with these arrivals, in their order; the first arrives at 0."""
         random = np.random.default_rng(0)
         arrival_s = 0.0
@@ -55,11 +55,11 @@ class MadeUpArrivals:
             arrival_s += random.exponential(1 / self.per_s)
 
 
-def parse_arrivals(text: str) -> MadeUpArrivals:
+def parse_arrivals(text: str) -> GeneratedArrivals:
     """Parse arrivals in the user's notation. Raises ConfigurationError.
 
     >>> parse_arrivals("poisson:2.5")
-    MadeUpArrivals(per_s=2.5)
+    GeneratedArrivals(per_s=2.5)
     """
     kind, _, rate = text.partition(":")
     try:
@@ -70,7 +70,7 @@ def parse_arrivals(text: str) -> MadeUpArrivals:
         raise ConfigurationError(
             f"`arrivals` must be poisson:RATE, as in poisson:2.5 for 2.5 a second; got {text!r:.60}"
         )
-    return MadeUpArrivals(per_s)
+    return GeneratedArrivals(per_s)
 
 
 def spread_stamps(requests: Iterable[Request], span_s: float) -> Iterator[Request]:

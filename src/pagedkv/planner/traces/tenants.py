@@ -2,9 +2,9 @@
 
 from typing import Final
 
-__all__ = ["NOBODY", "Tenants"]
+__all__ = ["NO_TENANT", "Tenants"]
 
-NOBODY: Final = "(none)"
+NO_TENANT: Final = "(none)"
 """The name for requests without a tenant, where other requests have one."""
 
 
@@ -26,7 +26,7 @@ class Tenants:
     @property
     def names(self) -> list[str]:
         """The names, by number."""
-        return [NOBODY if name is None else name for name in self._numbers]
+        return [NO_TENANT if name is None else name for name in self._numbers]
 
     @property
     def are_known(self) -> bool:

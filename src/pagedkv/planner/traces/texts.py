@@ -41,7 +41,7 @@ class TextTokens(Protocol):
     """Whether the number of tokens is only an estimate."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How texts become tokens, as text for users."""
         ...
 
@@ -76,7 +76,7 @@ class CharacterTokens:
         self._chars = chars_per_token
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How texts become tokens, as text for users."""
         return f"{self._chars:g} characters a token"
 
@@ -105,7 +105,7 @@ class FileTokens:
 
     def __init__(self, path: str) -> None:
         try:
-            tokenizers: Any = import_module("tokenizers")  # an extra that few users need
+            tokenizers: Any = import_module("tokenizers")  # an optional package
         except ModuleNotFoundError as error:
             reason = "`tokenizer` needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
             raise ConfigurationError(f"{reason}, or give `chars_per_token` instead") from error
@@ -118,7 +118,7 @@ class FileTokens:
         self._name = Path(path).name
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How texts become tokens, as text for users."""
         return f"tokens of {self._name}"
 

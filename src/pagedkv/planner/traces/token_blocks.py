@@ -78,8 +78,8 @@ class TokenBlocks:
         """Return the number of distinct blocks."""
         return len(self._ids_by_digest)
 
-    def knows(self, digest: bytes) -> bool:
-        """Return whether a prompt had the block of a digest of :func:`chain_digests`, without a salt."""
+    def has_block(self, digest: bytes) -> bool:
+        """Return whether a prompt without a salt had the block with this digest of :func:`chain_digests`."""
         return digest in self._ids_by_digest
 
 

@@ -28,7 +28,7 @@ MOST_WINDOWS: Final = 10_000
 LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
 TIMES: Final = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 REST: Final = "the rest"
-WANTED: Final = "`window` must be a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
+REMEDY: Final = "`window` must be a length, as in 1h, 15m or 1d, or times of day, as in 09:00-18:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
     """
     if not -FURTHEST_ZONE_H <= utc_offset_h <= FURTHEST_ZONE_H:
         raise ConfigurationError(f"`utc_offset_h` must be from -{FURTHEST_ZONE_H} to {FURTHEST_ZONE_H} hours")
-    told = LENGTH.fullmatch(text.strip())
-    if told is not None:
-        length_s = float(told[1]) * UNITS_S[told[2]]
+    length = LENGTH.fullmatch(text.strip())
+    if length is not None:
+        length_s = float(length[1]) * UNITS_S[length[2]]
         if length_s <= 0:
-            raise ConfigurationError(f"{WANTED}; got {text!r:.60}")
+            raise ConfigurationError(f"{REMEDY}; got {text!r:.60}")
         return WindowRule(length_s, utc_offset_h=utc_offset_h)
     times = tuple(_times(part.strip(), text) for part in text.split(","))
     marks = sorted(interval for begin, end in times for interval in _unwrapped(begin, end))
@@ -157,13 +157,13 @@ def parse_window(text: str, utc_offset_h: float = 0.0) -> WindowRule:
 
 
 def _times(part: str, text: str) -> tuple[float, float]:
-    told = TIMES.fullmatch(part)
-    if told is None:
-        raise ConfigurationError(f"{WANTED}; got {text!r:.60}")
-    begin_h, begin_m, end_h, end_m = map(int, told.groups())
+    begin_and_end = TIMES.fullmatch(part)
+    if begin_and_end is None:
+        raise ConfigurationError(f"{REMEDY}; got {text!r:.60}")
+    begin_h, begin_m, end_h, end_m = map(int, begin_and_end.groups())
     begin_s, end_s = begin_h * HOUR_S + begin_m * 60, end_h * HOUR_S + end_m * 60
     if begin_m >= 60 or end_m >= 60 or begin_s >= DAY_S or end_s > DAY_S or begin_s == end_s % DAY_S:  # noqa: PLR2004 - minutes
-        raise ConfigurationError(f"{part} is no time of day, from 00:00 to 24:00, of some length: {WANTED}")
+        raise ConfigurationError(f"{part} is no time of day, from 00:00 to 24:00, of some length: {REMEDY}")
     return begin_s, end_s
 
 

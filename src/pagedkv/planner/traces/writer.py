@@ -75,7 +75,7 @@ class TraceWriter:
         self._learn_block_size(request)
         if request.arrival_s > MAX_ARRIVAL_S:
             reason = f"request {self._num_requests} arrives at {request.arrival_s} s, beyond {MAX_ARRIVAL_S}"
-            raise ConfigurationError(f"{reason}: let sessions start closer together")
+            raise ConfigurationError(f"{reason}: use a higher rate of sessions, or fewer of them")
         line = self._encoder.encode(row_of(request)) + b"\n"
         (self._sink if self._has_header else self._waiting).write(line)
 

@@ -22,7 +22,7 @@ def zstd_stream(file: IO[bytes]) -> io.BufferedReader:
         ConfigurationError: the package is missing.
     """
     try:
-        package: Any = import_module("zstandard")  # an extra that few users need
+        package: Any = import_module("zstandard")  # an optional package
     except ModuleNotFoundError as error:
         reason = "reading .zst files needs the package zstandard: pip install 'pagedkv[zstd]'"
         raise ConfigurationError(f"{reason}, or decompress the file (zstd -d)") from error

@@ -3,6 +3,8 @@
 If only one group has prefix caching, and it keeps whole prefixes, one walk of the first pass gives the whole answer.
 """
 
+from typing import Final
+
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
@@ -21,6 +23,9 @@ from pagedkv.memory.space.steps import read_only
 
 __all__ = ["match_again", "match_prompt"]
 
+NO_BLOCKS: Final = read_only(np.zeros(0, np.int32))
+"""The hit blocks of a group without any; read-only as all hit blocks are, which spares loops a second set of types."""
+
 
 def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
     """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.
@@ -31,7 +36,7 @@ def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
         return _match_only_chain(state, state.only_chain, prompt)
     if not state.config.prefix_caching:
         none = len(state.groups)
-        return PrefixHit(state, prompt, 0, (NO_IDS,) * none, (0,) * none)
+        return PrefixHit(state, prompt, 0, (NO_BLOCKS,) * none, (0,) * none)
     return _match_groups(state, prompt)
 
 
@@ -63,7 +68,7 @@ def _beside_outsiders(
 ) -> tuple[tuple[Int32Array, ...], tuple[int, ...]]:
     """Return the hit blocks of one group and how many are free, with empty entries for the other groups."""
     return (
-        tuple(hits if other is group else NO_IDS for other in state.groups),
+        tuple(hits if other is group else NO_BLOCKS for other in state.groups),
         tuple(num_free if other is group else 0 for other in state.groups),
     )
 

@@ -106,7 +106,7 @@ def compare_latencies(
 
 def _requests(line: Line, result: Mapping[str, Any]) -> list[Request]:
     if any(not isinstance(result.get(name), list) for name in DETAILS):
-        raise line.fault("the result does not say when its requests were sent", REMEDY)
+        raise line.fault("the result has no times at which its requests were sent", REMEDY)
     sent = sorted(
         (start_s, num_prompt, num_output)
         for start_s, ttft_s, num_prompt, num_output in zip(

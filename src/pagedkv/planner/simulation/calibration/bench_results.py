@@ -64,12 +64,14 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
     decoding = _decoding_steps(served)
     prompts = _prompt_steps(served)
     columns = [np.concatenate(pair) for pair in zip(decoding, prompts, strict=True)]
-    taken = f"{len(decoding[0]):,} steps in which all decoded, and {len(prompts[0]):,} first tokens of requests alone"
-    notes = [f"of {len(served.start_s):,} requests these are taken: {taken}"]
+    taken = (
+        f"{len(decoding[0]):,} steps that only decode, and {len(prompts[0]):,} first tokens of requests that ran alone"
+    )
+    notes = [f"steps taken from {len(served.start_s):,} requests: {taken}"]
     if len(prompts[0]):
-        notes.append("a first token's step has the network's and the server's time in it")
+        notes.append("the step of a first token includes the time of the network and the server")
     if num_lumped:
-        notes.append(f"{num_lumped:,} requests were left out, for their tokens did not come one by one")
+        notes.append(f"{num_lumped:,} requests were left out, since their tokens did not arrive one by one")
     num_new, num_pairs, num_context, num_sequences = (column.astype(np.int64) for column in columns[1:])
     return MeasuredSteps(
         columns[0],
@@ -77,7 +79,7 @@ def steps_of_bench(line: Line, result: Mapping[str, Any]) -> MeasuredSteps:
         num_pairs,
         num_context,
         num_sequences,
-        told_by="result of vllm bench serve",
+        source="result of vllm bench serve",
         notes=tuple(notes),
     )
 
@@ -120,26 +122,26 @@ def _decoding_steps(served: _Served) -> list[Float64Array]:
     num_tokens = np.array([len(token_s) for token_s in served.token_s])
     began = np.concatenate([[0], np.cumsum(served.num_prompt)])
     ended = np.concatenate([[0], np.cumsum((served.num_prompt + num_tokens)[by_last])])
-    begins, ends = _told_intervals(served)
+    begins, ends = _token_intervals(served)
     num_first = np.searchsorted(served.first_s, begins, "right")
     num_over = np.searchsorted(lasts, begins, "right")
-    nobody_waits = np.searchsorted(starts, ends, "left") == num_first
-    nobody_ends = np.searchsorted(lasts, ends, "left") == num_over
-    kept = nobody_waits & nobody_ends & (ends > begins)
+    is_none_waiting = np.searchsorted(starts, ends, "left") == num_first
+    is_none_ending = np.searchsorted(lasts, ends, "left") == num_over
+    kept = is_none_waiting & is_none_ending & (ends > begins)
     num_sequences = (num_first - num_over)[kept]
     emitted = np.searchsorted(all_tokens, begins[kept], "right")
     context = began[num_first[kept]] + emitted - ended[num_over[kept]]
     return [(ends - begins)[kept], num_sequences, context, context, num_sequences]
 
 
-def _told_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
+def _token_intervals(served: _Served) -> tuple[Float64Array, Float64Array]:
     """Return the times between tokens; at each moment, those of the running request that began first."""
-    begins, ends, told_until_s = [], [], -np.inf
+    begins, ends, read_until_s = [], [], -np.inf
     for token_s in served.token_s:
-        untold = token_s[:-1] >= told_until_s
-        begins.append(token_s[:-1][untold])
-        ends.append(token_s[1:][untold])
-        told_until_s = max(told_until_s, token_s[-1])
+        is_unread = token_s[:-1] >= read_until_s
+        begins.append(token_s[:-1][is_unread])
+        ends.append(token_s[1:][is_unread])
+        read_until_s = max(read_until_s, token_s[-1])
     return np.concatenate(begins), np.concatenate(ends)
 
 

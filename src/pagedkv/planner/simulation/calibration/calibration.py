@@ -22,10 +22,10 @@ FEWEST_STEPS: Final = 20
 NUM_PARTS: Final = 5
 UPPER_EDGES: Final = (8, 64, 512, 4096)
 """Bounds, in tokens of a step, that group the errors."""
-WHAT_IS_CONSTANT: Final = ("weights_s", "fixed_s")
+CONSTANTS: Final = ("weights_s", "fixed_s")
 OF_PROMPTS: Final = ("token_compute_s", "pair_compute_s")
 """Not fitted if steps only decode, since then the number of tokens is that of sequences."""
-FREE: Final = CostModel()
+NO_COST: Final = CostModel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +129,15 @@ def calibrate(steps: MeasuredSteps, base: CostModel | None = None) -> Calibratio
     """
     _require_enough(steps)
     names = _names(steps, base)
-    start = FREE if base is None else base
+    start = NO_COST if base is None else base
     model = fit(steps, start, names)
     numbers = np.arange(len(steps))
     errors = np.empty(len(steps))
     for part in range(NUM_PARTS):
         left_out = numbers % NUM_PARTS == part
         partial = fit(steps.chosen(numbers[~left_out]), start, names)
-        seen = steps.chosen(numbers[left_out])
-        errors[left_out] = predicted_s(partial, seen) / seen.seconds - 1
+        tested = steps.chosen(numbers[left_out])
+        errors[left_out] = predicted_s(partial, tested) / tested.seconds - 1
     return Calibration(
         model=model,
         fitted=names,
@@ -162,17 +162,17 @@ def _names(steps: MeasuredSteps, base: CostModel | None) -> tuple[str, ...]:
     varied = {name for name in set(COUNTED_BY.values()) if np.ptp(steps.counts(name)) > 0}
     if num_sizes == 1 and base is None:
         raise ConfigurationError(
-            f"all {len(steps)} steps compute {int(steps.num_new_tokens[0]):,} tokens, so they do not tell what a token "
-            "costs: measure steps of different sizes, prompts as well as decoding, or say whose parameters hold "
-            "otherwise (`base=llama-3.1-8b/h100`)"
+            f"all {len(steps)} steps compute {int(steps.num_new_tokens[0]):,} tokens, so they do not determine the "
+            "cost of a token: measure steps of different sizes, prompts as well as decoding, or name a model with the "
+            "other parameters (`base=llama-3.1-8b/h100`)"
         )
-    names = tuple(name for name in COUNTED_BY if name in WHAT_IS_CONSTANT or COUNTED_BY[name] in varied)
+    names = tuple(name for name in COUNTED_BY if name in CONSTANTS or COUNTED_BY[name] in varied)
     if steps.num_sequences is None or (steps.num_new_tokens > steps.num_sequences).any():
         return names
     if base is None:
         raise ConfigurationError(
-            f"all {len(steps)} steps only decode, so they do not tell what prompts cost: measure steps with prompts, "
-            "or say whose parameters hold otherwise (`base=llama-3.1-8b/h100`)"
+            f"all {len(steps)} steps only decode, so they do not determine the cost of prompts: measure steps with "
+            "prompts, or name a model with the other parameters (`base=llama-3.1-8b/h100`)"
         )
     return tuple(name for name in names if name not in OF_PROMPTS)
 
@@ -181,14 +181,14 @@ def _notes(model: CostModel, names: tuple[str, ...], base: CostModel | None) -> 
     others = [name for name in COUNTED_BY if name not in names]
     notes = []
     if others:
-        whose = "cost nothing" if base is None else "are those of `base`"
-        notes.append(f"the steps do not tell {', '.join(others)}: they {whose}")
+        values = "cost nothing" if base is None else "are those of `base`"
+        notes.append(f"the steps do not determine {', '.join(others)}: they {values}")
     if base is None:
         notes.append(
-            "swaps cost nothing, for steps do not tell them: set swap_fixed_s and swap_token_s, or give `base`"
+            "swaps cost nothing, since steps do not show them: set swap_fixed_s and swap_token_s, or give `base`"
         )
     if not model.token_compute_s and not model.pair_compute_s:
-        notes.append("computing costs nothing beside reading memory: no step was long enough to tell it")
+        notes.append("computing costs nothing beside reading memory: no step was long enough to show its cost")
     return notes
 
 

@@ -19,14 +19,14 @@ TOLERANCE: Final = 1e-10
 ROUNDS_A_COLUMN: Final = 10
 
 
-def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Float64Array:
-    """Find coefficients, none negative, that minimise the squared error of ``columns @ coefficients`` to ``wanted``.
+def nonnegative_least_squares(columns: Float64Array, target: Float64Array) -> Float64Array:
+    """Find coefficients, none negative, that minimise the squared error of ``columns @ coefficients`` to ``target``.
 
     Of equivalent columns, the first one gets the coefficient. O(rows * columns^2) for each used column.
 
     Args:
         columns: float64 ``[rows, columns]``.
-        wanted: float64 ``[rows]``.
+        target: float64 ``[rows]``.
 
     Returns:
         float64 ``[columns]``.
@@ -40,23 +40,23 @@ def nonnegative_least_squares(columns: Float64Array, wanted: Float64Array) -> Fl
     num_columns = columns.shape[1]
     used = np.zeros(num_columns, bool)
     found = np.zeros(num_columns)
-    least = TOLERANCE * max(float(np.linalg.norm(wanted)), 1e-300)
+    least = TOLERANCE * max(float(np.linalg.norm(target)), 1e-300)
     for _ in range(ROUNDS_A_COLUMN * num_columns):
-        gains = scaled.T @ (wanted - scaled @ found)
+        gains = scaled.T @ (target - scaled @ found)
         gains[used] = 0.0
         if gains.max(initial=0.0) <= least:
             break
         used[int(gains.argmax())] = True
-        found = _solved(scaled, wanted, used, found)
+        found = _solved(scaled, target, used, found)
     coefficients: Float64Array = found / norms
     return coefficients
 
 
-def _solved(scaled: Float64Array, wanted: Float64Array, used: BoolArray, found: Float64Array) -> Float64Array:
+def _solved(scaled: Float64Array, target: Float64Array, used: BoolArray, found: Float64Array) -> Float64Array:
     """Solve for the used columns, leaving out those whose coefficient would be negative; changes ``used``."""
     while used.any():
         plain = np.zeros_like(found)
-        plain[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
+        plain[used] = np.linalg.lstsq(scaled[:, used], target, rcond=None)[0]
         negative = used & (plain <= 0)
         if not negative.any():
             return plain

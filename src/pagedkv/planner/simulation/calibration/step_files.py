@@ -32,7 +32,7 @@ MOST_TOKENS: Final = 2**31
 MOST_PAIRS: Final = 2**62
 LONGEST_S: Final = 10**5
 LEAST_S: Final = 0
-WHAT_IS_READ: Final = (
+REMEDY: Final = (
     "Give a CSV file with the columns num_new_tokens and seconds, StepRecords as JSON lines, a vLLM log, or "
     "the result of vllm bench serve --save-result --save-detailed"
 )
@@ -94,11 +94,11 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
         lines = iter(reader)
         first = next(lines, None)
         if first is None:
-            raise TraceError(path, None, "the file is empty", WHAT_IS_READ)
+            raise TraceError(path, None, "the file is empty", REMEDY)
         if first.text.startswith("{") and is_bench_result(keys := decoded(first, dict[str, Any])):
             steps = steps_of_bench(first, keys)
         elif first.text.startswith("{") and not keys.keys() & set(_RecordRow.__struct_fields__):
-            raise first.fault("the row has nothing of a step", WHAT_IS_READ)
+            raise first.fault("the row has no field of a step", REMEDY)
         elif first.text.startswith("{"):
             steps = _of_records(chain([first], lines), block_size)
         elif is_vllm_log(first):
@@ -106,7 +106,7 @@ def read_steps(path: str, block_size: int = 16) -> MeasuredSteps:
         else:
             steps = _of_csv(first, lines)
     if not len(steps):
-        raise TraceError(path, None, "; ".join(["the file has no steps", *steps.notes[:1]]), WHAT_IS_READ)
+        raise TraceError(path, None, "; ".join(["the file has no steps", *steps.notes[:1]]), REMEDY)
     return steps
 
 
@@ -115,7 +115,7 @@ def _of_csv(first: Line, lines: Iterator[Line]) -> MeasuredSteps:
     missing = [name for name in NEEDED if name not in names]
     if missing or len(set(names)) < len(names):
         what = f"no column {missing[0]}" if missing else "a column twice"
-        raise first.fault(f"a header with {what}: {', '.join(names):.100}", WHAT_IS_READ)
+        raise first.fault(f"a header with {what}: {', '.join(names):.100}", REMEDY)
     rows = [_csv_row(line, names) for line in lines]
 
     def counted(name: str) -> Int64Array | None:
@@ -127,7 +127,7 @@ def _of_csv(first: Line, lines: Iterator[Line]) -> MeasuredSteps:
         counted("num_attended_pairs"),
         counted("num_context_tokens"),
         counted("num_sequences"),
-        told_by="CSV of steps",
+        source="CSV of steps",
     )
 
 
@@ -154,13 +154,13 @@ def _of_records(lines: Iterator[Line], block_size: int) -> MeasuredSteps:
         check_range(line, "num_drafted", row.num_drafted, 0, MOST_TOKENS)
         if row.num_tokens:
             rows.append(row)
-    context = f"records count blocks: the context is taken for {block_size} times the blocks in use, shared ones once"
+    context = f"records count blocks: the context counts as {block_size} tokens for each block in use, shared ones once"
     return MeasuredSteps(
         np.array([row.seconds for row in rows], np.float64),
         _array([row.num_tokens for row in rows]),
         num_context_tokens=_array([row.num_used_blocks * block_size for row in rows]),
         num_sequences=_array([row.num_decoded + bool(row.num_prefilled) * max(1, row.num_admitted) for row in rows]),
-        told_by="StepRecords as JSON lines",
+        source="StepRecords as JSON lines",
         notes=(context,),
     )
 

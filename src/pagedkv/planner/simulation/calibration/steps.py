@@ -20,7 +20,7 @@ class MeasuredSteps:
         num_attended_pairs: int64 ``[steps]``, pairs of queries and keys; None: not counted.
         num_context_tokens: see :meth:`~pagedkv.planner.simulation.cost.CostModel.step_s`.
         num_sequences: sequences with tokens, likewise.
-        told_by: description of the source.
+        source: the kind of file from which the steps come, for users.
         notes: warnings about the steps, one sentence each.
 
     Raises:
@@ -32,7 +32,7 @@ class MeasuredSteps:
     num_attended_pairs: Int64Array | None = None
     num_context_tokens: Int64Array | None = None
     num_sequences: Int64Array | None = None
-    told_by: str = ""
+    source: str = ""
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -63,6 +63,6 @@ class MeasuredSteps:
             of(self.num_attended_pairs),
             of(self.num_context_tokens),
             of(self.num_sequences),
-            self.told_by,
+            self.source,
             self.notes,
         )

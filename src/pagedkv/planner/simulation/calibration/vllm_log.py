@@ -54,9 +54,9 @@ def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
     num_tokens = None
     num_intervals = 0
     for line in lines:
-        told = CACHE_SIZE.search(line.text)
-        if told is not None:
-            num_tokens = int(told["tokens"].replace(",", ""))
+        size = CACHE_SIZE.search(line.text)
+        if size is not None:
+            num_tokens = int(size["tokens"].replace(",", ""))
         for engine, interval in _intervals(line):
             num_intervals += 1
             previous = before.get(engine)
@@ -70,8 +70,8 @@ def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
     known = [share for share in shares if share is not None]
     has_context = num_tokens is not None and len(known) == len(shares)
     counts = np.array(sequences, np.int64)
-    told_of = (
-        f"steps are told by {len(seconds):,} of {num_intervals:,} intervals between lines of throughput: those in "
+    taken = (
+        f"steps come from {len(seconds):,} of {num_intervals:,} intervals between lines of throughput: those in "
         "which the same sequences decoded all the time; a step took their number divided by the tokens a second, so "
         "one token each (no speculation)"
     )
@@ -80,21 +80,21 @@ def steps_of_log(lines: Iterable[Line]) -> MeasuredSteps:
         counts,
         num_context_tokens=(np.array(known) * (num_tokens or 0)).astype(np.int64) if has_context else None,
         num_sequences=counts,
-        told_by="vLLM log, its lines of throughput",
+        source="vLLM log, its lines of throughput",
         notes=(
-            told_of,
-            *(() if has_context else ("the log does not tell the size of the cache, so the context is unknown",)),
+            taken,
+            *(() if has_context else ("the log does not state the size of the cache, so the context is unknown",)),
         ),
     )
 
 
 def _intervals(line: Line) -> Iterator[tuple[str | None, _Interval]]:
-    told = THROUGHPUT.search(line.text)
-    if told is not None:
-        usage = None if told["usage"] is None else float(told["usage"]) / 100
+    figures = THROUGHPUT.search(line.text)
+    if figures is not None:
+        usage = None if figures["usage"] is None else float(figures["usage"]) / 100
         yield (
-            told["engine"],
-            _Interval(float(told["prompt"]), float(told["generation"]), int(told["running"]), usage),
+            figures["engine"],
+            _Interval(float(figures["prompt"]), float(figures["generation"]), int(figures["running"]), usage),
         )
 
 

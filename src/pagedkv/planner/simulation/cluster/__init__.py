@@ -1,8 +1,8 @@
-"""Several replicas on one virtual clock, behind the router that serves.
+"""Several replicas on one virtual clock, behind the production router.
 
-Reading order: ``network`` (which messages reach the router, and when), ``kills`` (when replicas die), ``replica`` (one
+Reading order: ``network`` (delays and losses of messages), ``kills`` (when replicas are killed), ``replica`` (one
 replica: its clock, its space, its requests), ``cluster_figures`` (the result), ``virtual_cluster``, which runs all, and
-``setting``, by which a plan names a cluster.
+``setting``, the cluster of a plan's setting as one value.
 """
 
 from pagedkv.planner.simulation.cluster.cluster_figures import ClusterFigures

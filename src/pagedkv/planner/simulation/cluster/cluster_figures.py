@@ -1,4 +1,4 @@
-"""ClusterFigures: what a run of a cluster came to."""
+"""ClusterFigures: the results of a run of a cluster."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["ClusterFigures"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterFigures:
-    """What a run of a cluster came to.
+    """The results of a run of a cluster.
 
     Args:
         num_requests: requests that arrived; num_prompt_tokens: of them all; num_hit_tokens: those that were hits when
@@ -20,11 +20,11 @@ class ClusterFigures:
         first_token_s: seconds from arrival to the first token of each request: float64 ``[requests]``, NaN without one.
         computed_tokens: tokens computed by each replica in each whole minute until the last arrival, else in the first:
             float64 ``[replicas, minutes]``.
-        busy: fraction of the time until the last arrival that replicas computed, their mean.
-        num_by_reason: decisions by reason.
-        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were taken for it.
-        num_kills: replicas that died; num_moves: requests that were routed again; num_failed: requests that ended with
-            an error, since no replica was there.
+        busy: fraction of the time until the last arrival in which a step ran, the mean of all replicas.
+        num_by_reason: routing decisions by reason.
+        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were sent instead.
+        num_kills: replicas that were killed; num_moves: requests that were routed again; num_failed: requests that
+            ended with an error, since there was no replica.
     """
 
     num_requests: int
@@ -47,20 +47,21 @@ class ClusterFigures:
 
     @property
     def imbalance(self) -> float:
-        """Largest over mean of the tokens that replicas computed in a minute, in the mean of all computed tokens.
+        """The largest number of tokens that a replica computed in a minute, over the mean of all replicas.
 
-        So a minute counts as much as it has work. In a minute with next to none a few requests are out of balance.
+        Both are summed over the minutes, so a minute counts in proportion to its tokens. A minute with few requests can
+        hardly be balanced, and counts little.
         """
         largest, mean = self.computed_tokens.max(axis=0).sum(), self.computed_tokens.mean(axis=0).sum()
         return float(largest / mean) if mean else 1.0
 
     @property
     def imbalance_of_minutes(self) -> float:
-        """The same in the mean of all minutes with work, however little of it."""
+        """The mean of this ratio over all minutes with computed tokens, each counted alike."""
         minutes = self.computed_tokens[:, self.computed_tokens.any(axis=0)]
         return float((minutes.max(axis=0) / minutes.mean(axis=0)).mean()) if minutes.size else 1.0
 
     def first_token_percentile_s(self, percent: float) -> float:
-        """Return the seconds within which so many percent of the first tokens came."""
-        came = self.first_token_s[~np.isnan(self.first_token_s)]
-        return float(np.percentile(came, percent)) if len(came) else math.nan
+        """Return a percentile of the times to the first token, in seconds; NaN without any."""
+        known_s = self.first_token_s[~np.isnan(self.first_token_s)]
+        return float(np.percentile(known_s, percent)) if len(known_s) else math.nan

@@ -1,8 +1,8 @@
-"""Kills: when replicas die, and when others take their places.
+"""Kills: the times at which replicas are killed, and the delay until new ones replace them.
 
-A replica dies between two steps: at its time, or at the end of the step that runs then. The router notices it after a
-delay, behind all that the replica sent before, as when a connection breaks. The requests are routed again. After a
-while a new replica joins under the old name, with a new lifetime and an empty cache.
+A replica is killed between two steps: at its time, or at the end of the step that runs then. The router notices it
+after a delay, and after all messages that the replica had sent, as when a connection breaks. The requests are routed
+again. After ``restart_s`` a new replica joins under the old name, with a new lifetime and an empty cache.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Kills:
     """A schedule of kills.
 
     Args:
-        at: pairs of seconds and the name of a replica; None instead of a name: one of those that live, at random.
-        restart_s: seconds from the notice of a death until a new replica joins.
+        at: pairs of seconds and the name of a replica; None instead of a name: a running replica, at random.
+        restart_s: seconds until a new replica joins, after the router has noticed the kill.
         seed: determines which replicas are killed at random.
 
     Raises:
@@ -43,7 +43,7 @@ class Kills:
 
     @classmethod
     def at_random(cls, number: int, mean_s: float, *, restart_s: float = 1.0, seed: int = 0) -> "Kills":
-        """Draw so many kills, ``mean_s`` seconds apart in the mean, each independent of all others.
+        """Draw ``number`` kills, ``mean_s`` seconds apart in the mean, each independent of all others.
 
         Raises ConfigurationError: a number is negative, or ``mean_s`` is not above 0.
         """

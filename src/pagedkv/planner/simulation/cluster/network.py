@@ -1,4 +1,4 @@
-"""Network: what lies between replicas and router."""
+"""Network: the delays and losses of messages between replicas and router."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ __all__ = ["Network"]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What lies between replicas and router.
+    """The delays and losses of messages between replicas and router.
 
     Args:
         delay_s: seconds until a message reaches the router; a snapshot takes as long again.

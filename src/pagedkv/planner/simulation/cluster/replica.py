@@ -18,7 +18,7 @@ __all__ = ["Replica", "ReplicaMeters", "Report"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica tells its router at ``at_s`` seconds: first tokens, and ends of any kind, by request."""
+    """A message to the router at ``at_s`` seconds: the requests with a first token, and those that ended in any way."""
 
     at_s: float
     first_tokens: tuple[int, ...]
@@ -26,16 +26,16 @@ class Report:
 
 
 class ReplicaMeters:
-    """Passes on to the cluster's log what happens in one replica, under the numbers of the cluster.
+    """Records the steps of one replica in the cluster's log, under the cluster's numbers of requests.
 
     The log has a request from its arrival at the cluster on, so a request that was moved is in it once.
 
     Args:
-        log: of the cluster.
+        log: the log of the cluster.
 
     Attributes:
         next_number: number of the request that is offered next.
-        under_way: the requests that were offered and have not ended, by number.
+        under_way: the offered requests that have not ended, by number.
         num_computed_tokens: tokens computed so far.
     """
 
@@ -48,7 +48,7 @@ class ReplicaMeters:
         self._refused: list[int] = []
 
     @property
-    def wants_rows(self) -> bool:
+    def uses_rows(self) -> bool:
         """Whether the running rows are used."""
         return False
 
@@ -58,18 +58,18 @@ class ReplicaMeters:
         return self.next_number
 
     def take_reports(self, now_s: float) -> list[Report]:
-        """Return what happened since the last call."""
+        """Return the reports since the last call; requests that were refused ended at ``now_s``."""
         refused, self._refused = self._refused, []
         reports, self._reports = self._reports, []
         return reports + ([Report(now_s, (), tuple(refused))] if refused else [])
 
     def arrived(self, request: Request, arrival_s: float, *, has_content: bool, tenant: str | None = None) -> None:
-        """Note a request as under way."""
+        """Record a request as under way."""
         del arrival_s, has_content, tenant  # the cluster has logged them
         self.under_way[request.number] = request
 
     def rejected(self, request: Request) -> None:
-        """Note that a request cannot be served."""
+        """Record that a request cannot be served."""
         del self.under_way[request.number]
         self._refused.append(request.number)
 
@@ -85,7 +85,7 @@ class ReplicaMeters:
         self.num_computed_tokens += work.num_new_tokens
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Log what requests wait for."""
+        """Log a duration in which nothing changes."""
         self._log.hold(duration_s, running, num_waiting, num_swapped)
 
     def stepped(self, step_s: float) -> None:
@@ -107,13 +107,13 @@ class Replica:
     """One lifetime of a replica.
 
     Args:
-        name: its name; lifetime: which run of its process it is.
+        name: its name; lifetime: number of its process under this name, from 1.
         config: of its space and scheduler; costs: duration of its steps.
-        log: of the cluster.
+        log: the log of the cluster.
 
     Attributes:
         next_batch: number of its next batch of events.
-        wants_snapshot: whether the index asked for a snapshot.
+        needs_snapshot: whether the router's index needs a snapshot, since it noticed a gap.
         is_dead: whether it was killed.
     """
 
@@ -123,24 +123,24 @@ class Replica:
         self.lifetime = str(lifetime)
         self.space = BlockSpace(replace(config.space_config(), explain=False))
         self.meters = ReplicaMeters(log)
-        self.clock = VirtualClock(config, costs, self.space, self.meters, keeps_back=False)
+        self.clock = VirtualClock(config, costs, self.space, self.meters, uses_queue_file=False)
         self.next_batch = 0
-        self.wants_snapshot = False
+        self.needs_snapshot = False
         self.is_dead = False
         self._load = config.load
 
     @property
     def next_s(self) -> float:
-        """When its next step begins; infinite if it has nothing to do, or is dead."""
+        """The time at which its next step begins; infinite if it has no request, or was killed."""
         return math.inf if self.is_dead or self.clock.is_idle else self.clock.now_s
 
     def offer(self, number: int, request: TokenizedRequest, now_s: float) -> None:
-        """Offer a request of the cluster now, whenever it arrived there; a dead replica ignores it."""
+        """Offer a request of the cluster, as arriving at ``now_s``; a killed replica ignores it."""
         if not self.is_dead:
             self.meters.next_number = number
             self.clock.offer(replace(request, arrival_s=now_s * self._load))
 
     def num_sent_tokens(self, number: int) -> int:
-        """Return the tokens of a request's answer that it has sent; 0 if it has several samples, which start over."""
+        """Return the tokens that it has sent of a request's answer; 0 for several samples, which are computed anew."""
         request = self.meters.under_way.get(number)
         return 0 if request is None or request.num_sequences > 1 else request.num_generated

@@ -10,7 +10,7 @@ from pagedkv.planner.simulation.cluster.network import Network
 __all__ = ["LATE", "ClusterSetting"]
 
 LATE: Final = Network(delay_s=0.1, loss=0.01)
-"""A network as a plan assumes it: messages come 100 ms late, and 1 % of the batches of events never."""
+"""The network that plans assume: messages arrive 100 ms late, and 1 % of the batches of events are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class ClusterSetting:
     """A cluster.
 
     Args:
-        num_replicas: how many there are, 1 to 64.
+        num_replicas: number of replicas, 1 to 64.
         routing: how requests are routed; rules: the numbers of the router.
-        network: which messages reach the router, and when.
+        network: delays and losses of messages to the router.
 
     Raises:
         ConfigurationError: no replica, or an unknown routing.

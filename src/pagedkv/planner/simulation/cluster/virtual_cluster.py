@@ -1,13 +1,13 @@
-"""VirtualCluster: several replicas on one virtual clock, behind the router that serves.
+"""VirtualCluster: several replicas on one virtual clock, behind the production router.
 
 Each replica is a :class:`~pagedkv.planner.simulation.virtual_clock.VirtualClock` with a space of its own. All replicas
 advance in the order of time. Messages reach the router late, or not at all::
 
     a step of a replica ends --> events of its blocks --- delay, loss ---> index; a gap --> snapshot --- delay
                             +--> first tokens, ends ---- delay ----------> loads
-    a request arrives       --> the router chooses, by what has reached it --> the replica's queue
-    a replica dies          --- delay --> its requests are routed again, as prompts that end with the tokens sent
-                            --- restart_s --> another one joins under its name
+    a request arrives       --> the router chooses, by the messages so far --> the replica's queue
+    a replica is killed     --- delay --> its requests are routed again, as prompts that end with the tokens sent
+                            --- restart_s --> a new one joins under its name
 """
 
 import heapq
@@ -42,19 +42,19 @@ __all__ = ["VirtualCluster"]
 
 MINUTE_S: Final = 60.0
 NO_KILLS: Final = Kills()
-NO_REPLICA: Final = "no replica can serve: all have died, and none has joined yet"
+NO_REPLICA: Final = "no replica can serve: all were killed, and none has joined yet"
 
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A request that has not ended: its tokens as they came, and how many of its answer were sent."""
+    """A request that has not ended: its tokens as it arrived, and the number of its answer's tokens that were sent."""
 
     request: TokenizedRequest
     num_sent: int = 0
 
     @property
     def remaining(self) -> TokenizedRequest:
-        """What is left of it: its prompt with the tokens sent, and the others of its answer."""
+        """The request from here on: the prompt with the tokens sent, and the remaining tokens of the answer."""
         if not self.num_sent:
             return self.request
         sent, others = np.split(self.request.output_token_ids, [self.num_sent])
@@ -67,20 +67,20 @@ class VirtualCluster:
     """Serves requests by several replicas, and measures hits, first tokens and balance.
 
     Args:
-        config: of each replica; costs: duration of its steps.
-        num_replicas: how many there are, at most 64.
+        config: configuration of each replica; costs: duration of its steps.
+        num_replicas: number of replicas, at most 64.
         routing: how requests are routed; rules: the numbers of the router.
-        network: which messages reach the router, and when.
-        kills: when replicas die.
-        record: takes all inputs and choices of the router; None: they are not recorded.
+        network: delays and losses of messages to the router.
+        kills: when replicas are killed.
+        record: receives all inputs and choices of the router; None: they are not recorded.
 
     Attributes:
         log: the records of all requests, by number.
-        errors: the requests that ended without an answer, since no replica was there, and why.
+        errors: reasons of the requests that ended without an answer, since there was no replica, by number.
 
     Raises:
-        ConfigurationError: the configuration contradicts itself, there are too many replicas, or one is to be killed
-            that there is not.
+        ConfigurationError: the configuration contradicts itself, there are too many replicas, or ``kills`` names a
+            replica that does not exist.
     """
 
     def __init__(  # noqa: PLR0913 - what is simulated, by keywords
@@ -99,7 +99,7 @@ class VirtualCluster:
         self._config, self._costs = config, costs
         self._network = network or Network()
         self._random = Random(self._network.seed)  # noqa: S311 - of a simulation
-        self._victims = Random(kills.seed)  # noqa: S311 - as above
+        self._victim_random = Random(kills.seed)  # noqa: S311 - as above
         self._restart_s = kills.restart_s
         self.router = Router(ReplicaIndex(config.group_specs), routing, rules, note=record)
         self.log = RequestLog(config.scheduling_config())
@@ -121,10 +121,10 @@ class VirtualCluster:
             self._push(at_s, partial(self._kill, victim))
 
     def offer(self, request: Request | TokenizedRequest) -> Choice | None:
-        """Route the next request, after everything that happens before it arrives.
+        """Route the next request, after all steps and messages before its arrival.
 
         Returns:
-            The decision; None if no replica is there, and the request ended with an error.
+            The decision; None if there is no replica, so that the request ends with an error.
 
         Raises:
             TraceError: it arrives before the previous request.
@@ -160,9 +160,12 @@ class VirtualCluster:
         self._run_until(math.inf)
 
     def check(self) -> None:
-        """Check requests, spaces, and that an index that says so is exact. Raises AssertionError. After a run.
+        """Check requests, spaces, and that an index marked as exact is exact; call it after a run.
 
-        Every request has an answer, or was rejected, or has an error, and none has two of them.
+        Every request has an answer, or was rejected, or has an error, and none has two of these.
+
+        Raises:
+            AssertionError: a check failed.
         """
         self.router.loads.check()
         assert not self._under_way, f"requests {sorted(self._under_way)} never ended"
@@ -214,7 +217,7 @@ class VirtualCluster:
         self._under_way[number] = _UnderWay(request)
 
     def _route(self, number: int, now_s: float) -> Choice | None:
-        """Send a request, or what is left of it, to a replica; without any, end it with an error."""
+        """Send a request, or the rest of it, to a replica; without a replica, end it with an error."""
         if not self.router.index.names:
             self.errors[number] = NO_REPLICA
             del self._under_way[number]
@@ -257,13 +260,13 @@ class VirtualCluster:
                 self._num_lost += 1
             else:
                 self._send(now_s, partial(self._apply, replica, batch, events))
-        self._beat(now_s)
-        if replica.wants_snapshot:
+        self._send_heartbeats(now_s)
+        if replica.needs_snapshot:
             self._send_snapshot(replica, now_s)
         self._report(replica, now_s)
 
     def _report(self, replica: Replica, now_s: float) -> None:
-        """Let a replica send first tokens and ends; a request that has ended is not under way."""
+        """Send a replica's first tokens and ends to the router; requests that have ended are no longer under way."""
         for report in replica.meters.take_reports(now_s):
             for number in report.ended:
                 del self._under_way[number]
@@ -271,14 +274,14 @@ class VirtualCluster:
 
     # Messages
 
-    def _push(self, at_s: float, happen: Callable[[float], None]) -> None:
-        heapq.heappush(self._messages, (at_s, next(self._order), happen))
+    def _push(self, at_s: float, deliver: Callable[[float], None]) -> None:
+        heapq.heappush(self._messages, (at_s, next(self._order), deliver))
 
     def _send(self, now_s: float, deliver: Callable[[float], None]) -> None:
         self._push(now_s + self._network.delay_s, deliver)
 
-    def _beat(self, now_s: float) -> None:
-        """Let all replicas send heartbeats, if it is time."""
+    def _send_heartbeats(self, now_s: float) -> None:
+        """Send a heartbeat of every running replica, if one is due."""
         if now_s < self._heartbeat_s:
             return
         self._heartbeat_s = now_s + self._network.heartbeat_s
@@ -287,24 +290,24 @@ class VirtualCluster:
                 self._send(now_s, partial(self._note_alive, each, each.next_batch))
 
     def _is_gone(self, replica: Replica) -> bool:
-        """Whether the router has noticed a replica's death, so that messages of that lifetime are dropped."""
+        """Whether the router has noticed that a replica was killed, so that messages of that lifetime are dropped."""
         return self._replicas.get(replica.name) is not replica
 
     def _apply(self, replica: Replica, batch: int, events: list[CacheEvents], at_s: float) -> None:
         if self._is_gone(replica):
             return
         is_exact = self.router.apply(replica.name, replica.lifetime, batch, events, at_s)
-        replica.wants_snapshot = replica.wants_snapshot or not is_exact
+        replica.needs_snapshot = replica.needs_snapshot or not is_exact
 
     def _note_alive(self, replica: Replica, next_batch: int, at_s: float) -> None:
         if self._is_gone(replica):
             return
         is_exact = self.router.index.note_alive(replica.name, replica.lifetime, next_batch, at_s)
-        replica.wants_snapshot = replica.wants_snapshot or not is_exact
+        replica.needs_snapshot = replica.needs_snapshot or not is_exact
 
     def _send_snapshot(self, replica: Replica, now_s: float) -> None:
-        """Answer the index's request for a snapshot, which was sent when a gap was noticed."""
-        replica.wants_snapshot = False
+        """Send the snapshot that the index needs since it noticed a gap."""
+        replica.needs_snapshot = False
         self._num_snapshots += 1
         blocks = [replica.space.stored_blocks(pool) for pool in replica.space.config.pool_names]
         self._send(now_s, partial(self._restore, replica, replica.next_batch, blocks))
@@ -321,27 +324,27 @@ class VirtualCluster:
         for number in report.ended:
             self.router.ended(number)
 
-    # Deaths and lives
+    # Kills and restarts
 
     def _kill(self, name: str | None, at_s: float) -> None:
-        """Let a replica die between two steps; without a name, one of those that live."""
-        living = [each for each in self._replicas.values() if not each.is_dead and name in {None, each.name}]
-        if living:
-            replica = self._victims.choice(living) if name is None else living[0]
-            self._die(replica, at_s)
+        """Kill a replica between two steps; without a name, a running one at random."""
+        running = [each for each in self._replicas.values() if not each.is_dead and name in {None, each.name}]
+        if running:
+            replica = self._victim_random.choice(running) if name is None else running[0]
+            self._end_lifetime(replica, at_s)
 
-    def _die(self, replica: Replica, at_s: float) -> None:
+    def _end_lifetime(self, replica: Replica, at_s: float) -> None:
         if replica.is_dead:
-            return  # two kills waited for the end of one step
+            return  # a second kill during the same step
         if replica.clock.now_s > at_s:
-            self._push(replica.clock.now_s, partial(self._die, replica))
+            self._push(replica.clock.now_s, partial(self._end_lifetime, replica))
             return
         replica.is_dead = True
         self._num_kills += 1
-        self._send(at_s, partial(self._note_death, replica))
+        self._send(at_s, partial(self._note_kill, replica))
 
-    def _note_death(self, replica: Replica, at_s: float) -> None:
-        """Route the requests of a dead replica again, in their order; another one joins later."""
+    def _note_kill(self, replica: Replica, at_s: float) -> None:
+        """Route the requests of a killed replica again, in their order; a new replica joins later."""
         requests = self.router.remove_replica(replica.name)
         del self._replicas[replica.name]
         self._push(at_s + self._restart_s, partial(self._join, replica.name, replica.number_of_lifetime + 1))
@@ -351,7 +354,7 @@ class VirtualCluster:
             self._route(number, at_s)
 
     def _join(self, name: str, lifetime: int, at_s: float) -> None:
-        """Add a replica with an empty cache, and let it send its first heartbeat."""
+        """Add a replica with an empty cache, and send its first heartbeat."""
         replica = self._replicas[name] = Replica(name, lifetime, self._config, self._costs, self.log)
         self.router.add_replica(name, at_s)
         self._send(at_s, partial(self._note_alive, replica, 0))

@@ -140,7 +140,7 @@ def _weights(model: ModelMemory) -> tuple[int, int, int]:
     """Return the parameters, the active ones, and the bytes of the weights. Raises ConfigurationError."""
     if model.num_parameters is None or model.num_active_parameters is None:
         raise ConfigurationError(
-            f"{model.name}: how many weights it has cannot be counted from its config. Set num_parameters, "
+            f"{model.name}: the number of its weights cannot be counted from its config. Set num_parameters, "
             "num_active_parameters and weights_nbytes yourself (dataclasses.replace), or write a cost model's file"
         )
     if model.weights_nbytes is None:

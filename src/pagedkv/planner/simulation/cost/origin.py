@@ -63,10 +63,10 @@ def origin_in_file(where: str, values: Mapping[str, object]) -> CostOrigin:
     Raises:
         ConfigurationError: the calibration cannot be read.
     """
-    told = values.get(CALIBRATION_KEY)
-    if told is None:
+    calibration = values.get(CALIBRATION_KEY)
+    if calibration is None:
         return CostOrigin(STATED)
-    numbers = [told.get(name) if isinstance(told, Mapping) else None for name in NUMBERS]
+    numbers = [calibration.get(name) if isinstance(calibration, Mapping) else None for name in NUMBERS]
     if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < BEYOND for each in numbers):
         raise ConfigurationError(
             f"{where}: {CALIBRATION_KEY!r} must have the numbers {', '.join(NUMBERS)}. Write the file again with "

@@ -79,9 +79,9 @@ def _nearest(name: str) -> list[str]:
 
 
 def _from_file(path: Path) -> CostModel:
-    told = read_json_object(path)
-    origin_in_file(str(path), told)
-    values: Mapping[str, object] = {key: value for key, value in told.items() if key != CALIBRATION_KEY}
+    content = read_json_object(path)
+    origin_in_file(str(path), content)
+    values: Mapping[str, object] = {key: value for key, value in content.items() if key != CALIBRATION_KEY}
     names = [field.name for field in fields(CostModel)]
     unknown = sorted(set(values) - set(names))
     missing = [name for name in names if name not in values]

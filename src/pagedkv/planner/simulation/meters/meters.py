@@ -67,7 +67,7 @@ class Meters:
         self._since_step = dict.fromkeys(COUNTS, 0)
 
     @property
-    def wants_rows(self) -> bool:
+    def uses_rows(self) -> bool:
         """Whether the running rows are used."""
         return True
 
@@ -167,7 +167,7 @@ class Meters:
         self.sharing.measure(Branches(table, running.rows[branches], num_blocks[branches], num_rows))
 
     def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Let the present state last for this duration."""
+        """Add a duration in which the present state lasts."""
         levels = [len(running.num_rows), num_waiting, num_swapped, len(running.rows)]
         for pool, occupancy in self.occupancy.items():
             num_cached = self._space.num_cached_blocks(pool)

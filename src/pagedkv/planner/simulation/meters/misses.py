@@ -29,13 +29,13 @@ MISS_KINDS: Final = (*_KINDS, OTHER)
 
 MISS_LABELS: Final = MappingProxyType(
     {
-        "capacity": "evicted, or gone with a window",
-        "changed": "goes on otherwise than what is cached",
+        "capacity": "evicted, or dropped with a window",
+        "changed": "differs from the cached text",
         "keys": "another salt, adapter, medium or epoch",
         "short": "no full block, or the last token",
         "new": "never stored",
         "being_computed": "being computed",
-        "unknown": "never stored, or forgotten",
+        "unknown": "never stored, or no longer known",
         "other": "other causes",
     }
 )

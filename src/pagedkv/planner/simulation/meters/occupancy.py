@@ -18,7 +18,7 @@ class Level:
     weighted_sum: float = 0.0
 
     def hold(self, value: int, duration_s: float) -> None:
-        """Let the quantity have a value for this duration."""
+        """Add a duration with this value."""
         self.peak = max(self.peak, value)
         self.weighted_sum += value * duration_s
 
@@ -36,7 +36,7 @@ class Occupancy:
     free: Level = field(default_factory=Level)
 
     def hold(self, num_live: int, num_cached: int, num_free: int, duration_s: float) -> None:
-        """Let the pool have these blocks for this duration."""
+        """Add a duration with these numbers of blocks."""
         self.live.hold(num_live, duration_s)
         self.cached.hold(num_cached, duration_s)
         self.free.hold(num_free, duration_s)

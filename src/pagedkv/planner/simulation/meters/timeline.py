@@ -32,7 +32,7 @@ class Timeline:
         self._interval_s = 0.0
 
     def hold(self, duration_s: float, levels: Sequence[float], counts: Sequence[float]) -> None:
-        """Let levels have these values for this duration, and add counts."""
+        """Add a duration with these levels, and counts."""
         if self._num_rows == 0 or self._is_last_complete():
             self._open_interval()
         row = self._rows[self._num_rows - 1]

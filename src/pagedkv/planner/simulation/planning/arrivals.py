@@ -81,13 +81,13 @@ def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of 
         ConfigurationError: the requests do not fit in half a GiB.
     """
     sessions = _sessions(requests)
-    coming = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
-    heapq.heapify(coming)
+    arrivals = [(session[0].arrival_s / load, place) for place, session in enumerate(sessions)]
+    heapq.heapify(arrivals)
     session_of: dict[int, int] = {}
-    while coming or session_of:
-        next_s = coming[0][0] if coming else math.inf
+    while arrivals or session_of:
+        next_s = arrivals[0][0] if arrivals else math.inf
         if not clock.run_step(next_s):
-            arrival_s, place = heapq.heappop(coming)
+            arrival_s, place = heapq.heappop(arrivals)
             session_of[clock.num_requests] = place
             clock.offer(replace(sessions[place][0], arrival_s=arrival_s))
             show()
@@ -96,7 +96,7 @@ def serve_closed(  # noqa: PLR0913 - the server, the requests, and the rules of 
             earlier = sessions[place].popleft()
             if sessions[place]:
                 think_s = loop.think_s(earlier, sessions[place][0])
-                heapq.heappush(coming, (clock.now_s + think_s, place))
+                heapq.heappush(arrivals, (clock.now_s + think_s, place))
 
 
 def _sessions(requests: Iterable[Request]) -> list[deque[Request]]:

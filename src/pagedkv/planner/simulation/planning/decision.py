@@ -2,8 +2,8 @@
 
 For each axis, the value with the most traffic is chosen, then the one with the most hits. Without a difference the
 first value is kept, since users type their present setting first. The capacity of a setting is its highest load that
-holds; for a trace too short to find it, the text says so. Prices are not known here, so the text has the figures of
-every value of hardware and memory, and the traffic of each GPU.
+holds; if the trace is too short to find it, the text states this. Prices are not known here, so the text has the
+figures of every value of hardware and memory, and the traffic of each GPU.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -111,21 +111,21 @@ def _headline(taken: PointResult, first: PointResult, answers: str, limit: LoadL
         return (
             f"{verb} {_named(taken)}: {figures.num_finished:,} requests that arrive within "
             f"{seconds_text(figures.offered_s)} are answered in {seconds_text(figures.span_s)}{beside}; the trace is "
-            "too short to tell what is sustained"
+            "too short to determine the sustained traffic"
         )
     traffic, first_traffic = _rate(taken), _rate(first)
     if not traffic:
         return f"None of the settings gives {answers}: the bounds, the load or the memory must change"
     at_load = "the recorded traffic" if taken.load == 1 else f"{taken.load:g} times the recorded traffic"
     if verdict == HOLDS:
-        told = f"{_named(taken)}: sustains {traffic:.3g} {answers}, {at_load}{_ended(limit)}"
+        text = f"{_named(taken)}: sustains {traffic:.3g} {answers}, {at_load}{_ended(limit)}"
     else:
-        told = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold"
+        text = f"{_named(taken)}: {traffic:.3g} {answers} at {at_load}, which it does not hold"
     if stays:
-        return f"{verb} {told}; nothing else that was tried serves more beyond doubt"
+        return f"{verb} {text}; no other setting that was tried serves significantly more"
     if not serves(first.figures):
-        return f"{verb} {told}, where {_named(first)} serves next to none"
-    return f"{verb} {told}, {_times(traffic / first_traffic)} what {_named(first)} serves"
+        return f"{verb} {text}, where {_named(first)} serves almost none"
+    return f"{verb} {text}, {_times(traffic / first_traffic)} what {_named(first)} serves"
 
 
 def _rate(result: PointResult) -> float:
@@ -137,7 +137,7 @@ def _rate(result: PointResult) -> float:
 def _ended(limit: LoadLimit) -> str:
     if limit.ended is None:
         return " (the highest that was tried)"
-    return f" ({limit.ended:g} times {'does not hold' if limit.is_told else 'cannot be told by so short a trace'})"
+    return f" ({limit.ended:g} times {'does not hold' if limit.is_decided else 'is undecided: the trace is too short'})"
 
 
 def _times(ratio: float) -> str:
@@ -150,22 +150,22 @@ def _named(result: PointResult) -> str:
 
 def _sentence(effect: Effect, what: str) -> str:
     """Describe the gain of a choice: in traffic, in hits, or none."""
-    told = ", ".join(_differences(effect, what)) or "makes no difference"
-    return f"{effect.value} instead of {effect.reference}: {told}"
+    text = ", ".join(_differences(effect, what)) or "makes no difference"
+    return f"{effect.value} instead of {effect.reference}: {text}"
 
 
 def _differences(effect: Effect, what: str) -> Iterator[str]:
     ratio, points = effect.traffic, effect.hit_ratio
     if not effect.num_serving:
-        yield "neither serves anything to speak of within the bounds"
+        yield "both serve almost nothing within the bounds"
     elif ratio is None:
-        yield "one of them serves next to nothing within the bounds, so a ratio means nothing"
+        yield "one of them serves almost nothing within the bounds, so their ratio is meaningless"
     elif effect.changes_traffic:
         yield f"{ratio.value:.2f}x {what} ({ratio.low:.2f} to {ratio.high:.2f})"
     elif effect.is_open:
         yield f"{ratio.value:.2f}x {what}, which may be chance ({ratio.low:.2f} to {ratio.high:.2f})"
     if effect.is_capped:
-        yield "as far as was tried, or as the trace can tell: one of them may take more"
+        yield "up to the highest load tried, or that the trace suffices for: one of them may hold more"
     if points is not None and effect.changes_hits:
         interval = f"{100 * points.low:+.1f} to {100 * points.high:+.1f}"
         yield f"{100 * points.value:+.1f} points of the hit ratio ({interval})"
@@ -180,8 +180,8 @@ def _per_gpu(settings: Mapping[tuple[str, ...], PointResult], limits: Mapping[tu
             by_gpus[gpus] = max(by_gpus.get(gpus, 0.0), _rate(result) / num_gpus(gpus) / num_replicas(result.choices))
     if len(by_gpus) <= 1:
         return []
-    told = ", ".join(f"{gpus} {each:.2g}" for gpus, each in by_gpus.items())
-    return [f"answers a second for each GPU, sustained, at best: {told}"]
+    rates = ", ".join(f"{gpus} {each:.2g}" for gpus, each in by_gpus.items())
+    return [f"answers a second for each GPU, sustained, at best: {rates}"]
 
 
 def num_gpus(gpus: str) -> int:
@@ -195,7 +195,7 @@ def num_gpus(gpus: str) -> int:
 
 
 def num_replicas(choices: Mapping[str, str]) -> int:
-    """Count the replicas of a setting, each of so many GPUs as its choices say.
+    """Count the replicas of a setting; each has the GPUs that the choices name.
 
     >>> num_replicas({"replicas": "4 replicas"}), num_replicas({"gpu": "h100"})
     (4, 1)
@@ -217,8 +217,8 @@ def _good_shares(results: Sequence[PointResult]) -> list[str]:
         if result.load == lowest and result.figures.num_requests:
             value = result.choices[axis]
             shares[value] = max(shares.get(value, 0.0), result.figures.num_good / result.figures.num_requests)
-    told = ", ".join(f"{share:.1%} with {value}" for value, share in shares.items())
-    return [f"within the bounds at {lowest:g} times the recorded traffic: {told}"]
+    text = ", ".join(f"{share:.1%} with {value}" for value, share in shares.items())
+    return [f"within the bounds at {lowest:g} times the recorded traffic: {text}"]
 
 
 def _limits(
@@ -229,19 +229,19 @@ def _limits(
 ) -> list[str]:
     """Describe the capacity of each value of the axis that is shown, with the others as chosen, if it is known."""
     if all(each.figures.steadiness.verdict == TOO_SHORT for each in results):
-        return ["nothing here says how much traffic is sustained: on a trace so short a queue is filled and drained"]
+        return ["the sustained traffic is unknown: in so short a trace a queue is only filled and drained"]
     axis = _shown_axis(taken.choices)
     others = {name: value for name, value in taken.choices.items() if name != axis}
-    told = [
+    texts = [
         f"{best[key].choices[axis]} {_limit(limit)}"
         for key, limit in limits.items()
         if {name: value for name, value in best[key].choices.items() if name != axis} == others
     ]
-    lines = [f"times the recorded traffic: {'; '.join(told)}"]
-    if not any(limit.is_told for limit in limits.values()):
+    lines = [f"times the recorded traffic: {'; '.join(texts)}"]
+    if not any(limit.is_decided for limit in limits.values()):
         highest = max(result.load for result in results)
         lines.append(
-            f"every setting holds all that was tried, up to {highest:g} times, or that the trace is long enough for: "
+            f"every setting holds all loads tried, up to {highest:g} times, or all that the trace is long enough for: "
             "limits were not found"
             if all(limit.held is not None for limit in limits.values())
             else "limits were not found for all settings"
@@ -251,7 +251,7 @@ def _limits(
 
 def _limit(limit: LoadLimit) -> str:
     if limit.held is None:
-        return "cannot be told" if limit.ended is None or not limit.is_told else f"does not hold {limit.ended:g}"
+        return "is undecided" if limit.ended is None or not limit.is_decided else f"does not hold {limit.ended:g}"
     if limit.ended is None:
         return f"holds {limit.held:g}, the highest that was tried"
-    return f"holds {limit.held:g} and {'not' if limit.is_told else 'the trace is too short for'} {limit.ended:g}"
+    return f"holds {limit.held:g} and {'not' if limit.is_decided else 'the trace is too short for'} {limit.ended:g}"

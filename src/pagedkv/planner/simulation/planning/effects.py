@@ -177,7 +177,7 @@ def effects_of(results: Sequence[PointResult], *, is_searched: bool = False) -> 
                 up = max(steps[key] for key, _ in keys)
                 down = max(steps[other] for _, other in keys)
                 is_capped = any(
-                    limits[each].held is not None and not limits[each].is_told for pair in keys for each in pair
+                    limits[each].held is not None and not limits[each].is_decided for pair in keys for each in pair
                 )
                 effects.append(replace(effect, traffic=_widened(effect.traffic, down, up), is_capped=is_capped))
     return effects

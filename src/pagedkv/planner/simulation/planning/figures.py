@@ -45,13 +45,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """What only a cluster has.
+    """Figures that only a cluster has.
 
     Args:
-        imbalance: largest over mean of the tokens that replicas computed in a minute, in the mean of all these tokens.
-        busy: fraction of the time until the last arrival that replicas computed, their mean.
+        imbalance: the largest number of tokens that a replica computed in a minute, over the mean of all replicas.
+        busy: fraction of the time until the last arrival in which a step ran, the mean of all replicas.
         num_by_reason: the router's decisions by reason.
-        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were taken for it.
+        num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were sent instead.
     """
 
     imbalance: float
@@ -87,7 +87,7 @@ class PointFigures:
         parts: the same in parts.
         steadiness: whether the load holds.
         divided: the same by tenant and by window of recorded time, if there are any.
-        cluster: what only a cluster has; None: one server. Seconds of steps are then those of all replicas together.
+        cluster: figures that only a cluster has; None: one server. Seconds of steps are then those of all replicas.
     """
 
     num_requests: int

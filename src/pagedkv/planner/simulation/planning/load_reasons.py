@@ -19,7 +19,7 @@ def reason_of(figures: PointFigures, bounds: Bounds) -> str:
     """Describe whether a load holds, and the bound that it exceeds or comes nearest to."""
     steady = figures.steadiness
     if steady.verdict == TOO_SHORT:
-        return f"too short to tell: {_shortness(steady)}"
+        return f"too short to decide: {_shortness(steady)}"
     if steady.verdict == HOLDS:
         return "; ".join([f"holds: {_good(steady, bounds)}, and the queue does not grow", *_nearest(steady, bounds)])
     return "; ".join(["does not hold", *_broken(steady, bounds)])
@@ -41,18 +41,18 @@ def change_of(figures: PointFigures, point: PlanPoint) -> str:
                 "steps take too long, and few requests wait: fewer tokens a step (`max_batched_tokens`), fewer "
                 "sequences (`max_sequences`), or faster GPUs"
             )
-        return "few requests wait to be admitted: prompts themselves take too long, so faster GPUs, or a longer bound"
+        return "few requests wait to be admitted, and computing prompts takes too long: faster GPUs, or a longer bound"
     share = f"for {waited_s[most] / figures.busy_s:.0%} of the time requests wait because "
     match most:
         case "sequences":
             return (
-                f"{share}{config.max_sequences:,} sequences run, and no more may: more of them (`max_sequences`), "
+                f"{share}{config.max_sequences:,} sequences run, which is the limit: a higher one (`max_sequences`), "
                 "where memory and the bounds leave room, or more GPUs"
             )
         case "tokens":
             return (
-                f"{share}steps are full of the {config.max_batched_tokens:,} tokens that they may compute: more or "
-                "faster GPUs, or more hits; larger steps (`max_batched_tokens`) only where tokens may come more slowly"
+                f"{share}steps compute {config.max_batched_tokens:,} tokens, which is the limit: more or faster GPUs, "
+                "or more hits; larger steps (`max_batched_tokens`) only where slower tokens are acceptable"
             )
         case _:
             return (
@@ -91,7 +91,8 @@ def _nearest(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
     ]
     if known:
         _, name, kept, bound = max(known)
-        yield f"the nearest bound is `{name}`: nine of ten keep {seconds_text(kept)} of {seconds_text(bound)}"
+        within = f"nine of ten are within {seconds_text(kept)}, and {seconds_text(bound)} are allowed"
+        yield f"the nearest bound is `{name}`: {within}"
 
 
 def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
@@ -100,12 +101,12 @@ def _broken(steady: Steadiness, bounds: Bounds) -> Iterator[str]:
         match bind:
             case "queue":
                 third, fourth = steady.num_waiting
-                yield f"the queue grows, from {third:,.1f} who wait in the third quarter to {fourth:,.1f} in the fourth"
+                yield f"the queue grows, from {third:,.1f} requests in the third quarter to {fourth:,.1f} in the fourth"
             case "rejected":
                 yield f"{steady.num_rejected / num:.1%} of the requests are too large for the pools"
             case "ttft":
-                kept = "" if steady.ttft_s is None else f": nine of ten keep {seconds_text(steady.ttft_s)}"
+                kept = "" if steady.ttft_s is None else f": nine of ten are within {seconds_text(steady.ttft_s)}"
                 yield f"{steady.num_late / num:.1%} begin later than `ttft_s={bounds.ttft_s:g}` allows{kept}"
             case _:
-                kept = "" if steady.tpot_s is None else f": nine of ten keep {seconds_text(steady.tpot_s)}"
-                yield f"{steady.num_slow / num:.1%} go on more slowly than `tpot_s={bounds.tpot_s:g}` allows{kept}"
+                kept = "" if steady.tpot_s is None else f": nine of ten are within {seconds_text(steady.tpot_s)}"
+                yield f"{steady.num_slow / num:.1%} decode more slowly than `tpot_s={bounds.tpot_s:g}` allows{kept}"

@@ -80,12 +80,12 @@ def run_point(
     """
     if point.cluster is not None:
         return _run_cluster(point, point.cluster, requests, show, division)
-    config, log = point.config, RequestLog(point.config.scheduling_config(), tells_ended=point.loop is not None)
+    config, log = point.config, RequestLog(point.config.scheduling_config(), records_ended=point.loop is not None)
     space = BlockSpace(config.space_config(is_watched=False))
     if point.loop is None:
         serve_open(VirtualClock(config, point.costs, space, log), requests, show)
     else:
-        clock = VirtualClock(replace(config, load=1.0), point.costs, space, log, keeps_back=False)
+        clock = VirtualClock(replace(config, load=1.0), point.costs, space, log, uses_queue_file=False)
         serve_closed(clock, log, requests, loop=point.loop, load=config.load, show=show)
     return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.load))
 

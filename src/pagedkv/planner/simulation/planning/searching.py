@@ -37,16 +37,16 @@ class LoadLimit:
     Args:
         held: the highest load that holds; None: none held.
         ended: the lowest load tried above it that fails, or for which the trace is too short; None: none was tried.
-        is_told: whether ``ended`` failed; False: the trace was too short to decide.
+        is_decided: whether ``ended`` failed; False: the trace was too short to decide.
     """
 
     held: float | None
     ended: float | None
-    is_told: bool
+    is_decided: bool
 
     def as_dict(self) -> dict[str, float | bool | None]:
         """Return the limit for JSON."""
-        return {"held": self.held, "ended": self.ended, "is_told": self.is_told}
+        return {"held": self.held, "ended": self.ended, "is_decided": self.is_decided}
 
 
 def limit_of(verdicts: Iterable[tuple[float, str]]) -> LoadLimit:
@@ -67,22 +67,22 @@ class LoadSearch:
     """A search under way. The verdicts alone determine its loads.
 
     >>> search = LoadSearch()
-    >>> asked = []
+    >>> loads = []
     >>> while (load := search.next_load()) is not None:
-    ...     asked.append(load)
-    ...     search.tell("holds" if load < 1.6 else "fails")
-    >>> asked
+    ...     loads.append(load)
+    ...     search.record("holds" if load < 1.6 else "fails")
+    >>> loads
     [1.0, 2.0, 1.41, 1.68, 1.54]
     """
 
     _held: int | None = None
     _ended: int | None = None
-    _asked: int | None = field(default=None)
+    _last: int | None = field(default=None)
 
     def next_load(self) -> float | None:
         """Return the load to run next; None when the search is over."""
         step = self._next_step()
-        self._asked = step
+        self._last = step
         return None if step is None else grid_load(step)
 
     def _next_step(self) -> int | None:
@@ -95,16 +95,16 @@ class LoadSearch:
             return self._held + STEPS_A_DOUBLING if self._held < HIGHEST else None
         return (self._held + self._ended) // 2 if self._ended - self._held > 1 else None
 
-    def tell(self, verdict: str) -> None:
+    def record(self, verdict: str) -> None:
         """Record the verdict of the last load.
 
         A trace that is too short for the first load is too short for a search: slower loads would add waits between
         requests that were not recorded.
         """
-        assert self._asked is not None, "nothing was asked for"
+        assert self._last is not None, "next_load() returned no load"
         if verdict == HOLDS:
-            self._held = self._asked
+            self._held = self._last
         elif verdict == TOO_SHORT and self._held is None:
-            self._held = self._ended = self._asked
+            self._held = self._ended = self._last
         else:
-            self._ended = self._asked
+            self._ended = self._last

@@ -1,4 +1,4 @@
-"""Steadiness: whether a load could last, or only filled a queue that was drained afterwards.
+"""Steadiness: whether a load can be sustained, or only fills a queue that is drained afterwards.
 
 The end of a run shows little: all requests are answered at some time, and a trace of half a second is drained at full
 speed. So the first quarter of the arrivals' time is a warm-up, which is not measured. The requests that arrive in the

@@ -1,13 +1,13 @@
-"""Tiers of a simulation: the store core that serves, on media with a bandwidth and a latency, on the virtual clock.
+"""Tiers of a simulation: the production store core, on media with a bandwidth and a latency, on the virtual clock.
 
 ::
 
     config           SimulatedTier: size and speed of a tier, and its rules
-    medium           how long its actions take
+    medium           durations of reads and writes
     virtual_store    a store core and its medium
     no_bytes         copies of blocks without content
-    simulated_tiers  SimulatedTiers: what the clock calls
-    tier_figures     what is measured of them
+    simulated_tiers  SimulatedTiers: the methods that the clock calls
+    tier_figures     their figures
 
 Which entries are loaded, computed and offered is decided by :mod:`pagedkv.memory.tiering`, as in an engine.
 """

@@ -1,4 +1,4 @@
-"""SimulatedTier: a tier of the planner, by its size and the speed of its medium. Content does not exist there.
+"""SimulatedTier: a tier of the planner, by its size and the speed of its medium. Its entries have no content.
 
 Defaults of a host tier are those of pinned memory behind one GPU on PCIe 5: ``benchmarks/engine/tier_copies.py`` copied
 entries of eight 2 MiB blocks at 52.8 GB/s to an H100 and at 54.9 GB/s from it. Those of a disk are round figures of a
@@ -44,12 +44,12 @@ class SimulatedTier:
     """A tier on the virtual clock; its store has the settings that an engine's would have.
 
     Args:
-        medium: "host" or "disk", for the record.
+        medium: "host" or "disk".
         nbytes: most bytes of entries; 0: there is no such tier.
-        bandwidth: bytes a second; reads have as many, and writes beside them.
-        latency_s: seconds of each read and write beside its bytes; those in flight at once have them together.
-        admission: "always" writes what requests have computed; "second-offer" what is offered for the second time.
-        loads: "if-faster" loads where that is predicted to be faster than computing; "always" whatever is there.
+        bandwidth: bytes a second of all reads together, and of all writes together.
+        latency_s: seconds of each read and write in addition to its bytes; latencies of several in flight overlap.
+        admission: "always" writes every offered entry; "second-offer" an entry that is offered for the second time.
+        loads: "if-faster" loads entries if that is predicted to be faster than computing; "always" loads all entries.
         deadline_s: longest time that a request waits for a load.
 
     Raises:
@@ -73,17 +73,17 @@ class SimulatedTier:
         if not self.bandwidth > 0:
             raise ConfigurationError(f"the bandwidth of a {self.medium} tier must be above 0, got {self.bandwidth}")
         if self.nbytes:
-            self._as_engine_has_it()
+            self._host_tier()
 
     def store_config(self, entry_nbytes: int) -> StoreConfig:
-        """Return the settings of its store, for entries of about so many bytes. Raises ConfigurationError."""
-        return self._as_engine_has_it().store_config(entry_nbytes)
+        """Return the settings of its store, for entries of about ``entry_nbytes``. Raises ConfigurationError."""
+        return self._host_tier().store_config(entry_nbytes)
 
     def as_dict(self) -> dict[str, object]:
         """Return the tier for JSON, without the name of its medium."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "medium"}
 
-    def _as_engine_has_it(self) -> HostTier:
+    def _host_tier(self) -> HostTier:
         settings = {"max_reads": HOST_READS} if self.medium == "host" else {}
         return HostTier(
             self.nbytes, admission=self.admission, loads=self.loads, deadline_s=self.deadline_s, settings=settings
@@ -91,16 +91,16 @@ class SimulatedTier:
 
 
 def require_distinct(tiers: tuple[SimulatedTier, ...]) -> None:
-    """Refuse what is no tuple of tiers of different media. Raises ConfigurationError."""
+    """Refuse anything but a tuple of tiers of different media. Raises ConfigurationError."""
     if not isinstance(tiers, tuple) or not all(isinstance(each, SimulatedTier) for each in tiers):
         raise ConfigurationError(f"tiers must be a tuple of SimulatedTier, got {tiers!r}")
     media = [each.medium for each in tiers]
     if len(set(media)) < len(media):
-        raise ConfigurationError(f"a medium has one tier, got {', '.join(media)}")
+        raise ConfigurationError(f"each medium may have one tier, got {', '.join(media)}")
 
 
 def _require_seconds(what: str, value: object) -> None:
-    """Refuse what is no number from 0 on; infinity is one."""
+    """Refuse anything but a number from 0 on, or infinity. Raises ConfigurationError."""
     if isinstance(value, float) and value == float("inf"):
         return
     if as_number(value, what) < 0:

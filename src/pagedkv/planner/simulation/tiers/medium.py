@@ -1,9 +1,9 @@
-"""Medium: how long reads and writes take, one behind the other in each direction.
+"""Medium: durations of reads and writes, which run one after the other in each direction.
 
 ::
 
     reads    | read 1 | read 2 |   ..latency      a read ends its latency after its last byte
-    writes   | write 1     | write 2 | ..latency  beside the reads, as on PCIe
+    writes   | write 1     | write 2 | ..latency  at the same time as reads, as on PCIe
 
 Deletes take no time.
 """
@@ -21,7 +21,7 @@ class Medium:
 
     Args:
         bandwidth: bytes a second, in each direction.
-        latency_s: seconds of a read or write beside its bytes.
+        latency_s: seconds of a read or write in addition to its bytes.
     """
 
     def __init__(self, bandwidth: float, latency_s: float) -> None:
@@ -30,7 +30,7 @@ class Medium:
         self._free_s: dict[type[Read | Write], float] = {Read: 0.0, Write: 0.0}
 
     def begin(self, action: Action, now_s: float) -> float:
-        """Queue an action; return when it ends."""
+        """Queue an action; return the time at which it ends."""
         if isinstance(action, Delete):
             return now_s
         kind = type(action)

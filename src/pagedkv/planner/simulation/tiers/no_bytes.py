@@ -1,4 +1,4 @@
-"""NoBytes: copies of blocks where there is no content. One byte stands for a block."""
+"""NoBytes: copies of blocks without content. One byte represents a block."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -15,7 +15,7 @@ UNLIMITED: Final = 2**62
 
 @final
 class Ended:
-    """The end of copies that take no time of their own: the medium's time counts."""
+    """The end of copies, which take no time of their own: only the medium takes time."""
 
     event = None
 
@@ -31,7 +31,7 @@ class Ended:
 class NoBytes:
     """Copies that move nothing. See :class:`~pagedkv.memory.tiering.BlockBytes`.
 
-    A step may read any number of bytes: what a store takes is limited by its queue. Groups have no bytes to be filled.
+    A step may read any number of bytes, since the queue of a store limits them. Groups have no bytes to be filled.
     """
 
     read_nbytes_a_step = UNLIMITED

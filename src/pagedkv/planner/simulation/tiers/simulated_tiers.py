@@ -1,11 +1,11 @@
-"""The tiers of a simulation: what the virtual clock calls. Loads and offers are decided by the code of an engine.
+"""The tiers of a simulation, for the virtual clock. The code of an engine decides about loads and offers.
 
 ::
 
     scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
-    before a step          before_step(now)           actions of the media end, and loads that have their answers
-    behind a step          after_step(...)            prompts and answers are offered
-    nothing to compute     next_event_s()             the clock goes on to the next end of an action
+    before a step          before_step(now)           actions of the media end, and loads whose answers have come
+    after a step           after_step(...)            prompts and answers are offered
+    nothing to compute     next_event_s()             the clock advances to the next end of an action
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class SimulatedTiers:
         on_loaded: called with each request whose load has ended.
 
     Attributes:
-        num_hit_tokens: hit tokens at first admissions that a tier brought for the request, by medium.
+        num_hit_tokens: hit tokens at first admissions that were loaded from a tier for the request, by medium.
 
     Raises:
         ConfigurationError: an entry is too large for a store.
@@ -72,7 +72,7 @@ class SimulatedTiers:
             block_bytes,
             rate=self._rate,
             of_request=self._record,
-            on_arrival=_note_nothing,
+            on_arrival=_ignore_arrival,
             on_loaded=on_loaded,
         )
         self.num_hit_tokens: dict[str, int] = dict.fromkeys((each.medium for each in tiers), 0)
@@ -106,20 +106,20 @@ class SimulatedTiers:
     # The clock
 
     def before_step(self, now_s: float, *, is_alone: bool) -> None:
-        """Let the media work until now, and end the loads that have their answers."""
+        """Report the actions that end until now, and end the loads whose answers have come."""
         for store in self._stores:
             store.advance(now_s)
         self._loads.advance(is_alone=is_alone)
 
     def next_event_s(self, now_s: float) -> float | None:
-        """Return when something happens next: now, if a load has its answers; None if nothing does."""
+        """Return the time of the next event: now, if a load has its answers; None if no event is due."""
         if self._loads.has_answered:
             return now_s
         times = [each for each in (store.next_event_s() for store in self._stores) if each is not None]
         return min(times) if times else None
 
     def admitted(self, request: Request, num_hit_tokens: int) -> None:
-        """Count how many tokens of a request's hit tiers have brought for it."""
+        """Count the tokens of a request's hit that tiers have loaded for it."""
         own = self._records.get(request)
         if own is None:
             return
@@ -135,8 +135,8 @@ class SimulatedTiers:
 
         Args:
             batch: the step.
-            progress: what came of it.
-            answers: gives the generated tokens of each sequence of a request; none where they are not offered.
+            progress: its results.
+            answers: returns the generated tokens of each sequence of a request; none where they are not offered.
             now_s: the virtual time.
         """
         for store in self._stores:
@@ -155,7 +155,7 @@ class SimulatedTiers:
             self._offer_chunks(batch)
 
     def after_step(self, batch: Batch, seconds: float) -> None:
-        """Note how long a step took, and offer what waits."""
+        """Record the duration of a step, and make the waiting offers."""
         num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
         self._rate.note(num_prefilled, num_prefilled + len(batch.decoded_token_ids), seconds)
         self._offers.advance(is_idle=False)
@@ -175,12 +175,12 @@ class SimulatedTiers:
         self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
 
     def _offer_chunks(self, batch: Batch) -> None:
-        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
+        """Offer the computed chunks of prompts, since windows and states at their ends are dropped a step later."""
         for chunk in batch.prefilling:
             if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
                 prompt = self._tokens[chunk.request][: chunk.request.num_prompt_tokens]
                 self._offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
 
 
-def _note_nothing() -> None:
-    """Do nothing: the clock asks for what has come."""
+def _ignore_arrival() -> None:
+    """Do nothing: the clock polls for answers."""

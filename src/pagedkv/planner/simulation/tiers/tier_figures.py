@@ -12,19 +12,19 @@ DEVICE = "device"
 
 
 def tier_figures(tiers: SimulatedTiers, num_hit_tokens: int, num_prompt_tokens: int) -> dict[str, Any]:
-    """Sum up.
+    """Sum up the counts of all tiers.
 
     Args:
         tiers: the tiers.
-        num_hit_tokens: hit tokens of all first admissions, those that tiers brought included.
-        num_prompt_tokens: prompt tokens of them.
+        num_hit_tokens: hit tokens of all first admissions, including those that tiers loaded.
+        num_prompt_tokens: prompt tokens of these admissions.
 
     Returns:
         ``hits``: by medium, hit tokens of first admissions and their share of the prompt tokens. A tier's are those
-        that it brought for the request, the device's all others. ``media``: each tier's counts.
+        that were loaded from it for the request, the device's all others. ``media``: each tier's counts.
     """
-    brought = tiers.num_hit_tokens
-    by_medium = {DEVICE: num_hit_tokens - sum(brought.values()), **brought}
+    loaded = tiers.num_hit_tokens
+    by_medium = {DEVICE: num_hit_tokens - sum(loaded.values()), **loaded}
     return {
         "hits": {
             medium: {"num_tokens": count, "share": count / num_prompt_tokens if num_prompt_tokens else 0.0}

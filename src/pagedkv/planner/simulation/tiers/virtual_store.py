@@ -1,7 +1,7 @@
 """VirtualStore: a store core and a medium on the virtual clock. An entry is a key and a number of bytes.
 
-It stands where an engine has a :class:`~pagedkv.tiers.TierStore`, whose threads carry actions out. Here an action ends
-when the medium says so, and :meth:`VirtualStore.advance` reports the ends that have come, in their order.
+It replaces an engine's :class:`~pagedkv.tiers.TierStore`, whose threads carry actions out. Here the medium computes the
+time at which an action ends, and :meth:`VirtualStore.advance` reports the ends up to a time, in their order.
 """
 
 import heapq
@@ -27,7 +27,7 @@ from pagedkv.planner.simulation.tiers.medium import Medium
 __all__ = ["VirtualStore"]
 
 GRAIN_S: Final = 1e-6
-"""Deadlines are noticed so much later, since sums of seconds are rounded."""
+"""Delay after a deadline at which it is noticed, since sums of seconds are rounded."""
 
 
 @final
@@ -36,7 +36,7 @@ class VirtualStore:
 
     Args:
         config: its settings.
-        medium: how long actions take.
+        medium: durations of actions.
         block_nbytes: bytes of a block of each group.
     """
 
@@ -51,13 +51,13 @@ class VirtualStore:
     # Time
 
     def advance(self, now_s: float) -> None:
-        """Report all that ends until now, in order."""
+        """Report all actions and deadlines until now, in order."""
         while (next_s := self.next_event_s()) is not None and next_s <= now_s:
             self._set_time(next_s)
         self._set_time(now_s)
 
     def next_event_s(self) -> float | None:
-        """Return when something happens next: an action ends, or a load is due; None if nothing does."""
+        """Return the time of the next event: an action's end or a load's deadline; None if no event is due."""
         times = [self._ends[0][0]] if self._ends else []
         if self._loads and (due_s := self._core.next_deadline_s()) is not None:
             times.append(self._now_s + due_s + GRAIN_S)
@@ -69,7 +69,7 @@ class VirtualStore:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Pass actions to the medium, and answers to the loads; what ends at once is reported at once."""
+        """Pass actions to the medium, and answers to the loads; actions that end at once are reported at once."""
         while True:
             for action in self._core.take_actions():
                 heapq.heappush(self._ends, (self._medium.begin(action, self._now_s), action.action))
@@ -81,7 +81,7 @@ class VirtualStore:
                 load = self._loads.pop(answer.ticket)
                 load.result = LoadedRuns(((),) * answer.num_entries, answer.cause, answer.nbytes, answer.wait_s)
 
-    # What loads and offers need
+    # For loads and offers
 
     @property
     def is_out_of_service(self) -> bool:
@@ -102,7 +102,7 @@ class VirtualStore:
         return self._core.contains(_as_array(keys))
 
     def predict_s(self, num_runs: int, nbytes: int) -> float | None:
-        """Predict the seconds to load so many runs of ``nbytes`` in all; None before the first load."""
+        """Predict the seconds to load ``num_runs`` runs of ``nbytes`` in all; None before the first load."""
         return self._core.predict_s(nbytes, num_runs)
 
     def load(self, runs: Sequence[Run], deadline_s: float, on_done: Callable[[], None] | None = None) -> Load:
@@ -120,7 +120,7 @@ class VirtualStore:
             self._pass_on()
 
     def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
-        """Note that runs could be offered; return for each whether it is to be."""
+        """Record that runs could be offered; return for each whether to offer it: bool ``[runs]``."""
         wanted = self._core.wants(_keys_of(runs), self._now_s)
         self._pass_on()
         return wanted

@@ -42,8 +42,8 @@ class BenchLayout:
         if len({len(column) if isinstance(column, list) else -1 for column in columns}) > 1 or not columns[0]:
             raise line.fault("its lists of requests differ in length, or are empty", FIX_THE_ROW)
         errors = row.get("errors")
-        told = errors if isinstance(errors, list) and len(errors) == len(columns[0]) else [""] * len(columns[0])
-        rows = list(zip(*columns, told, strict=True))
+        failures = errors if isinstance(errors, list) and len(errors) == len(columns[0]) else [""] * len(columns[0])
+        rows = list(zip(*columns, failures, strict=True))
         for start_s, num_prompt, num_output, _ in rows:
             numbers = isinstance(start_s, int | float) and type(num_prompt) is int and type(num_output) is int
             if not numbers:

@@ -27,17 +27,17 @@ ABANDONED: Final = "aborted"
 OTHER_CACHE: Final = "answered from a cache of answers"
 MOST_HELD: Final = 256
 """Calls without an answer that are held until one has an answer; in a log without answers, no call counts as failed."""
-FEWEST_PILED: Final = 5
-PILED_SHARE: Final = 4
+FEWEST_AT_LIMIT: Final = 5
+AT_LIMIT_SHARE: Final = 4
 """If at least a quarter of all prompts have the greatest length, prompts were probably cut to it."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The facts that a log states about one request.
+    """What a log states about one request.
 
     Args:
-        line: the line where it begins.
+        line: the first line about the request.
         arrival_s: time of arrival.
         prompt: content of the prompt; None where the log has none.
         answer: content of the answer; None where the log has none.
@@ -93,7 +93,7 @@ class _Side:
         return self.num_stated + self.num_exact + self.num_estimated + self.num_lengths
 
 
-class _Pile:
+class _CutDetector:
     """Detects prompts that the log's writer cut: many different prompts have the greatest length."""
 
     def __init__(self) -> None:
@@ -107,11 +107,11 @@ class _Pile:
             self._contents.clear()
         if len(token_ids) == self._longest:
             self._num_longest += 1
-            if len(self._contents) < FEWEST_PILED:
+            if len(self._contents) < FEWEST_AT_LIMIT:
                 self._contents.add(token_ids[: 2 * PICTURE_TOKENS].tobytes())
 
     def notes(self) -> Iterator[str]:
-        if len(self._contents) >= FEWEST_PILED and self._num_longest * PILED_SHARE >= self._num:
+        if len(self._contents) >= FEWEST_AT_LIMIT and self._num_longest * AT_LIMIT_SHARE >= self._num:
             yield (
                 f"{self._num_longest:,} of {self._num:,} prompts have {self._longest:,} tokens and none has more: if "
                 "the log cuts prompts (--max-log-len of vLLM), their lengths and what they share are unknown"
@@ -133,7 +133,7 @@ class Calls:
         self._usage = usage
         self._lengths = KnownLengths()
         self._prompts, self._answers = _Side(), _Side()
-        self._pile = _Pile()
+        self._cut_detector = _CutDetector()
         self._failures: Counter[str] = Counter()
         self._num_pictures = self._num_cut = self._num_served = 0
         self._num_without_output = self._num_allowed = 0
@@ -142,23 +142,23 @@ class Calls:
         self._last: Line | None = None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Sources of times, lengths and contents, and what was left out, as text for users."""
-        return ", ".join(filter(None, [self.times_told, self._lengths_told(), *self._details()]))
+        return ", ".join(filter(None, [self.times_description, self._lengths_description(), *self._details()]))
 
     @property
-    def times_told(self) -> str:
-        """How times were read, as text; empty where they are replaced."""
-        return "" if self._reading.has_made_up_arrivals else self.clock.told
+    def times_description(self) -> str:
+        """The unit of the times that were read, as text; empty where generated times replace them."""
+        return "" if self._reading.has_generated_arrivals else self.clock.description
 
     @property
     def notes(self) -> list[str]:
         """List warnings about figures of these requests."""
-        return [*self._reading.notes_of(self.clock), *self._pile.notes(), *self._assumed()]
+        return [*self._reading.notes_of(self.clock), *self._cut_detector.notes(), *self._assumed()]
 
     def arrival_s(self, line: Line, value: object) -> float:
         """Read a time. Raises TraceError."""
-        if self._reading.has_made_up_arrivals:
+        if self._reading.has_generated_arrivals:
             return 0.0
         if not isinstance(value, int | float | str) or isinstance(value, bool):
             raise line.fault(f"the time is {value!r:.60}", "Give a number, or a date as in 2024-05-01T12:30:00.250Z")
@@ -257,38 +257,39 @@ class Calls:
         self._prompts.count(call.prompt, call.num_prompt)
         self._answers.count(call.answer, num_answer)
         if prompt is not None and call.num_prompt is None:
-            self._pile.watch(prompt)
+            self._cut_detector.watch(prompt)
             self._num_pictures += sum(part.is_media for part in call.prompt or ())
 
-    def _lengths_told(self) -> str:
+    def _lengths_description(self) -> str:
         prompts, answers = self._prompts, self._answers
         if not prompts.num_stated + prompts.num_exact + prompts.num_estimated:
             return f"lengths from its {self._usage}"
         if not prompts.num_stated + answers.num_stated + answers.num_lengths + prompts.num_lengths:
-            told = "tokens of the log" if prompts.num_exact else ""
-            return ", ".join(filter(None, [told, self._estimated("of ")])) if told else self._reading.texts.told
+            if not prompts.num_exact:
+                return self._reading.texts.description
+            return ", ".join(filter(None, ["tokens of the log", self._estimated()]))
         texts = self._reading.texts
-        by = "" if texts.is_estimate else f" ({texts.told})"
+        by = "" if texts.is_estimate else f" ({texts.description})"
         content = "tokens" if not prompts.num_stated + prompts.num_estimated else f"texts{by}"
-        estimated = self._estimated("without it ")
+        estimated = self._estimated()
         return f"lengths of its {self._usage}, content of its {content}" + (f", {estimated}" if estimated else "")
 
-    def _estimated(self, of: str) -> str:
+    def _estimated(self) -> str:
         sides = [("prompts", self._prompts), ("answers", self._answers)]
         counts = [f"{side.num_estimated:,} of {side.total:,} {name}" for name, side in sides if side.num_estimated]
-        return f"{of}{' and '.join(counts)}: {self._reading.texts.told}" if counts else ""
+        return f"estimated for {' and '.join(counts)}: {self._reading.texts.description}" if counts else ""
 
     def _details(self) -> Iterator[str]:
         if self._num_pictures:
             yield f"pictures and files without a stated length: {self._num_pictures:,} ({PICTURE_TOKENS:,} tokens each)"
         if self._num_cut:
-            yield f"prompts not whole in it: {self._num_cut:,} (what they share is unknown)"
+            yield f"truncated prompts: {self._num_cut:,} (what they share is unknown)"
         if self._num_allowed:
-            yield f"answers not in it: {self._num_allowed:,} (counted as the most tokens that were allowed)"
+            yield f"answers missing in it: {self._num_allowed:,} (each counted with its greatest allowed length)"
         if self._num_without_output:
             yield f"without an answer: {self._num_without_output:,}"
         if self._failures:
-            kept = "kept though failed" if self._reading.keep_failed else "left out"
+            kept = "failed, but kept" if self._reading.keep_failed else "left out"
             yield f"{kept}: {self._failures.total():,} ({self._failed()})"
 
     def _assumed(self) -> Iterator[str]:

@@ -82,11 +82,11 @@ class ChatLayout:
         stated = usage_of(line, usage)
         text = self._reading.texts
         prompt: Sequence[Part] | None = prompt_parts(line, body, text) if body is not row or BODY & row.keys() else None
-        said = _answer(row, answer, text)
-        goes_on = (body.get("previous_response_id") or body.get("conversation")) if "input" in body else None
-        if goes_on is not None:
-            prompt = self._continued(goes_on, prompt)
-        self._remember(answer, prompt, said)
+        reply = _answer(row, answer, text)
+        continued_id = (body.get("previous_response_id") or body.get("conversation")) if "input" in body else None
+        if continued_id is not None:
+            prompt = self._continued(continued_id, prompt)
+        self._remember(answer, prompt, reply)
         outer = row.get("response")
         metadata = as_object(body.get("metadata") or row.get("metadata"))
         failure = failure_of(row, *([outer] if isinstance(outer, dict) else []), answer)
@@ -94,7 +94,7 @@ class ChatLayout:
             line,
             self._arrival_s(line, row, body, answer, is_needed=failure is None or self._reading.keep_failed),
             prompt,
-            said,
+            reply,
             stated.num_prompt,
             stated.num_answer,
             stated.num_thoughts,
@@ -102,8 +102,8 @@ class ChatLayout:
             session=first_named(SESSIONS, row, body, metadata),
             num_samples=num_samples_of(line, body),
             failure=failure,
-            is_answered=said is not None or stated.num_answer is not None,
-            is_cut=goes_on is not None and prompt is None,
+            is_answered=reply is not None or stated.num_answer is not None,
+            is_cut=continued_id is not None and prompt is None,
         )
 
     def _learn_style(self, row: JsonObject, body: JsonObject, answer: JsonObject, usage: JsonObject) -> None:
@@ -117,7 +117,7 @@ class ChatLayout:
             self._style = "a log of OpenAI's Responses API"
 
     def _arrival_s(self, line: Line, *objects: JsonObject, is_needed: bool) -> float:
-        if self._reading.has_made_up_arrivals:
+        if self._reading.has_generated_arrivals:
             return 0.0
         for each in objects:  # an answer's own time is tried last: it is the time when the answer began
             for key in TIMES:
@@ -129,20 +129,20 @@ class ChatLayout:
         names = ", ".join(sorted(objects[0])[:SHOWN])
         raise line.fault(
             f"has no time among {names}",
-            f"Name it one of {', '.join(TIMES)}, or let requests come at random (`arrivals=poisson:RATE`)",
+            f"Name it one of {', '.join(TIMES)}, or generate random arrivals (`arrivals=poisson:RATE`)",
         )
 
     # Responses that continue others
 
-    def _continued(self, goes_on: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
+    def _continued(self, continued_id: object, prompt: Sequence[Part] | None) -> Sequence[Part] | None:
         """Prepend the conversation of the continued response to the new prompt; None if it is not known."""
-        before = self._responses.get(str(goes_on))
+        before = self._responses.get(str(continued_id))
         return None if before is None or prompt is None else [*before, *prompt]
 
-    def _remember(self, answer: JsonObject, prompt: Sequence[Part] | None, said: Sequence[Part] | None) -> None:
+    def _remember(self, answer: JsonObject, prompt: Sequence[Part] | None, reply: Sequence[Part] | None) -> None:
         name = answer.get("id")
         if answer.get("object") == "response" and isinstance(name, str) and prompt is not None:
-            self._responses[name] = [*prompt, *(said or ())]
+            self._responses[name] = [*prompt, *(reply or ())]
             if len(self._responses) > MOST_REMEMBERED:
                 del self._responses[next(iter(self._responses))]
 
@@ -163,5 +163,5 @@ def _answer(row: JsonObject, answer: JsonObject, texts: Any) -> Sequence[Part] |
     """Find the answer: in its object, or as a text of the row."""
     if answer is not row or has_answer({key: answer[key] for key in ("choices",) if key in answer}):
         return parts_of_answer(answer, texts)
-    said = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)
-    return answer_parts(said, texts)
+    reply = next((row[name] for name in ANSWERS if isinstance(row.get(name), str | list)), None)
+    return answer_parts(reply, texts)

@@ -57,13 +57,15 @@ class ConversationRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"ShareGPT conversations without times (a turn every {TURN_S:g} s is made up), {self._texts.told}"
+        return (
+            f"ShareGPT conversations without times (one turn every {TURN_S:g} s is assumed), {self._texts.description}"
+        )
 
     @property
     def notes(self) -> list[str]:
-        """Warn that the times are generated."""
-        made_up = f"{TURN_S:g} s between two turns are made up"
-        return [f"the file has no times of turns: {made_up}, and so is the recorded traffic wherever it is named"]
+        """Warn that the times are assumed."""
+        assumed = f"{TURN_S:g} s between two turns are assumed"
+        return [f"the file has no times of turns: {assumed}, and every figure of recorded traffic rests on that"]
 
     def requests(self, line: Line) -> Iterator[Request]:
         """Yield the answers of one conversation as requests."""

@@ -42,7 +42,7 @@ __all__ = [
 CSV_ROLES: Final = ("arrival", "input", "output", "session", "user", "prompt", "answer", "status")
 LENGTH_COLUMNS: Final = ("arrived_s", "input_length", "output_length")
 TENANT: Final = "tenant"
-"""Role of the column that ``--tenant-by`` names."""
+"""Role of the column that ``tenant_by`` names."""
 DELIMITERS: Final = ",;\t"
 MOST_SHOWN: Final = 12
 SUFFIXES: Final = MappingProxyType({"_ns": "ns", "_us": "us", "_ms": "ms", "_s": "s"})
@@ -116,8 +116,8 @@ def parse_columns(text: str, name: str = "columns", *, needs_arrival: bool = Tru
     known = ", ".join(CSV_ROLES)
     for pair in pairs:
         if len(pair) != len(("what", "column")) or pair[0] not in CSV_ROLES or not pair[1]:
-            told = "=".join(pair)
-            raise ConfigurationError(f"`{name}` must be what=column, of {known}; got {told!r:.60}")
+            given = "=".join(pair)
+            raise ConfigurationError(f"`{name}` must be what=column, of {known}; got {given!r:.60}")
     columns = {pair[0]: pair[1] for pair in pairs}
     if len(columns) < len(pairs):
         raise ConfigurationError(f"`{name}` names something twice: {text!r:.100}")
@@ -135,9 +135,9 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
     """
     delimiter = max(DELIMITERS, key=first.text.count)
     names = _names(first, delimiter)
-    whose = {} if reading.tenant_by is None else {TENANT: reading.tenant_by}
+    tenant_column = {} if reading.tenant_by is None else {TENANT: reading.tenant_by}
     if reading.columns is not None:
-        wanted = {**reading.columns, **whose}
+        wanted = {**reading.columns, **tenant_column}
         if all(column.isdecimal() for column in wanted.values()):
             return _numbered(first, names, delimiter, reading, wanted)
         columns = _Columns(names, _places(first, names, wanted))
@@ -146,7 +146,7 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
     header = known_header(names)
     if header is None:
         return None
-    columns = _Columns(names, _places(first, names, {**header.columns, **whose}))
+    columns = _Columns(names, _places(first, names, {**header.columns, **tenant_column}))
     return CsvRows(header.origin, columns, header.unit, delimiter, reading)
 
 
@@ -166,8 +166,8 @@ def unknown_header(first: Line) -> TraceError:
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     return first.fault(
         f"CSV whose columns are not known: {shown}{more}",
-        f"Say which holds what: `columns=arrival=...,input=...,output=...` (or session, user, prompt, answer); known "
-        f"by themselves are {', '.join(LENGTH_COLUMNS)}",
+        "Name the column of each: `columns=arrival=...,input=...,output=...` (or session, user, prompt, answer); known "
+        f"without `columns`: {', '.join(LENGTH_COLUMNS)}",
     )
 
 
@@ -192,7 +192,7 @@ def _numbered(first: Line, cells: list[str], delimiter: str, reading: Reading, c
 def _places(header: Line, names: list[str], columns: Mapping[str, str]) -> dict[str, int]:
     for column in columns.values():
         if names.count(column) > 1:
-            raise header.fault(f"the column {column} is there twice", "Remove or rename one of them")
+            raise header.fault(f"two columns are named {column}", "Remove or rename one of them")
         if column not in names:
             near = get_close_matches(column, names, n=1)
             hint = f"nearest is {near[0]!r:.40}; " if near else ""
@@ -243,7 +243,8 @@ class CsvRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"{self._origin}, {self._calls.told if self._has_more else self._calls.times_told}".removesuffix(", ")
+        description = self._calls.description if self._has_more else self._calls.times_description
+        return f"{self._origin}, {description}".removesuffix(", ")
 
     @property
     def notes(self) -> list[str]:
@@ -275,7 +276,7 @@ class CsvRows(RowFormat):
             reason = f"{len(cells)} columns, where the header has {len(names)}: {line.text!r:.60}"
             raise line.fault(reason, FIX_THE_ROW)
         found = {role: cells[place] for role, place in places.items()}
-        arrival_s = 0.0 if self._reading.has_made_up_arrivals else self._calls.arrival_s(line, found["arrival"])
+        arrival_s = 0.0 if self._reading.has_generated_arrivals else self._calls.arrival_s(line, found["arrival"])
         session = found.get("session") or found.get("user") or None
         if session is not None and len(session) > MAX_SESSION_CHARACTERS:
             raise line.fault(f"a session's name has {len(session)} characters, over 1000", FIX_THE_ROW)

@@ -112,7 +112,7 @@ def _of_objects(first: Line, keys: dict[str, Any], reading: Reading) -> RowForma
 def _of_logs(first: Line, keys: dict[str, Any], reading: Reading) -> RowFormat | None:
     if is_engine_log(first, keys):
         return EngineLogRows(reading)
-    layout = next((layout for is_such, layout in LAYOUTS if is_such(keys)), None)
+    layout = next((layout for matches, layout in LAYOUTS if matches(keys)), None)
     if layout is not None:
         return ObjectLogRows(layout, reading)
     if keys.keys() & set(CONVERSATION_KEYS):

@@ -45,7 +45,7 @@ class EngineLogRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"{self._engine} request log, {self._calls.told}"
+        return f"{self._engine} request log, {self._calls.description}"
 
     @property
     def notes(self) -> list[str]:

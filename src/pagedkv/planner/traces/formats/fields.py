@@ -62,7 +62,7 @@ class FieldLayout:
         )
 
     def _arrival_s(self, line: Line, row: Mapping[str, Any], value: object) -> float:
-        if self._reading.has_made_up_arrivals:
+        if self._reading.has_generated_arrivals:
             return 0.0
         if not isinstance(value, int | float | str) or isinstance(value, bool):
             raise self._fault(line, row, "arrival")

@@ -48,7 +48,7 @@ class HashIdRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.told}"
+        return f"Mooncake's hash_ids of {self._block_size} tokens, {self._clock.description}"
 
     @property
     def notes(self) -> list[str]:
@@ -98,7 +98,7 @@ class BailianRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.told}"
+        return f"Qwen-Bailian's hash_ids of {self._block_size} tokens, {self._clock.description}"
 
     @property
     def notes(self) -> list[str]:

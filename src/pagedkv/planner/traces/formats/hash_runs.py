@@ -37,7 +37,7 @@ class HashRunRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"hash_runs, {self._clock.told}"
+        return f"hash_runs, {self._clock.description}"
 
     @property
     def notes(self) -> list[str]:

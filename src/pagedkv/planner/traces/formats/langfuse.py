@@ -48,7 +48,7 @@ class LangfuseLayout:
     @property
     def title(self) -> str:
         """Name of the log."""
-        others = f" (other observations passed over: {self._num_others:,})" if self._num_others else ""
+        others = f" (other observations skipped: {self._num_others:,})" if self._num_others else ""
         return f"Langfuse's generations{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
@@ -56,25 +56,25 @@ class LangfuseLayout:
         if row.get("type") != GENERATION:
             self._num_others += 1
             return
-        asked, said = as_list(row.get("input")), as_list(row.get("output"))
-        body = asked if isinstance(asked, dict) else {"messages": asked}
-        if isinstance(asked, str):
-            body = {"prompt": asked}
-        told: JsonObject = next((usage for key in USAGES if (usage := as_object(row.get(key)))), {})
-        num_prompt, num_answer, num_thoughts = _counts(line, told)
+        question, reply = as_list(row.get("input")), as_list(row.get("output"))
+        body = question if isinstance(question, dict) else {"messages": question}
+        if isinstance(question, str):
+            body = {"prompt": question}
+        usage: JsonObject = next((found for key in USAGES if (found := as_object(row.get(key)))), {})
+        num_prompt, num_answer, num_thoughts = _counts(line, usage)
         is_failed = str(row.get("level")).upper() == "ERROR"
         message = row.get("statusMessage") or row.get("status_message")
         yield Call(
             line,
             self._calls.arrival_s(line, row.get("startTime", row.get("start_time", ""))),
             prompt_parts(line, body, self._texts),
-            parts_of_answer(said, self._texts) if isinstance(said, dict) else answer_parts(said, self._texts),
+            parts_of_answer(reply, self._texts) if isinstance(reply, dict) else answer_parts(reply, self._texts),
             num_prompt,
             num_answer,
             num_thoughts,
             session=first_named(SESSIONS, row),
             failure=str(message or "ERROR")[:LONGEST] if is_failed else None,
-            is_answered=said is not None or bool(num_answer),
+            is_answered=reply is not None or bool(num_answer),
         )
 
 

@@ -84,8 +84,8 @@ class KnownLengths:
         if not num_thoughts:
             return self._tokens(parts, stated, prompt)[0]
         num_thoughts = num_thoughts if stated is None else min(num_thoughts, stated)
-        told = self._tokens(parts, None if stated is None else stated - num_thoughts, prompt)[0]
-        return np.concatenate([marked_tokens(sha256(b"thoughts" + prompt).digest(), num_thoughts), told])
+        visible = self._tokens(parts, None if stated is None else stated - num_thoughts, prompt)[0]
+        return np.concatenate([marked_tokens(sha256(b"thoughts" + prompt).digest(), num_thoughts), visible])
 
     def _tokens(self, parts: Sequence[Part], stated: int | None, parent: bytes) -> tuple[Int32Array, bytes]:
         names = _names(parts, parent)

@@ -52,7 +52,7 @@ class LiteLlmLayout:
     @property
     def title(self) -> str:
         """Name of the log."""
-        others = f" (passed over as no generation: {self._num_others:,})" if self._num_others else ""
+        others = f" (calls that generate no text, skipped: {self._num_others:,})" if self._num_others else ""
         return f"LiteLLM's log of calls{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
@@ -85,15 +85,15 @@ class LiteLlmLayout:
 
     def _prompt(self, line: Line, row: JsonObject) -> Sequence[Part] | None:
         body = as_object(row.get("proxy_server_request"))
-        told = as_list(row.get("messages"))
-        if isinstance(told, str) and told not in {REDACTED, "", "{}"}:
-            return prompt_parts(line, {"prompt": told}, self._texts)
-        if isinstance(told, dict) and told:
-            return prompt_parts(line, told, self._texts)
-        if isinstance(told, list) and told:
+        messages = as_list(row.get("messages"))
+        if isinstance(messages, str) and messages not in {REDACTED, "", "{}"}:
+            return prompt_parts(line, {"prompt": messages}, self._texts)
+        if isinstance(messages, dict) and messages:
+            return prompt_parts(line, messages, self._texts)
+        if isinstance(messages, list) and messages:
             tools = as_object(row.get("model_parameters")).get("tools") or body.get("tools")
-            is_ids = type(told[0]) is int
-            return prompt_parts(line, {"prompt" if is_ids else "messages": told, "tools": tools}, self._texts)
+            is_ids = type(messages[0]) is int
+            return prompt_parts(line, {"prompt" if is_ids else "messages": messages, "tools": tools}, self._texts)
         return prompt_parts(line, body, self._texts) if body else None
 
 

@@ -86,10 +86,10 @@ def prompt_parts(line: Line, body: Mapping[str, Any], texts: TextTokens) -> list
     turns = _turns(body)
     if turns is None:
         return None
-    parts = _told("tools", body["tools"], texts) if body.get("tools") else []
+    parts = _with_role("tools", body["tools"], texts) if body.get("tools") else []
     for key in ("system", "instructions"):
         if body.get(key):
-            parts += _told("system", body[key], texts)
+            parts += _with_role("system", body[key], texts)
     for turn in turns:
         parts += _turn(turn, texts)
     return [*parts, _role(ANSWERER, texts)]
@@ -123,7 +123,7 @@ def _content(message: Mapping[str, Any], texts: TextTokens) -> list[Part]:
     return [*_parts(content, texts), *(_parts(calls, texts) if calls else ())]
 
 
-def _told(role: str, content: object, texts: TextTokens) -> list[Part]:
+def _with_role(role: str, content: object, texts: TextTokens) -> list[Part]:
     return [_role(role, texts), *_parts(content, texts)]
 
 

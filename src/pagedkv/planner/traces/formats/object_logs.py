@@ -49,7 +49,7 @@ class ObjectLogRows(RowFormat):
     @property
     def recognised(self) -> str:
         """The recognised format, as text for users."""
-        return f"{self._layout.title}, {self._calls.told}"
+        return f"{self._layout.title}, {self._calls.description}"
 
     @property
     def notes(self) -> list[str]:

@@ -53,39 +53,39 @@ class SpanLayout:
     @property
     def title(self) -> str:
         """Name of the log."""
-        others = f" (other spans passed over: {self._num_others:,})" if self._num_others else ""
+        others = f" (other spans skipped: {self._num_others:,})" if self._num_others else ""
         return f"OpenTelemetry's spans of generative AI{others}"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the calls of the row's spans that call a model."""
         for resource, span in _spans(row) if OTLP in row else [({}, row)]:
-            told = _attributes(span.get("attributes"))
+            attributes = _attributes(span.get("attributes"))
             for event in span.get("events") or ():  # an event may have the contents
-                told = {**_attributes(as_object(event).get("attributes")), **told}
-            if _is_call(told):
-                call = self._call(line, span, told)
+                attributes = {**_attributes(as_object(event).get("attributes")), **attributes}
+            if _is_call(attributes):
+                call = self._call(line, span, attributes)
                 if self._tenant_by is not None:
-                    call.tenant = name_under({**resource, **told}, self._tenant_by)
+                    call.tenant = name_under({**resource, **attributes}, self._tenant_by)
                 yield call
             else:
                 self._num_others += 1
 
-    def _call(self, line: Line, span: JsonObject, told: JsonObject) -> Call:
-        num_samples = _count(line, told, SAMPLES) or 1
-        num_answer = _count(line, told, OUTPUT_COUNTS)
-        answer = self._answer(told)
+    def _call(self, line: Line, span: JsonObject, attributes: JsonObject) -> Call:
+        num_samples = _count(line, attributes, SAMPLES) or 1
+        num_answer = _count(line, attributes, OUTPUT_COUNTS)
+        answer = self._answer(attributes)
         status = as_object(span.get("status"))
         code = status.get("code", status.get("status_code"))
-        failure = told.get("error.type")
+        failure = attributes.get("error.type")
         if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR"}:
             failure = status.get("message") or "error"
-        session = next((told[key] for key in SESSIONS if isinstance(told.get(key), str)), None)
+        session = next((attributes[key] for key in SESSIONS if isinstance(attributes.get(key), str)), None)
         return Call(
             line,
             self._calls.arrival_s(line, span.get("startTimeUnixNano", span.get("start_time", ""))),
-            self._prompt(line, told),
+            self._prompt(line, attributes),
             answer,
-            _count(line, told, INPUT_COUNTS),
+            _count(line, attributes, INPUT_COUNTS),
             num_answer,
             session=session[:MAX_SESSION_CHARACTERS] if session else None,
             num_samples=num_samples,
@@ -93,41 +93,41 @@ class SpanLayout:
             is_answered=answer is not None or num_answer is not None,
         )
 
-    def _prompt(self, line: Line, told: JsonObject) -> Sequence[Part] | None:
-        messages = as_list(told.get("gen_ai.input.messages", told.get("gen_ai.prompt")))
-        messages = _numbered(told, "prompt") if messages is None else messages
+    def _prompt(self, line: Line, attributes: JsonObject) -> Sequence[Part] | None:
+        messages = as_list(attributes.get("gen_ai.input.messages", attributes.get("gen_ai.prompt")))
+        messages = _numbered(attributes, "prompt") if messages is None else messages
         body = {
             "prompt" if isinstance(messages, str) else "messages": messages,
-            "system": as_list(told.get("gen_ai.system_instructions")),
-            "tools": as_list(told.get("gen_ai.tool.definitions")),
+            "system": as_list(attributes.get("gen_ai.system_instructions")),
+            "tools": as_list(attributes.get("gen_ai.tool.definitions")),
         }
         return prompt_parts(line, body, self._texts)
 
-    def _answer(self, told: JsonObject) -> Sequence[Part] | None:
-        said = as_list(told.get("gen_ai.output.messages", told.get("gen_ai.completion")))
-        said = _numbered(told, "completion") if said is None else said
-        return answer_parts(said[0] if isinstance(said, list) and said else said or None, self._texts)
+    def _answer(self, attributes: JsonObject) -> Sequence[Part] | None:
+        reply = as_list(attributes.get("gen_ai.output.messages", attributes.get("gen_ai.completion")))
+        reply = _numbered(attributes, "completion") if reply is None else reply
+        return answer_parts(reply[0] if isinstance(reply, list) and reply else reply or None, self._texts)
 
 
 def _spans(row: JsonObject) -> Iterator[tuple[JsonObject, JsonObject]]:
     """Yield the spans of a row, each with the attributes of its resource."""
     for resource in map(as_object, row[OTLP] or ()):
-        maker = _attributes(as_object(resource.get("resource")).get("attributes"))
+        of_resource = _attributes(as_object(resource.get("resource")).get("attributes"))
         for scope in resource.get("scopeSpans") or ():
             for span in as_object(scope).get("spans") or ():
-                yield maker, as_object(span)
+                yield of_resource, as_object(span)
 
 
-def _is_call(told: JsonObject) -> bool:
-    operation = told.get("gen_ai.operation.name")
-    return operation in GENERATES if operation is not None else any(key in told for key in OUTPUT_COUNTS)
+def _is_call(attributes: JsonObject) -> bool:
+    operation = attributes.get("gen_ai.operation.name")
+    return operation in GENERATES if operation is not None else any(key in attributes for key in OUTPUT_COUNTS)
 
 
-def _attributes(attributes: object) -> dict[str, Any]:
+def _attributes(written: object) -> dict[str, Any]:
     """Read attributes: OTLP's list of keys and values, or an object."""
-    if isinstance(attributes, dict):
-        return attributes
-    pairs = (as_object(each) for each in (attributes if isinstance(attributes, list) else ()))
+    if isinstance(written, dict):
+        return written
+    pairs = (as_object(each) for each in (written if isinstance(written, list) else ()))
     return {str(pair.get("key")): _value(as_object(pair.get("value"))) for pair in pairs}
 
 
@@ -143,19 +143,19 @@ def _value(value: JsonObject) -> object:
     return next(iter(value.values()), None)
 
 
-def _numbered(told: JsonObject, side: str) -> list[dict[str, Any]] | None:
+def _numbered(attributes: JsonObject, side: str) -> list[dict[str, Any]] | None:
     """Gather messages whose parts are separate attributes."""
     messages: dict[int, dict[str, Any]] = {}
-    for key, value in told.items():
+    for key, value in attributes.items():
         found = NUMBERED.fullmatch(key)
         if found is not None and found["side"] == side:
             messages.setdefault(int(found["place"]), {})[found["what"]] = value
     return [messages[place] for place in sorted(messages)] or None
 
 
-def _count(line: Line, told: JsonObject, names: Sequence[str]) -> int | None:
+def _count(line: Line, attributes: JsonObject, names: Sequence[str]) -> int | None:
     for name in names:
-        value = told.get(name)
+        value = attributes.get(name)
         if value is not None:
             if type(value) is not int or value < 0:
                 raise line.fault(f"{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)

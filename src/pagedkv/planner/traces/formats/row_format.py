@@ -23,7 +23,7 @@ class Reading:
         columns: columns of a CSV file, or fields of JSON lines, by role; None: determined by the first line.
         texts: how texts become tokens.
         keep_failed: whether failed requests are read too.
-        has_made_up_arrivals: whether the times of the file are ignored and replaced.
+        has_generated_arrivals: whether the times of the file are ignored and replaced.
         tenant_by: the column or field with the tenant; None: determined by the file.
         is_spread: whether requests of one stamp are spread later, so that no note about bursts is needed.
     """
@@ -34,13 +34,13 @@ class Reading:
     columns: Mapping[str, str] | None = None
     texts: TextTokens = field(default_factory=CharacterTokens)
     keep_failed: bool = False
-    has_made_up_arrivals: bool = False
+    has_generated_arrivals: bool = False
     tenant_by: str | None = None
     is_spread: bool = False
 
     def notes_of(self, clock: ArrivalClock) -> list[str]:
         """List warnings about a file's times, unless they are replaced or spread."""
-        return [] if self.is_spread or self.has_made_up_arrivals else clock.notes
+        return [] if self.is_spread or self.has_generated_arrivals else clock.notes
 
 
 class RowFormat(Protocol):
@@ -54,7 +54,7 @@ class RowFormat(Protocol):
 
     @property
     def recognised(self) -> str:
-        """What was recognised, as text for users: the format, the unit of its times, how texts became tokens."""
+        """The recognised format, as text for users, with the unit of its times and the way texts become tokens."""
         ...
 
     @property

@@ -76,12 +76,12 @@ class SglangLines:
     # As text
 
     def _take_text(self, line: Line, event: re.Match[str]) -> None:
-        told = LOG_LINE.match(line.text)
-        if told is None:
+        head = LOG_LINE.match(line.text)
+        if head is None:
             raise line.fault(
                 "a request has no time", "Keep SGLang's own format of log lines: [2025-05-01 12:30:00] ..."
             )
-        when = told["time"]
+        when = head["time"]
         call = self.waiting.arrived(line, event["id"], lambda: when)
         obj, _, out = line.text.partition(", out=")
         self._set_prompt(call, *self._part(line, obj, "=", ("input_ids", "text")))
@@ -101,14 +101,14 @@ class SglangLines:
 
     def _part(self, line: Line, text: str, between: str, keys: tuple[str, str]) -> tuple[Part | None, bool]:
         """Read the ids of a line, else its text; return the part, and whether it was cut."""
-        told = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
-        behind = text if told is None else text[told.end() :]  # since a text may contain anything
+        quoted = re.search(rf"\b{keys[1]}{between}(?P<text>{TEXT})(?P<cut> \.\.\. )?", text)
+        behind = text if quoted is None else text[quoted.end() :]  # since a text may contain anything
         ids = re.search(rf"\b{keys[0]}{between}(?P<ids>{IDS})(?P<cut> \.\.\. )?", behind)
         if ids is not None and not ids["cut"] and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"]))), False
-        if told is None or told["cut"]:  # the content of a cut text is unknown
-            return None, told is not None or (ids is not None and bool(ids["cut"]))
-        return text_part(written_text(line, told["text"]), self.texts), False
+        if quoted is None or quoted["cut"]:  # the content of a cut text is unknown
+            return None, quoted is not None or (ids is not None and bool(ids["cut"]))
+        return text_part(written_text(line, quoted["text"]), self.texts), False
 
     # As JSON
 

@@ -10,7 +10,7 @@ line                                                           what is taken fro
 ``Request ID aborted.``, ``Request ID failed ...``             its failure
 =============================================================  ========================================================
 
-Tokens take precedence over texts. ``--max-log-len`` cuts both without a mark.
+Tokens take precedence over texts. vLLM's ``--max-log-len`` cuts both without a mark.
 """
 
 import ast
@@ -141,23 +141,23 @@ class VllmLines:
 
     def _part(self, line: Line, text: str, text_key: str, ids_key: str) -> Part | None:
         """Read the ids in the log, else the text; None if it has neither."""
-        told = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
-        behind = text if told is None else text[told.end() :]  # since a text may contain anything
+        quoted = re.search(rf"\b{text_key}: (?P<text>{TEXT})", text)
+        behind = text if quoted is None else text[quoted.end() :]  # since a text may contain anything
         ids = re.search(rf"\b{ids_key}: (?P<ids>{IDS})", behind)
         if ids is not None and any(mark.isdigit() for mark in ids["ids"]):
             return ids_part(checked_tokens(line, written_ids(line, ids["ids"])))
-        return None if told is None else text_part(written_text(line, told["text"]), self.texts)
+        return None if quoted is None else text_part(written_text(line, quoted["text"]), self.texts)
 
     def _time_s(self, line: Line) -> float:
         """Read a time without a year; a time earlier by half a year belongs to the next year."""
-        told = TIME.search(line.text)
-        if told is None:
+        stamp = TIME.search(line.text)
+        if stamp is None:
             raise line.fault("a request has no time", FORMAT_REMEDY)
-        text = f"{LEAP_YEAR}-{told['month']}-{told['day']}T{told['time'].replace(',', '.')}"
+        text = f"{LEAP_YEAR}-{stamp['month']}-{stamp['day']}T{stamp['time'].replace(',', '.')}"
         try:
             time_s = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError as error:
-            raise line.fault(f"{told.group()!r} is no time", FORMAT_REMEDY) from error
+            raise line.fault(f"{stamp.group()!r} is no time", FORMAT_REMEDY) from error
         if self._latest_s and time_s + self._year_s < self._latest_s - HALF_A_YEAR_S:
             self._year_s += YEAR_S
         self._latest_s = time_s + self._year_s

@@ -20,7 +20,7 @@ class WaitingCalls:
     """Waiting calls, by their names in the log.
 
     Args:
-        calls: receives each call in its turn.
+        calls: turns the calls into requests, in order of arrival.
     """
 
     def __init__(self, calls: Calls) -> None:

@@ -3,7 +3,7 @@
 Each answer is a request whose prompt is everything before it in the conversation. It arrives at the time of the
 question; without that, at the time when the answer began (``created``), or else when it was complete, which is later.
 If no turn has a time, the row's time is that of the last turn, and earlier turns precede it at a stated interval. Rows
-are conversations and overlap, so such a file needs ``--sort``.
+are conversations and overlap, so such a file must be sorted by arrival first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,14 +40,14 @@ class WildChatLayout:
     def __init__(self, reading: Reading, calls: Calls) -> None:
         self._texts = reading.texts
         self._calls = calls
-        self._num_turns = self._num_made_up = 0
+        self._num_turns = self._num_assumed = 0
 
     @property
     def title(self) -> str:
         """Name of the log."""
-        if not self._num_made_up:
+        if not self._num_assumed:
             return "WildChat's conversations by the times of their turns"
-        share = f"for {self._num_made_up:,} of {self._num_turns:,} turns {TURN_S:g} s between two are made up"
+        share = f"for {self._num_assumed:,} of {self._num_turns:,} turns {TURN_S:g} s between two are assumed"
         return f"WildChat's conversations by the time of the last turn ({share})"
 
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
@@ -71,11 +71,11 @@ class WildChatLayout:
     def _arrival_s(self, line: Line, row: JsonObject, turns: Sequence[JsonObject], num_behind: int) -> float:
         """Return the arrival of a question: its own time, its answer's, or one before the end of the conversation."""
         self._num_turns += 1
-        asked, said = (turns[0] if len(turns) > 1 else {}), turns[-1]
-        for value in (asked.get("timestamp"), said.get("created"), said.get("timestamp")):
+        question, reply = (turns[0] if len(turns) > 1 else {}), turns[-1]
+        for value in (question.get("timestamp"), reply.get("created"), reply.get("timestamp")):
             if value is not None:
                 return self._calls.arrival_s(line, value)
         if row["timestamp"] is None:
             raise line.fault("neither its turns nor the conversation have a time", FIX_THE_ROW)
-        self._num_made_up += 1
+        self._num_assumed += 1
         return self._calls.arrival_s(line, row["timestamp"]) - TURN_S * num_behind

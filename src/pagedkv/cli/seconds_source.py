@@ -8,7 +8,7 @@ from pagedkv.planner.report.documents import Seconds
 from pagedkv.planner.simulation.cost import CostOrigin, read_cost_origin
 from pagedkv.planner.simulation.cost.origin import DATA_SHEET
 
-__all__ = ["WhoseSeconds", "origin_of", "shared_name"]
+__all__ = ["SecondsSource", "origin_of", "shared_name"]
 
 
 def shared_name(name: str) -> str:
@@ -30,7 +30,7 @@ def origin_of(cost_model: str | None) -> CostOrigin:
 
 
 @dataclass(frozen=True, slots=True)
-class WhoseSeconds:
+class SecondsSource:
     """A cost model as named beside figures.
 
     Args:
@@ -74,8 +74,8 @@ class WhoseSeconds:
         name = shared_name(self.name)
         others = model is not None and "/" in name and name.partition("/")[0].lower() != model.lower()
         if self.is_assumed:
-            whose = f", not of {model}" if others else ""
-            yield f"the seconds are those of {name}{whose}, since the hardware is not given: name it by {remedy}"
+            difference = f", not of {model}" if others else ""
+            yield f"the seconds are those of {name}{difference}, since the hardware is not given: name it by {remedy}"
         elif others:
             yield f"the seconds are those of {name}, the memory is that of {model}"
         yield f"the seconds are those of {name}, {self.origin.sentence}"
