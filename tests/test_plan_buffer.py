@@ -235,8 +235,8 @@ def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
         (lambda: in_part(6, 4, 6), "range 0 begins at 6 and ends at 6"),
         (lambda: overlapped_plan(counts=7), "range 0 ends at 7 with 8 unknown tokens"),
         (lambda: drafting_plan(first=2), "range 0 ends at 8, before its first draft state, 9"),
-        (lambda: drafting_plan(length=2), "draft states are told of 2 ranges, but 1 are computed"),
-        (lambda: overlapped_plan(length=2), "unknown tokens are told of 2 ranges, but 1 are computed"),
+        (lambda: drafting_plan(length=2), "the part of draft states has 2 values, but 1 ranges are computed"),
+        (lambda: overlapped_plan(length=2), "the part of unknown tokens has 2 values, but 1 ranges are computed"),
     ],
 )
 def test_a_buffer_that_is_no_plan_is_refused(broken: object, message: str) -> None:

@@ -13,17 +13,17 @@
 import importlib
 import typing
 
-__version__ = "0.1.0"  # written here alone: a checkout that was never installed knows it, too
+__version__ = "0.1.0"  # the only place of the version, so that a checkout without metadata has it too
 
 
 def _find(name: str) -> object:
-    """Import all public names when one is first asked for: :mod:`pagedkv.public` lists them, and says why so late.
+    """Import all public names from :mod:`pagedkv.public` when one is first used; return the named one.
 
     Raises:
-        AttributeError: there is none such.
+        AttributeError: there is no such name.
     """
     names = vars(importlib.import_module("pagedkv.public"))
-    here = globals()  # where they are found from now on, beside the packages that they come from
+    here = globals()  # later uses find the names here
     here.update({each: names[each] for each in ("__all__", *names.get("__all__", ())) if each in names})
     if name not in here:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -31,13 +31,13 @@ def _find(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List what is here, the public names too. Imports them."""
+    """List all names, with the public ones, which it imports."""
     _find("__all__")
     return sorted(globals())
 
 
 if typing.TYPE_CHECKING:
-    from pagedkv.public import *  # noqa: F403 - each name that public names again, known to checkers
+    from pagedkv.public import *  # noqa: F403 - so that type checkers see each name
     from pagedkv.public import __all__ as __all__
 else:
-    __getattr__ = _find  # checkers would take it for leave to use any name
+    __getattr__ = _find  # hidden from type checkers, which would otherwise accept any name

@@ -1,4 +1,4 @@
-"""``python -m pagedkv``: the command line, also where no script was installed."""
+"""``python -m pagedkv``: the command line, also without an installed script."""
 
 from pagedkv.cli import main
 

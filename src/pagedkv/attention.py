@@ -1,4 +1,4 @@
-"""Attention over blocks. A door: the room is :mod:`pagedkv.memory.attention`."""
+"""Attention over blocks. Public import path of :mod:`pagedkv.memory.attention`."""
 
 from pagedkv.memory.attention import (
     AttentionBackend,

@@ -1,4 +1,4 @@
-"""Replicas of an engine on Ray Serve, behind one front. A door: the room is :mod:`pagedkv.serving.cluster`."""
+"""Replicas of an engine on Ray Serve, behind one front. Public import path of :mod:`pagedkv.serving.cluster`."""
 
 from pagedkv.serving.cluster import (
     ClusterSpec,

@@ -1,4 +1,4 @@
-"""The body, which carries plans out. A door: the room is :mod:`pagedkv.memory.device`."""
+"""The device side: memory, block tables, and execution of plans. Public import path of :mod:`pagedkv.memory.device`."""
 
 from pagedkv.memory.device import (
     BlockTables,

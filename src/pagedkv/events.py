@@ -1,4 +1,4 @@
-"""KV events, out and in: a publisher beside an engine, and its followers. A door to :mod:`pagedkv.memory.sockets`."""
+"""KV events: a publisher for an engine, and followers. Public import path of :mod:`pagedkv.memory.sockets`."""
 
 from pagedkv.memory.sockets import (
     Alive,

@@ -1,4 +1,7 @@
-"""By which a device knows the plans of its space. A door: the room is :mod:`pagedkv.memory.contract.fingerprint`."""
+"""Fingerprints of configurations, by which a device refuses plans of another space.
+
+Public import path of :mod:`pagedkv.memory.contract.fingerprint`.
+"""
 
 from pagedkv.memory.contract.fingerprint import (
     FINGERPRINT_NBYTES,

@@ -1,4 +1,4 @@
-"""A model's groups and bytes, read from its config. A door: the room is :mod:`pagedkv.planner.models`."""
+"""A model's groups and bytes, read from its config. Public import path of :mod:`pagedkv.planner.models`."""
 
 from pagedkv.planner.models import (
     LayerGroup,

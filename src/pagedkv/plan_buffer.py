@@ -1,4 +1,4 @@
-"""A plan as one buffer of words, drawn there. A door: the room is :mod:`pagedkv.memory.contract.plan_buffer`."""
+"""A plan as one buffer of words. Public import path of :mod:`pagedkv.memory.contract.plan_buffer`."""
 
 from pagedkv.memory.contract.plan_buffer import (
     PlanLayout,

@@ -1,7 +1,7 @@
-"""What the package offers by name: ``from pagedkv import BlockSpace`` finds it here.
+"""The public names of the package, such as ``from pagedkv import BlockSpace``.
 
-The root imports this module when it is first asked for a name, not before: what only looks at the version, or prints
-help, waits for neither Numba nor NumPy.
+The root package imports this module when one of its names is first used, so that reading the version, or printing help,
+does not import Numba and NumPy.
 """
 
 from pagedkv.memory.classic import BlockSpaceManager, BlockTable

@@ -1,4 +1,4 @@
-"""Which replica of a cluster serves a request, and why. A door: the room is :mod:`pagedkv.memory.routing`."""
+"""Routing: chooses the replica that serves a request. Public import path of :mod:`pagedkv.memory.routing`."""
 
 from pagedkv.memory.routing import (
     ROUTINGS,

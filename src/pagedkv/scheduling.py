@@ -1,4 +1,4 @@
-"""Continuous batching over a block space. A door: the room is :mod:`pagedkv.memory.scheduling`."""
+"""Continuous batching over a block space. Public import path of :mod:`pagedkv.memory.scheduling`."""
 
 from pagedkv.memory.scheduling import (
     Admission,

@@ -1,4 +1,4 @@
-"""The space, what it answers, and what may follow it. A door: the room is :mod:`pagedkv.memory.space`."""
+"""The block space, its answers, and its observers. Public import path of :mod:`pagedkv.memory.space`."""
 
 from pagedkv.memory.space import (
     BlockContents,

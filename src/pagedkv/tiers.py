@@ -1,4 +1,4 @@
-"""Tiers of cached content below device memory. A door: the room is :mod:`pagedkv.memory.tiers`."""
+"""Tiers of cached content below device memory. Public import path of :mod:`pagedkv.memory.tiers`."""
 
 from pagedkv.memory.tiers import (
     Body,

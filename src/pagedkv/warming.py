@@ -1,4 +1,4 @@
-"""Loops compiled ahead. A door: the room is :mod:`pagedkv.memory.warming`."""
+"""Compilation of loops before the first request. Public import path of :mod:`pagedkv.memory.warming`."""
 
 from pagedkv.memory.warming import (
     ATTENTION,

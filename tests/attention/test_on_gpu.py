@@ -229,9 +229,9 @@ def test_what_cannot_be_served_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="elements between those of one of its keys: put C last"):
         build(config, KeyValueShape(1, 1, 8, layout="BLKCHN"))
-    with pytest.raises(ConfigurationError, match="640 dimensions, the kernels are made for up to 576"):
+    with pytest.raises(ConfigurationError, match="640 dimensions, and the kernels support up to 576"):
         build(config, KeyValueShape(1, 1, 640, 64))
-    with pytest.raises(ConfigurationError, match="keeps states"):
+    with pytest.raises(ConfigurationError, match="stores states"):
         build(SpaceConfig((RecurrentState(4),), 10), StateShape(1, (StateTensor("state", (4,), torch.float32),)))
     with pytest.raises(ConfigurationError, match="sink tokens before its window"):
         CPUBackend(paged_case(RAGGED).storage, [LAYERS["window and sink tokens"]])

@@ -91,9 +91,9 @@ def plain_varlen(  # noqa: PLR0913, PLR0917 - torch's arguments
     ("change", "reason"),
     [
         ({"batch_invariant": True}, "depend on the other rows"),
-        ({"device": "cpu"}, "do not lie on a GPU"),
-        ({"shape": LatentShape(2, 64)}, "no keys and values"),
-        ({"layer": replace(LAYER, is_latent=True)}, "no keys and values"),
+        ({"device": "cpu"}, "are not on a GPU"),
+        ({"shape": LatentShape(2, 64)}, "does not store keys and values"),
+        ({"layer": replace(LAYER, is_latent=True)}, "does not store keys and values"),
         ({"query_dtype": torch.float32}, "both must be float16"),
         ({"shape": replace(SHAPE, dtype=torch.float8_e4m3fn)}, "keys torch.float8_e4m3fn"),
         ({"layer": replace(LAYER, chunk=4)}, "has chunks"),
@@ -125,7 +125,7 @@ def test_flashinfer_that_is_not_installed_is_told() -> None:
         ({"shape": replace(SHAPE, key_dim=264, value_dim=264)}, "264 dimensions"),
         ({"shape": replace(SHAPE, key_dim=60, value_dim=60)}, "60 dimensions"),
         ({"block_size": 16}, "blocks have 16 tokens"),
-        ({"device": "cpu"}, "do not lie on a GPU"),
+        ({"device": "cpu"}, "are not on a GPU"),
     ],
     ids=str,
 )

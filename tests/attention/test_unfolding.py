@@ -102,7 +102,7 @@ def broken(unfold: Unfold) -> Unfold:
 def test_what_is_not_linear_is_told(change: Callable[[Unfold], Unfold], what: str) -> None:
     reader = read(change(unfold_of()))
     assert not reader.unfoldings
-    assert reader.reasons == {7: f"its {what} are no linear function of latents"}
+    assert reader.reasons == {7: f"its {what} are not a linear function of latents"}
 
 
 def test_latents_that_are_dropped_are_told() -> None:

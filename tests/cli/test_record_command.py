@@ -121,8 +121,8 @@ def refused(*arguments: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("127.0.0.1:5557",), "'127.0.0.1:5557' is no endpoint. Name the endpoint of KV events"),
-        (("tcp://*:5557",), "stands for every address of a machine"),
+        (("127.0.0.1:5557",), "'127.0.0.1:5557' is not an endpoint. Name the endpoint of KV events"),
+        (("tcp://*:5557",), "means all addresses of a machine"),
         (("tcp://127.0.0.1:1", "--seconds", 0), "--seconds must be a number of seconds above 0, got 0.0"),
         (("tcp://127.0.0.1:1", "--seconds", "nan"), "--seconds must be"),
         (("tcp://127.0.0.1:1", "--limit", -1), "--limit must be at least 1 message, got -1"),
@@ -135,7 +135,7 @@ def refused(*arguments: object) -> str:
         (("tcp://127.0.0.1:1", "--block-size", 0), "--block-size must be at least 1 token"),
         (("tcp://127.0.0.1:1", "--utc-offset", 99), "--utc-offset must be from -14 to 14 hours"),
         (("tcp://127.0.0.1:1", "--json", "/no/such/file"), "there is no folder /no/such"),
-        (("tcp://127.0.0.1:1", "--replay", "here"), "'here' is no endpoint"),
+        (("tcp://127.0.0.1:1", "--replay", "here"), "'here' is not an endpoint"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_recorded(arguments: tuple[object, ...], reason: str) -> None:

@@ -75,7 +75,7 @@ def test_a_client_gets_the_answer_of_one_replica(
     while sum(losses) * batch >= num_steps:
         losses.pop()
     output, got, so_far = serve(engines.llm, PROMPTS[place], params, losses, batch=batch)
-    assert so_far.num_lives == len(losses) + 1
+    assert so_far.num_attempts == len(losses) + 1
     for mine, theirs in zip(output.completions, whole.completions, strict=True):
         assert (mine.token_ids, mine.finish_reason, mine.stop) == (theirs.token_ids, theirs.finish_reason, theirs.stop)
         streamed = [token for each in got if each.index == mine.index for token in each.token_ids]
@@ -114,5 +114,5 @@ def test_hits_are_those_of_the_first_life(engines: Engines) -> None:
     """A later life also hits the tokens that were sent, which are no part of the prompt's."""
     engines.llm.reset_prefix_cache()
     output, _, so_far = serve(engines.llm, PROMPTS[0], WISHES[0], [6])
-    assert so_far.num_lives == 2
+    assert so_far.num_attempts == 2
     assert output.num_cached_tokens == 0

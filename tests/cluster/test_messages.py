@@ -24,11 +24,11 @@ def test_a_request_arrives_as_it_was() -> None:
         n=2, temperature=0.7, seed=5, stop=["a"], logit_bias={3: 1.5}, bad_words=[[1, 2]], logprobs=2, min_tokens=1
     )
     intent = Intent(salt=b"x", tenant="a", priority=2, breakpoints=(Breakpoint(2, 5.0),), answered=(), prediction=(4,))
-    request = RoutedRequest(7, np.array([1, 2, 3], np.int32), params, intent, 2.5, board=object())
+    request = RoutedRequest(7, np.array([1, 2, 3], np.int32), params, intent, 2.5, link=object())
     arrived = travelled(request)
     assert (arrived.number, arrived.deadline_s, arrived.params, arrived.intent) == (7, 2.5, params, intent)
     assert arrived.prompt_token_ids.tolist() == [1, 2, 3]
-    assert arrived.board is None
+    assert arrived.link is None
     assert arrived.choice is None
 
 

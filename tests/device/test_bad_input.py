@@ -103,9 +103,9 @@ def setting(device: torch.device) -> Setting:
 
 def test_a_plan_that_is_carried_out_twice_is_refused(setting: Setting) -> None:
     setting.executor.launch(setting.plan, nothing)
-    with setting.unchanged(), pytest.raises(StepError, match="step 1 cannot be carried out: step 2 comes next"):
+    with setting.unchanged(), pytest.raises(StepError, match="step 1 cannot be executed: step 2 is next"):
         setting.executor.launch(setting.plan, nothing)
-    with pytest.raises(StepError, match="step 1 cannot be carried out: step 1 was"):
+    with pytest.raises(StepError, match="step 1 cannot be executed after step 1"):
         setting.tables.step(setting.plan)
 
 
@@ -114,7 +114,7 @@ def test_a_plan_out_of_order_is_refused(setting: Setting) -> None:
     skipped, later = setting.space.plan_step(), setting.space.plan_step()
     with (
         setting.unchanged(),
-        pytest.raises(StepError, match=f"step {later.step_id} .*step {skipped.step_id} comes next"),
+        pytest.raises(StepError, match=f"step {later.step_id} .*step {skipped.step_id} is next"),
     ):
         setting.executor.launch(later, nothing)
     setting.executor.launch(skipped, nothing)
@@ -309,8 +309,8 @@ def test_steps_that_are_done_are_not_aborted(setting: Setting) -> None:
         (lambda key, slots: (key, slots.int()), "slot_mapping must be of torch.int64, got torch.int32"),
         (lambda key, slots: (key, slots[:2]), "3 tokens need as many slots, got 2"),
         (lambda key, slots: (key.to("meta"), slots), "key must be on .*, got one on meta"),
-        (lambda key, slots: (key, slots + 100), "names slot 107, but there are 80 slots"),
-        (lambda key, slots: (key, slots - 100), "names slot -100"),
+        (lambda key, slots: (key, slots + 100), "has slot 107, but there are 80 slots"),
+        (lambda key, slots: (key, slots - 100), "has slot -100"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(
@@ -363,7 +363,7 @@ def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
         (lambda: storage.latents(0, 0), "group 0 has no latents"),
         (lambda: storage.states(0, 0), "group 0 has no states"),
         (lambda: storage.scales(0), "group 0 has no scales"),
-        (lambda: storage.pages(0, 0, 3), "blocks of 4 tokens are not made of pages of 3"),
+        (lambda: storage.pages(0, 0, 3), "blocks of 4 tokens cannot be divided into pages of 3"),
         (lambda: setting.tables.state_blocks(0, 1), "group 0 has no states"),
         (lambda: setting.tables.state_writes(0, 1), "group 0 has no states"),
     ):
@@ -376,9 +376,9 @@ def test_wrong_groups_layers_and_kinds_are_refused(setting: Setting) -> None:
     [
         ([20], [1], "from 0 to 19, got 20 to 20"),
         ([-1], [1], "from 0 to 19, got -1 to -1"),
-        ([1, 2], [3, 3], "two blocks are to go to the same place"),
-        ([1, 2], [2, 3], "copied from and to in one call"),
-        ([1, 2], [3], "2 blocks are to go to 1 places"),
+        ([1, 2], [3, 3], "two blocks have the same destination"),
+        ([1, 2], [2, 3], "source and destination in one call"),
+        ([1, 2], [3], "2 sources and 1 destinations"),
         ([1.5], [2], "flat array of integers"),
     ],
 )
@@ -422,7 +422,7 @@ def test_memory_in_use_is_not_given_back(setting: Setting) -> None:
     setting.storage.sleep()
     with pytest.raises(StorageError, match="is asleep"):
         setting.executor.launch(setting.plan, nothing)
-    with pytest.raises(StorageError, match="sleeps already"):
+    with pytest.raises(StorageError, match="already asleep"):
         setting.storage.sleep()
     setting.storage.wake()
     with pytest.raises(StorageError, match="awake"):
@@ -464,7 +464,7 @@ def test_host_memory_that_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(TensorError, match=f"the host pool of 'device' {told}"):
             KVStorage(CONFIG, [SHAPE], host_memory={"device": memory})
-    with pytest.raises(ConfigurationError, match=r"for the pools \['device'\], got some for \['hostt'\]"):
+    with pytest.raises(ConfigurationError, match=r"names pools \['hostt'\], but the pools are \['device'\]"):
         KVStorage(CONFIG, [SHAPE], host_memory={"hostt": torch.zeros(1)})
 
 
@@ -510,10 +510,10 @@ def test_plans_and_calls_do_not_share_tables(setting: Setting) -> None:
 def test_packets_are_launched_once_each(setting: Setting) -> None:
     with pytest.raises(StepError, match="nothing is staged"):
         setting.tables.launch()
-    with pytest.raises(StepError, match="no packet is staged"):
+    with pytest.raises(StepError, match="no staged packet"):
         setting.tables.fence()
     setting.tables.stage(setting.plan)
-    with pytest.raises(StepError, match="a packet is staged already"):
+    with pytest.raises(StepError, match="a packet is already staged"):
         setting.tables.stage(setting.space.plan_step())
 
 
@@ -523,7 +523,7 @@ def test_packets_are_launched_once_each(setting: Setting) -> None:
 def test_triton_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = pytest.importorskip("triton.knobs")
     monkeypatch.setattr(knobs.runtime, "interpret", False)
-    with pytest.raises(DeviceUnavailableError, match="Triton was asked for on a CPU"):
+    with pytest.raises(DeviceUnavailableError, match="on a CPU needs"):
         BlockTables(CONFIG, kernels="triton")
 
 
@@ -564,7 +564,7 @@ def test_devices_that_are_not_there_are_refused() -> None:
         (lambda: StateShape(1, ()), "tensors with different names"),
         (
             lambda: StateShape(1, (StateTensor("a", (3,), torch.float16), StateTensor("b", (1,)))),
-            "cannot follow another",
+            "must be a multiple of its widest type",
         ),
     ],
 )
@@ -583,7 +583,7 @@ def test_shapes_that_do_not_fit_the_groups_are_refused() -> None:
         (
             replace(CONFIG, groups=(FullAttention(4), FullAttention(4))),
             [SHAPE, replace(SHAPE, layout="LBKNHC")],
-            "lays out the blocks of pool 'device' otherwise",
+            "has another layout of blocks",
         ),
     ):
         with pytest.raises(ConfigurationError, match=told):

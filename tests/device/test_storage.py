@@ -130,7 +130,7 @@ def test_where_nothing_fits_the_numbers_are_told() -> None:
     groups = (FullAttention(16), SlidingWindow(64, 16))
     with pytest.raises(ConfigurationError, match="2 groups share 1 pools"):
         num_blocks_that_fit(groups, [shape, shape], GIB, mean_tokens=10, step_tokens=10)
-    with pytest.raises(DeviceUnavailableError, match="free memory is asked of a GPU"):
+    with pytest.raises(DeviceUnavailableError, match="free memory is measured on a GPU alone"):
         free_nbytes("cpu")
     with pytest.raises(ConfigurationError, match=r"must be in \(0, 1\]"):
         free_nbytes("cpu", 1.5)

@@ -262,7 +262,7 @@ def test_a_norm_behind_the_cache_is_told() -> None:
     expand = attention.expand_kv
     attention.expand_kv = lambda first, second: expand(first / first.norm(dim=-1, keepdim=True).clamp(min=1.0), second)
     found = read_unfoldings(model, groups.latents)
-    assert found.reasons == {1: "its keys are no linear function of latents"}
+    assert found.reasons == {1: "its keys are not a linear function of latents"}
     assert sorted(found.by_layer) == [0, 2]
 
 

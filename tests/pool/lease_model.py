@@ -29,24 +29,24 @@ class Leased:
     until: float = 0.0
 
 
-def end_largest(resting: Sequence[Block], may_go: Sequence[Block]) -> list[Block]:
+def end_largest(resting: Sequence[Block], is_evictable: Sequence[Block]) -> list[Block]:
     """End the largest lease of some blocks, and return those of it that no other lease shares, as they were released.
 
     Args:
         resting: leased blocks that nobody uses, in the order of their release.
-        may_go: those of them whose leases may be given up, one at least, in the same order.
+        is_evictable: those of them whose leases may be given up, one at least, in the same order.
     """
     while True:
-        largest = _largest(may_go)
-        given_up = [block for block in may_go if block.until == largest]
+        largest = _largest(is_evictable)
+        given_up = [block for block in is_evictable if block.until == largest]
         for block in given_up:
             block.until = -1.0
         for block in resting:
             if block.until > 0:
                 _raise_parents(block)
         ended = [block for block in given_up if block.until < 0]
-        if not ended and _largest(may_go) == largest:
-            ended = [next(block for block in may_go if block.until == largest)]
+        if not ended and _largest(is_evictable) == largest:
+            ended = [next(block for block in is_evictable if block.until == largest)]
         for block in ended:
             block.until = 0.0
         if ended:

@@ -161,13 +161,13 @@ class HazardMachine(RuleBasedStateMachine):
         pool, state, marks = self.pool.arrays, self.pool.arrays.eviction, self.pool.arrays.eviction_blocks
         first = self.pool.free[0]
         is_spared = not pool.records[first, NAME] or pool.records[first, KEPT] == SPARE
-        may_go = leaves(self.pool)
+        is_evictable = leaves(self.pool)
         now = ticks_now(pool)
-        values = {int(marks[place, LEAF]): value_of(pool, place, now) for place in range(1, len(may_go) + 1)}
+        values = {int(marks[place, LEAF]): value_of(pool, place, now) for place in range(1, len(is_evictable) + 1)}
         next_of_run = int(state[VICTIM]) if state[VICTIM_LEFT] > 0 else NULL_BLOCK
-        if next_of_run not in may_go or marks[next_of_run, RUN] != state[VICTIM_RUN]:
+        if next_of_run not in is_evictable or marks[next_of_run, RUN] != state[VICTIM_RUN]:
             next_of_run = NULL_BLOCK
-        assert len(may_go) <= MOST_DRAWN  # so that all are looked at
+        assert len(is_evictable) <= MOST_DRAWN  # so that all are looked at
         block = self.pool.acquire()
         if is_spared:
             assert block == first

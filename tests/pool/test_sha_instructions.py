@@ -53,7 +53,7 @@ def test_digests_are_the_same_whatever_is_found_when_code_runs(target: object) -
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["ASKED", "True", "1", "0", "1"], done.stderr[-2000:]
+    assert done.stdout.split() == ["QUERIED", "True", "1", "0", "1"], done.stderr[-2000:]
 
 
 @pytest.mark.interpreted

@@ -110,7 +110,7 @@ class TenantsMachine(RuleBasedStateMachine):
         others = sum(promised) - promised[tenant]
         return max(0, min(self.limits[tenant][0] - self.num_taken(tenant), self.num_free - others))
 
-    def may_go(self, block: int, tenant: int) -> bool:
+    def is_evictable(self, block: int, tenant: int) -> bool:
         """Whether a block may be evicted for a tenant below its cap."""
         owner = self.blocks[block].owner
         return owner == tenant or self.num_charged(owner) > self.limits[owner][1]
@@ -144,7 +144,7 @@ class TenantsMachine(RuleBasedStateMachine):
         self._evict_own(tenant, 1)
         if self.num_free > len(self.resting):
             return []
-        permitted = [block for block in self.resting if self.may_go(block, tenant)]
+        permitted = [block for block in self.resting if self.is_evictable(block, tenant)]
         kinds = {self.blocks[block].kind for block in permitted}
         first = self._next_of(permitted)
         if self.policy == "lru" or SPARE in kinds or CACHED not in kinds:
@@ -161,7 +161,7 @@ class TenantsMachine(RuleBasedStateMachine):
     def take(self, tenant: int, count: int, places: list[int], *, is_named: bool) -> None:
         """Take blocks, as many as are permitted; what they hold may continue what others hold."""
         tenant = tenant if self.has_tenants else 0
-        self.pool.let_pay(tenant)
+        self.pool.charge_to(tenant)
         for _ in range(min(count, self.permitted(tenant))):
             victims = self._victims(tenant)
             block = int(acquire(self.arrays))
@@ -216,7 +216,7 @@ class TenantsMachine(RuleBasedStateMachine):
         free = [block for block in hits if block in self.resting][self.permitted(tenant) :]
         hits = [block for block in hits if block not in free]
         blocks = np.array(hits, np.int32)
-        self.pool.let_pay(tenant)
+        self.pool.charge_to(tenant)
         if self.has_tenants:
             charge_hits(self.arrays, blocks)
         reuse_all(self.arrays, blocks)
@@ -360,7 +360,7 @@ def test_leases_are_given_up_in_their_order(policy: str) -> None:
     ("name", "broken"),
     [
         ("keep_cap", lambda *_: None),
-        ("may_go", lambda *_: True),
+        ("is_evictable", lambda *_: True),
         ("_oldest_permitted", lambda *_: NULL_BLOCK),
         ("_own_victim", lambda pool, tenant: int(pool.tenants[list_of(pool, tenant, IN_CACHED), BEFORE])),
     ],

@@ -189,7 +189,7 @@ def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         recorder = recorded(publisher, lambda: publisher.send(SECOND, number=7), 1, replay=True)
     (gap,) = recorder.gaps
     assert gap.reason == (
-        f"were sent before the recording began, and {publisher.replay} answered nothing more for 0.001 s"
+        f"were sent before the recording began, and {publisher.replay} sent no further part of its answer for 0.001 s"
     )
 
 
@@ -436,10 +436,10 @@ def test_two_ranks_at_one_endpoint_are_refused_and_what_came_stays() -> None:
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [
-        ("127.0.0.1:5557", "is no endpoint"),
-        ("http://127.0.0.1:5557", "is no endpoint"),
-        ("tcp://", "is no endpoint"),
-        ("tcp://*:5557", "stands for every address"),
+        ("127.0.0.1:5557", "is not an endpoint"),
+        ("http://127.0.0.1:5557", "is not an endpoint"),
+        ("tcp://", "is not an endpoint"),
+        ("tcp://*:5557", "means all addresses"),
     ],
 )
 def test_endpoints_that_are_none(endpoint: str, reason: str) -> None:

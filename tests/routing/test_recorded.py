@@ -93,5 +93,5 @@ def test_other_lines_are_refused() -> None:
     lines: list[str] = []
     Router(ReplicaIndex(FULL), note=RecordWriter(lines.append))
     for line in ("", "{", '{"kind": "other", "t": 0}', '{"kind": "join", "t": 0}', "[]"):
-        with pytest.raises(ConfigurationError, match="line 2 is no input of a router"):
+        with pytest.raises(ConfigurationError, match="line 2 is not an input of a router"):
             list(replay([*lines, line], FULL))

@@ -162,9 +162,9 @@ def test_loads_are_the_sums_of_what_is_outstanding(operations: list[tuple[str, i
 def test_wrong_calls_are_refused() -> None:
     router = new_router("a")
     router.choose(1, PROMPT, 0.0)
-    with pytest.raises(ConfigurationError, match="request 1 is outstanding already, on 'a'"):
+    with pytest.raises(ConfigurationError, match="request 1 is already outstanding, on 'a'"):
         router.choose(1, PROMPT, 0.0)
-    with pytest.raises(ConfigurationError, match="no replica can serve"):
+    with pytest.raises(ConfigurationError, match="there is no replica to choose from"):
         new_router().choose(1, PROMPT, 0.0)
     with pytest.raises(ConfigurationError, match="no replica 'z'"):
         router.choose(2, PROMPT, 0.0, among=["a", "z"])

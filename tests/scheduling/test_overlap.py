@@ -357,7 +357,7 @@ def test_a_request_that_runs_ahead_cannot_be_held_once_a_later_step_decodes_it()
     served.schedule()
     served.schedule()
     batch, _ = served.in_flight[0]
-    with pytest.raises(StepError, match="cannot be held: a later step decodes its token already"):
+    with pytest.raises(StepError, match="cannot be held: a later step already decodes its token"):
         served.scheduler.finish(batch, [1], held=[request])
     served.space.check()
     served.run()

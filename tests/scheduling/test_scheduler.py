@@ -220,7 +220,7 @@ def test_batches_finish_in_order_and_with_all_their_tokens() -> None:
     served = engine()
     served.add([1, 2, 3], 5)
     first, second = served.scheduler.schedule(), served.scheduler.schedule()
-    with pytest.raises(StepError, match=re.escape("step 2 is given, the oldest in flight is step 1")):
+    with pytest.raises(StepError, match=re.escape("got step 2, the oldest in flight is step 1")):
         served.scheduler.finish(second, [])
     with pytest.raises(TokenError, match="step 1 samples 1 tokens, got 2"):
         served.scheduler.finish(first, [1, 2])
@@ -239,7 +239,7 @@ def test_guesses_take_what_is_left_of_a_step() -> None:
     assert batch.drafts is not None
     assert (batch.drafts.counts.tolist(), len(batch.drafts.token_ids)) == ([4], 4)
     accepted = batch.drafts.token_ids.tolist()
-    with pytest.raises(TokenError, match="step 2 computes 4 drafts of sequence 0, and 5 of them are said to be right"):
+    with pytest.raises(TokenError, match="step 2 computes 4 drafts of sequence 0, but num_accepted is 5"):
         served.scheduler.finish(batch, [7], num_accepted=[5])
     served.finish()
     (request,) = (each.request for each in served.served)

@@ -56,7 +56,7 @@ def test_a_new_key_is_known_by_its_digest(tmp_path: Path) -> None:
 
 def test_open_access_has_one_caller_without_salt() -> None:
     caller = OpenAccess().identify({})
-    assert (caller.tenant, caller.salt, caller.is_admin, caller.is_alone) == (None, b"", True, True)
+    assert (caller.tenant, caller.salt, caller.is_admin, caller.has_no_tenant) == (None, b"", True, True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRu
 from pydantic import BaseModel
 
 from pagedkv.memory.contract.errors import QueueFullError
-from pagedkv.serving.server.generation import Ask, Generation
+from pagedkv.serving.server.generation import Generation, GenerationRequest
 from tests.server.conftest import Running
 from tests.server.serving import call_text
 
@@ -186,7 +186,7 @@ def num_refused(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     left = [0]
     begin = server.service.begin
 
-    async def begin_or_refuse(asked: Ask) -> Generation:
+    async def begin_or_refuse(asked: GenerationRequest) -> Generation:
         if left[0]:
             left[0] -= 1
             raise QueueFullError("the queue is full")

@@ -72,7 +72,7 @@ def test_load_leaves_nothing_behind() -> None:
     assert core.space.num_live_blocks() == 0
     outputs = [output for each in served for output in each.outputs]
     assert sum((output.receipt for output in outputs), Receipt()) == core.space.statistics().receipts
-    read = [each for each in served[served_before:] if each.ask.request_id in heard.request_ids]
+    read = [each for each in served[served_before:] if each.request.request_id in heard.request_ids]
     assert len(read) == len(heard.request_ids)
     receipts = sum((output.receipt for each in read for output in each.outputs), Receipt())
     assert heard.num_cached == receipts.num_hit > 0

@@ -17,7 +17,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import Breakpoint, Completion, RequestOutput, SamplingParams
 from pagedkv.serving.server import Caller, RequestLog
 from pagedkv.serving.server.anthropic.usage import as_usage
-from pagedkv.serving.server.generation import Ask, Generation, Prepared
+from pagedkv.serving.server.generation import Generation, GenerationRequest, PreparedPrompt
 from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Served
 from pagedkv.serving.server.token_gaps import TokenGaps
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_usage(tmp_path: Path) -> None:
     script.write("the same beginning", "abc")
     service = make_service(script)
     path = tmp_path / "served.jsonl"
-    with log_requests(service, path, tells_tokens=False), running(service) as url:
+    with log_requests(service, path, writes_tokens=False), running(service) as url:
         assert numbers(httpx.get(f"{url}/metrics").text)["vllm:num_requests_running"] == 0
         usages = [ask(url, f"{PREFIX}{number}", n=2).json()["usage"] for number in range(4)]
         assert ask(url, "x", temperature=9).status_code == 400
@@ -80,7 +80,7 @@ def test_the_planner_reads_the_log(tmp_path: Path) -> None:
     script.write("the same beginning", "abc")
     service = make_service(script)
     path, curve = tmp_path / "served.jsonl", tmp_path / "curve.json"
-    with log_requests(service, path, tells_tokens=False), running(service) as url:
+    with log_requests(service, path, writes_tokens=False), running(service) as url:
         usages = [
             ask(url, f"{number} {PREFIX if number % 2 else PREFIX[::-1]}").json()["usage"] for number in (0, 1) * 3
         ]
@@ -97,7 +97,7 @@ def test_tokens_are_written_only_where_they_were_asked_for(tmp_path: Path) -> No
     script.write("the same beginning", "abc")
     service = make_service(script)
     path = tmp_path / "served.jsonl"
-    with log_requests(service, path, tells_tokens=True), running(service) as url:
+    with log_requests(service, path, writes_tokens=True), running(service) as url:
         ask(url, PREFIX)
     row = json.loads(path.read_text().splitlines()[1])
     assert len(row["token_ids"]) == row["input_length"]
@@ -131,8 +131,8 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running
     path = tmp_path / "served.jsonl"
     path.write_text("yesterday's")
     with (
-        pytest.raises(ConfigurationError, match="exists already"),
-        log_requests(server.service, path, tells_tokens=False),
+        pytest.raises(ConfigurationError, match="already exists"),
+        log_requests(server.service, path, writes_tokens=False),
     ):
         pass
     assert path.read_text() == "yesterday's"
@@ -153,7 +153,7 @@ def test_refusals_are_counted_by_reason(server: Running) -> None:
 def test_tokens_of_a_client_that_left_are_counted_and_logged(tmp_path: Path) -> None:
     service = make_service(Script())
     path = tmp_path / "served.jsonl"
-    with log_requests(service, path, tells_tokens=True), running(service) as url:
+    with log_requests(service, path, writes_tokens=True), running(service) as url:
         wish = {"model": "small", "messages": [{"role": "user", "content": "left"}], "max_tokens": 1500}
         wish |= {"stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=wish, timeout=60) as answer:
@@ -182,10 +182,10 @@ def test_leases_are_counted(server: Running) -> None:
 
 def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:
     breakpoints = (Breakpoint(16, 300.0), Breakpoint(32, 3600.0))
-    ask = Ask(
-        "/", "1", Caller(None), [Prepared(range(40))], SamplingParams(), str, PlainParser, breakpoints=breakpoints
+    request = GenerationRequest(
+        "/", "1", Caller(None), [PreparedPrompt(range(40))], SamplingParams(), str, PlainParser, breakpoints=breakpoints
     )
-    generation = Generation(ask, [])
+    generation = Generation(request, [])
     completion = Completion(0, (1, 2), "length")
     output = RequestOutput(0, tuple(range(40)), (completion,), 0, 0, 0, 0.1, 0.2, breakpoint_tokens=(16, 0))
     generation.outputs = [output]
@@ -227,7 +227,9 @@ def test_a_long_request_holds_few_rows_back(tmp_path: Path) -> None:
     times = iter(range(100))
     log = RequestLog(path, 16, num_so_far=lambda _: 7, most_held=3, clock=lambda: float(next(times)))
     asks = [
-        Ask("/", f"{number}", Caller(None), [Prepared([1, 2, 3])], SamplingParams(), str, PlainParser)
+        GenerationRequest(
+            "/", f"{number}", Caller(None), [PreparedPrompt([1, 2, 3])], SamplingParams(), str, PlainParser
+        )
         for number in range(6)
     ]
     for each in asks:

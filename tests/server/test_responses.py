@@ -196,7 +196,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
     assert plain.prompt_cache_options is None
     assert implicit.usage is not None
     num_prompt = implicit.usage.input_tokens
-    places = [[(each.num_tokens, each.keep_for_s) for each in served.ask.breakpoints] for served in seen]
+    places = [[(each.num_tokens, each.keep_for_s) for each in served.request.breakpoints] for served in seen]
     inner = (head + 50, 43_200.0)
     assert places == [[inner], [inner, (num_prompt, 1800.0)], [], [inner]]
     leased = [served.outputs[0].breakpoint_tokens for served in seen]
@@ -223,7 +223,7 @@ def test_breakpoints_become_leases(server: Running, client: Client) -> None:
         ({"input": [{"role": ["user"], "content": "x"}]}, openai.BadRequestError, "role"),
         ({"input": [{"role": "user", "content": [{"type": ["x"]}]}]}, openai.BadRequestError, "input_text"),
         ({"tools": [{"type": "function", "name": "x", "parameters": [1]}]}, openai.BadRequestError, "schema"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "runs no tools"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "does not run tools"),
         ({"background": True}, openai.BadRequestError, "background"),
         ({"conversation": "conv_1"}, openai.BadRequestError, "conversations"),
         ({"prompt": {"id": "x"}}, openai.BadRequestError, "prompts"),

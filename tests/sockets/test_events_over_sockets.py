@@ -279,7 +279,7 @@ def test_other_engines_and_models_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"endpoint": "here"}, "'here' is no endpoint"),
+        ({"endpoint": "here"}, "'here' is not an endpoint"),
         ({"endpoint": "tcp://192.0.2.1:1"}, "cannot be used"),
         ({"heartbeat_s": 0}, "heartbeat_s must be at least 0.01 seconds, got 0"),
         ({"buffer_batches": 0}, "buffer_batches"),

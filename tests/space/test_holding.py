@@ -345,8 +345,8 @@ REFUSED: dict[str, tuple[Callable[[BlockSpace], object], type[PagedKVError], str
     "nothing": (lambda space: space.hold(None), BlockError, "flat array of integers"),  # type: ignore[arg-type]
     "unknown pool": (lambda space: space.hold([1], "host"), ConfigurationError, "there is no pool 'host'"),
     "number": (lambda space: space.release(1), BlockError, "takes the ticket that hold returned, got 1"),  # type: ignore[arg-type]
-    "made up": (lambda space: space.release(Ticket(1, "device")), BlockError, "holds nothing here"),
-    "another's": (lambda space: space.release(held_space().hold([1])), BlockError, "another space gave it out"),
+    "made up": (lambda space: space.release(Ticket(1, "device")), BlockError, "holds no blocks of this space"),
+    "another's": (lambda space: space.release(held_space().hold([1])), BlockError, "is another space.s"),
 }
 
 
@@ -365,7 +365,7 @@ def test_a_ticket_released_twice_is_refused() -> None:
     space = held_space()
     ticket, other = space.hold([1, 2]), space.hold([1, 2])
     space.release(ticket)
-    message = r"Ticket\(number=1, pool='device'\) holds nothing here: it was released before"
+    message = r"Ticket\(number=1, pool='device'\) holds no blocks of this space: it was released before"
     with unchanged(space), pytest.raises(BlockError, match=message):
         space.release(ticket)
     space.release(other)

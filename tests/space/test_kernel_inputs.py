@@ -140,7 +140,7 @@ def test_slots_are_told_of_the_last_plan_alone() -> None:
     first = space.plan_step()
     space.append(row, [1])
     second = space.plan_step()
-    with pytest.raises(StepError, match="slots of step 1 cannot be told: the last in flight is 2"):
+    with pytest.raises(StepError, match="slots of step 1 cannot be computed: the last in flight is 2"):
         space.slot_mapping(first)
     assert space.slot_mapping(StepPlan.from_buffer(second.buffer.tobytes())).tolist() == [8]
     acknowledge(space, first, second)

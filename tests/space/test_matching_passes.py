@@ -11,7 +11,7 @@ from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.space.matching.boundaries import longest_boundary
 from pagedkv.memory.space.matching.chains import follow_all
-from pagedkv.memory.space.matching.known import Known, know
+from pagedkv.memory.space.matching.known import Known, find_known
 from pagedkv.memory.space.prompts import NO_IDS, prepare_prompt
 from tests.space.spaces import allocate, cache, hit, named, new_space, run_step, tokens
 
@@ -25,7 +25,7 @@ def known_of(space: BlockSpace, prompt: npt.NDArray[np.int32]) -> Known:
     state = space._state
     asked = prepare_prompt(state, prompt, NO_KEYS, None, 0)
     extra_ids = [NO_IDS for _ in state.lanes]
-    return know(state, asked, extra_ids, follow_all(state, asked, extra_ids))
+    return find_known(state, asked, extra_ids, follow_all(state, asked, extra_ids))
 
 
 def drop(space: BlockSpace, group: int, *places: int) -> None:

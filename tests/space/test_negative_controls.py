@@ -218,7 +218,7 @@ def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_removed_tenant_that_stays_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_changes, "hand_charges_over", lambda *_: None)
+    monkeypatch.setattr(tenant_changes, "move_charges", lambda *_: None)
     require_noticed("full, tenants", first_seed=6)
 
 

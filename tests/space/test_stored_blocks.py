@@ -86,7 +86,7 @@ def test_a_parent_that_nobody_knows_any_more_is_not_made_up() -> None:
     assert block.parent_digest is None
     listed = space.stored_blocks()
     place = listed.block_ids.tolist().index(block.block_id)
-    assert not listed.knows_parent[place]
+    assert not listed.is_parent_known[place]
     assert not listed.parent_digests[place].any()
 
 
@@ -158,7 +158,7 @@ def test_listed_parents_are_those_of_each_block(groups: tuple[GroupSpec, ...]) -
         listed.block_ids.tolist(),
         listed.digests,
         listed.parent_digests,
-        listed.knows_parent,
+        listed.is_parent_known,
         strict=True,
     ):
         block = space.stored_block(digest, group)

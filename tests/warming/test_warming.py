@@ -105,7 +105,7 @@ def test_who_interrupts_a_warm_up_waits_for_the_loops_under_way_alone() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        warm_up(num_processes=2, told=interrupt)
+        warm_up(num_processes=2, on_progress=interrupt)
     assert 2 <= len(told) < told[0][1] / 2
 
 
@@ -244,7 +244,7 @@ def _warm() -> None:
 
 def test_each_loop_that_is_done_is_reported() -> None:
     told: list[tuple[int, int]] = []
-    done = compile_all([of_curves("lru")], told=lambda *numbers: told.append(numbers))
+    done = compile_all([of_curves("lru")], on_progress=lambda *numbers: told.append(numbers))
     assert (told[0], told[-1]) == ((0, done.num_loops), (done.num_loops, done.num_loops))
     assert len(told) == done.num_loops + 1 > 2
 

@@ -13,8 +13,8 @@ from pagedkv.memory.wire import (
     Following,
     FollowingRules,
     Message,
+    OutgoingRequest,
     SentBatches,
-    Wanted,
     changes_of,
     follow,
     listed_pools,
@@ -86,7 +86,7 @@ class MemoryPublisher:
                 each.send(self, message)
         return num_events
 
-    def answer(self, follower: "MemoryFollower", wanted: Wanted) -> None:
+    def answer(self, follower: "MemoryFollower", wanted: OutgoingRequest) -> None:
         """Answer a request."""
         if wanted.first is not None:
             found = self._sent.since(wanted.first)
@@ -122,7 +122,7 @@ class MemoryFollower:
         """Send a message to this follower."""
         publisher.network.send(lambda: self._receive(publisher, lambda now: self.following.published(message, now)))
 
-    def send_answer(self, publisher: MemoryPublisher, wanted: Wanted, message: Message | None) -> None:
+    def send_answer(self, publisher: MemoryPublisher, wanted: OutgoingRequest, message: Message | None) -> None:
         """Send a part of an answer to this follower."""
         take = lambda now: self.following.answered(wanted.number, message, now)  # noqa: E731
         publisher.network.send(lambda: self._receive(publisher, take))

@@ -162,12 +162,12 @@ def require_same_parents(space: BlockSpace, listed: tuple[StoredBlocks, ...]) ->
     for each in listed:
         mine = space.stored_blocks(each.pool)
         for blocks in (mine, each):
-            assert len(blocks.knows_parent) == len(blocks.parent_digests) == len(blocks.block_ids) == len(blocks)
+            assert len(blocks.is_parent_known) == len(blocks.parent_digests) == len(blocks.block_ids) == len(blocks)
         told, expected = (
             {
                 (group, bytes(digest)): (bytes(parent), bool(is_known))
                 for group, digest, parent, is_known in zip(
-                    blocks.groups.tolist(), blocks.digests, blocks.parent_digests, blocks.knows_parent, strict=True
+                    blocks.groups.tolist(), blocks.digests, blocks.parent_digests, blocks.is_parent_known, strict=True
                 )
             }
             for blocks in (each, mine)
@@ -307,10 +307,10 @@ def test_any_forest_is_ordered_with_its_chains_in_one_piece(links: list[int], se
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (BlocksStored((7,), None, None, 4), "7 is no digest of 32 bytes"),
-        (BlocksStored((bytes(8),), None, None, 4), "is no digest"),
-        (BlocksStored((bytes(32),), 9, None, 4), "9 is no digest"),
-        (BlocksRemoved((bytes(32),), group=3), "group 3, and the model has 1"),
+        (BlocksStored((7,), None, None, 4), "7 is not a digest of 32 bytes"),
+        (BlocksStored((bytes(8),), None, None, 4), "is not a digest"),
+        (BlocksStored((bytes(32),), 9, None, 4), "9 is not a digest"),
+        (BlocksRemoved((bytes(32),), group=3), "group 3, but the model has 1 groups"),
     ],
 )
 def test_other_engines_events_are_refused(event: BlocksStored | BlocksRemoved, told: str) -> None:

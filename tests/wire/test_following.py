@@ -16,8 +16,8 @@ from pagedkv.memory.wire import (
     Following,
     FollowingRules,
     Message,
+    OutgoingRequest,
     Snapshot,
-    Wanted,
     changes_of,
     follow,
     listed_pools,
@@ -68,7 +68,7 @@ def begun(process: Process) -> Following:
     return following
 
 
-def answer(following: Following, messages: list[Message], now_s: float) -> Wanted:
+def answer(following: Following, messages: list[Message], now_s: float) -> OutgoingRequest:
     """Answer the open request."""
     wanted = following.take_request()
     assert wanted is not None

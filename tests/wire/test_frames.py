@@ -4,7 +4,7 @@ import pytest
 
 from pagedkv.memory.contract.errors import RecordingError
 from pagedkv.memory.wire import Message
-from pagedkv.memory.wire.frames import answered, published, question
+from pagedkv.memory.wire.frames import answered, published, request_frames
 from tests.wire.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
 
 
@@ -18,7 +18,7 @@ def test_messages_of_real_publishers(payloads: tuple[bytes, bytes]) -> None:
 @pytest.mark.parametrize("payloads", [VLLM, SGLANG], ids=["vllm", "sglang"])
 def test_what_real_publishers_send_again(payloads: tuple[bytes, bytes]) -> None:
     assert [answered(frames, "") for frames in answer(payloads)] == [Message(1, payloads[1]), None]
-    assert question(1) == [b"", NUMBERS[1]]
+    assert request_frames(1) == [b"", NUMBERS[1]]
 
 
 @pytest.mark.parametrize("before", [[], [b""], [b"kv"], [b"", b"kv"]], ids=["neither", "either", "topic", "both"])

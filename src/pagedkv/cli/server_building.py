@@ -174,12 +174,12 @@ def publish_events(service: Service, engine: LocalEngine, events: KVEvents | Non
 
 
 @contextmanager
-def log_requests(service: Service, path: Path | None, *, tells_tokens: bool) -> Iterator[None]:
+def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) -> Iterator[None]:
     """Write a trace of the served requests, while this is open. Raises ConfigurationError for an invalid path."""
     if path is None:
         yield
         return
-    log = RequestLog(path, service.block_size, tells_tokens=tells_tokens, num_so_far=service.num_so_far)
+    log = RequestLog(path, service.block_size, writes_tokens=writes_tokens, num_so_far=service.num_so_far)
     service.on_arrived.append(log.arrived)
     service.on_served.append(log.served)
     try:

@@ -1,4 +1,4 @@
-"""The engine: decoders of transformers on memory made of blocks. A door: the room is :mod:`pagedkv.serving.engine`."""
+"""The engine: decoders of transformers on blocks of memory. Public import path of :mod:`pagedkv.serving.engine`."""
 
 from pagedkv.serving.engine import (
     LLM,

@@ -1,4 +1,4 @@
-"""Sampling: one token for each row of logits. A door: the room is :mod:`pagedkv.serving.engine.sampling`."""
+"""Sampling: one token for each row of logits. Public import path of :mod:`pagedkv.serving.engine.sampling`."""
 
 from pagedkv.serving.engine.sampling import (
     NO_TOKEN,

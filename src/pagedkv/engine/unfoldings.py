@@ -1,4 +1,4 @@
-"""Latents without unfolding them. A door: the room is :mod:`pagedkv.serving.engine.unfoldings`."""
+"""Attention to latents without unfolding them. Public import path of :mod:`pagedkv.serving.engine.unfoldings`."""
 
 from pagedkv.serving.engine.unfoldings import (
     Unfoldings,

@@ -1,17 +1,17 @@
-"""The memory system: which block holds which tokens' keys and values, and what a device does about it.
+"""The memory system: assigns blocks of memory to the keys and values of tokens, and executes its plans on a device.
 
-In the order of floors, the lowest first::
+In the order of layers, the lowest first::
 
-    contract               the words that all rooms share: specifications, plans, answers, events, errors
-    compilation | device   how loops become machine code | the body, which carries plans out
+    contract               types that all packages share: specifications, plans, answers, events, errors
+    compilation | device   compiles loops to machine code | executes plans on a device
     pool                   one pool's blocks, queue, eviction, names
     tables                 rows and tables of groups: operations as loops
-    space                  BlockSpace: one module an operation
-    scheduling | classic   continuous batching | one sequence at a time, in the words of classic block managers
+    space                  BlockSpace: one module for each operation
+    scheduling | classic   continuous batching | one sequence at a time, with the interface of classic block managers
     attention | tiers      attention over blocks | stores of cached blocks outside the device
-    routing | wire         which replica serves a request | KV events as messages, and back
-    tiering | sockets      which entries of stores are loaded and offered | KV events over ZeroMQ
-    warming                loops compiled ahead
+    routing | wire         chooses the replica of a request | KV events as messages, and back
+    tiering | sockets      chooses the entries of stores to load and to offer | KV events over ZeroMQ
+    warming                compiles loops before the first request
 
-Knows no model, no request of a user, no trace and no clock.
+It does not depend on models, users' requests, traces or clocks.
 """

@@ -1,4 +1,4 @@
-"""The HTML report: what it takes. A door: the room is :mod:`pagedkv.planner.report`."""
+"""The HTML report: its inputs. Public import path of :mod:`pagedkv.planner.report`."""
 
 from pagedkv.planner.report import (
     Curve,

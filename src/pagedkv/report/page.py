@@ -1,4 +1,4 @@
-"""The page of a report. A door: the room is :mod:`pagedkv.planner.report.page`."""
+"""The page of a report. Public import path of :mod:`pagedkv.planner.report.page`."""
 
 from pagedkv.planner.report.page import render_report
 

@@ -1,4 +1,4 @@
-"""The server: OpenAI's and Anthropic's protocols over one engine. A door: the room is :mod:`pagedkv.serving.server`."""
+"""The server: OpenAI's and Anthropic's protocols. Public import path of :mod:`pagedkv.serving.server`."""
 
 from pagedkv.serving.server import (
     Access,

@@ -1,9 +1,11 @@
-"""What serves: a model's answers out of the memory system.
+"""Serving: runs models on the memory system, and answers requests.
 
 ::
 
-    model_folder   the folder of a model, looked at before anything is imported that could run it
+    model_folder   checks the folder of a model before the packages that run it are imported
     engine         any decoder of transformers on memory made of blocks
+    server         OpenAI's and Anthropic's protocols over one engine
+    cluster        several engines as replicas, behind one HTTP front
 
-Knows no trace and no simulation: what is planned and what is served meet in the scheduler and the space alone.
+It does not depend on traces and simulations: serving and planning share only the scheduler and the space.
 """

@@ -1,4 +1,4 @@
-"""A trace served on a virtual clock. A door: the room is :mod:`pagedkv.planner.simulation`."""
+"""A trace served on a virtual clock. Public import path of :mod:`pagedkv.planner.simulation`."""
 
 from pagedkv.planner.simulation import (
     ServingConfig,

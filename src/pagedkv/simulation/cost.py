@@ -1,4 +1,4 @@
-"""How long a step takes. A door: the room is :mod:`pagedkv.planner.simulation.cost`."""
+"""The time that a step takes. Public import path of :mod:`pagedkv.planner.simulation.cost`."""
 
 from pagedkv.planner.simulation.cost import (
     Assumptions,

@@ -1,4 +1,4 @@
-"""Many settings on one trace, and what they tell. A door: the room is :mod:`pagedkv.planner.simulation.planning`."""
+"""Simulation of many settings on one trace. Public import path of :mod:`pagedkv.planner.simulation.planning`."""
 
 from pagedkv.planner.simulation.planning import (
     Bounds,

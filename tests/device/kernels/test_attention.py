@@ -366,20 +366,20 @@ if not IS_INTERPRETED:  # which has not the memory of a GPU
         """Rows that decode, drafts and prompts, with spans to be merged; a row's answer is its own, bit by bit."""
         case, work = latent_case(num_heads, value_dim, dtype, block_size)
         work = work_of(case, Reading(num_heads), replace(work.tiling, span_tiles=1, most_spans=3), few=2)
-        assert latents.serves(work, case.layer, case.query, None)
+        assert latents.can_serve(work, case.layer, case.query, None)
         require_each_alone(case, Reading(num_heads), work.tiling)
 
     @pytest.mark.skipif(not IS_HOPPER, reason="as above")
     def test_other_latents_are_answered_by_the_other_kernel() -> None:
         """Which has caps, sinks, eight bits and any dimensions."""
         case, work = latent_case(40, 512, torch.bfloat16)
-        assert latents.serves(work, case.layer, case.query, None)
-        assert not latents.serves(work, case.layer._replace(soft_cap=1.0), case.query, None)
-        assert not latents.serves(work, case.layer, case.query, torch.zeros(40))
-        assert not latents.serves(work, case.layer, case.query.half(), None)
-        assert not latents.serves(work, case.layer, case.query.float(), None)
+        assert latents.can_serve(work, case.layer, case.query, None)
+        assert not latents.can_serve(work, case.layer._replace(soft_cap=1.0), case.query, None)
+        assert not latents.can_serve(work, case.layer, case.query, torch.zeros(40))
+        assert not latents.can_serve(work, case.layer, case.query.half(), None)
+        assert not latents.can_serve(work, case.layer, case.query.float(), None)
         for num_heads, dims in ((40, (40, 32)), (16, (576, 512))):
             memory = Memory(num_heads, 1, dims, 16, torch.bfloat16, is_latent=True)
             other = make_case(((0, 1),), memory, device=KERNEL_DEVICE)
             work = work_of(other, Reading(num_heads), tiling_for(other.layer, Reading(num_heads)))
-            assert not latents.serves(work, other.layer, other.query, None)
+            assert not latents.can_serve(work, other.layer, other.query, None)

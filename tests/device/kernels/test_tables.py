@@ -41,7 +41,7 @@ STALE = {"ring", "packet", "run_of_row", "run_firsts"}  # what earlier packets l
 
 WRITTEN = ("packet", "run_of_row", "run_firsts", "places", "starts", "seq_lens", "offsets", "tables", "batch_tables")
 """What a step writes, or never reads: it may hold anything before."""
-NOBODY = 1000  # no row
+NO_TENANT = 1000  # no row
 
 
 def poison(tables: BlockTables) -> None:
@@ -51,7 +51,7 @@ def poison(tables: BlockTables) -> None:
         array: torch.Tensor = getattr(arrays, name)
         array.copy_(byte_poison(*array.shape, dtype=array.dtype, seed=seed))
     arrays.heads[:, NUM_TOKENS] = arrays.slots.shape[1]
-    arrays.held_rows.fill_(NOBODY)
+    arrays.held_rows.fill_(NO_TENANT)
     arrays.held_extents[:] = arrays.geometry[:, WIDTH, None].int()
 
 

@@ -159,7 +159,7 @@ def test_what_llguidance_refuses_is_refused_with_its_reason() -> None:
     assert "unclosed character class" in refused(lambda: GRAMMARS.regex("["))
     assert "look-around" in refused(lambda: GRAMMARS.regex("(?=a)b"))
     assert "Resource 'http://x/y'" in refused(lambda: GRAMMARS.json_schema({"$ref": "http://x/y"}, strict=False))
-    assert "is no JSON" in refused(lambda: GRAMMARS.json_schema({"const": float("nan")}, strict=True))
+    assert "is not JSON" in refused(lambda: GRAMMARS.json_schema({"const": float("nan")}, strict=True))
     assert "it can with hermes, llama, mistral" in refused(lambda: GRAMMARS.tool_call(TOOLS, "none"))
     assert "'nix' must be called, and is not offered" in refused(
         lambda: GRAMMARS.tool_call(TOOLS, "llama", named="nix")

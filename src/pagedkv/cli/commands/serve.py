@@ -179,7 +179,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     with ExitStack() as serving:
         with working(f"Loading {model}"), leaving_at_once():
             application, service = serving.enter_context(parts)
-        serving.enter_context(server_building.log_requests(service, request_log, tells_tokens=log_tokens))
+        serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
         typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
         if inspect or inspect_texts or replicas > 1:
             typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)

@@ -44,7 +44,7 @@ def warm_up(
                     tuple(eviction or ("lru",)),
                     target=target,
                     num_processes=jobs,
-                    told=lambda done, total: progress.update(task, completed=done, total=total),
+                    on_progress=lambda done, total: progress.update(task, completed=done, total=total),
                 )
             except KeyboardInterrupt as error:
                 [shown] = progress.tasks

@@ -13,8 +13,8 @@ In the order in which data flows::
     selection   chooses the back end of a storage
     unfolding   attention to latents without unfolding them, by matrices read from a model
 
-Independent of models and schedulers. A back end takes a layer's number and a step's metadata; it never changes a cache
-object. Needs torch (``pip install 'pagedkv[torch]'``).
+The package does not depend on models and schedulers. A back end takes a layer's number and a step's metadata; it never
+changes a cache object. Needs torch (``pip install 'pagedkv[torch]'``).
 """
 
 from pagedkv.memory.contract.extras import needing

@@ -69,8 +69,8 @@ class AttentionBackend(Protocol):
         Args:
             layer: number of the layer.
             query: ``[tokens, heads, key_dim]``.
-            key: ``[keys, heads, key_dim]``. For each sequence with queries it has the positions from
-                :meth:`AttentionLayer.first_seen` of its first query on, concatenated.
+            key: ``[keys, heads, key_dim]``: for each sequence with queries, the keys of its positions from
+                :meth:`AttentionLayer.first_seen` of its first query on; sequences are concatenated.
             value: ``[keys, heads, value_dim]``, likewise.
             step: the step.
 
@@ -83,7 +83,7 @@ class BackendClass(Protocol):
     """The class of a back end, by which it is chosen and built."""
 
     def __call__(self, storage: KVStorage, layers: Sequence[AttentionLayer]) -> AttentionBackend:
-        """Bind a back end. Raises ConfigurationError: it cannot serve a layer."""
+        """Bind a back end. Raises ConfigurationError if it cannot serve a layer."""
 
     def refusal(self, layer: AttentionLayer) -> str | None:
         """Return the reason why a layer cannot be served; None if it can."""

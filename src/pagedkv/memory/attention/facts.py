@@ -27,7 +27,7 @@ class LayerFacts:
         element_stride: distance of the elements of one key, in elements.
         query_dtype: type of queries and answers.
         device: type of the device, "cuda" or "cpu".
-        batch_invariant: whether an answer must depend on its row alone.
+        batch_invariant: whether an answer must not depend on other rows of the step.
     """
 
     layer: AttentionLayer
@@ -42,7 +42,7 @@ class LayerFacts:
 def facts_of(
     storage: KVStorage, layer: AttentionLayer, query_dtype: torch.dtype, *, batch_invariant: bool
 ) -> LayerFacts:
-    """Gather the facts. Raises ConfigurationError: the group or layer is unknown."""
+    """Return a layer's facts. Raises ConfigurationError if the group or layer is unknown."""
     shape, stride = storage.shapes[layer.group], 1
     if isinstance(shape, KeyValueShape):
         stride = storage.keys(layer.group, layer.index).stride(3)
@@ -54,9 +54,9 @@ def shared_refusal(facts: LayerFacts) -> str | None:  # noqa: PLR0911 - one retu
     """Return the reason why kernels of other packages, for plain keys and values in 16 bits, cannot serve a layer."""
     layer, shape = facts.layer, facts.shape
     if facts.device != "cuda":
-        return "its keys do not lie on a GPU"
+        return "its keys are not on a GPU"
     if layer.is_latent or not isinstance(shape, KeyValueShape):
-        return "its group keeps no keys and values"
+        return "its group does not store keys and values"
     if facts.query_dtype not in HALF_TYPES or shape.dtype is not facts.query_dtype:
         return f"queries are {facts.query_dtype} and keys {shape.dtype}: both must be float16, or bfloat16"
     for what, is_there in (

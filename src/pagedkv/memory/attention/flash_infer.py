@@ -1,7 +1,7 @@
 """FlashInfer's kernels for layers that they can serve, if it is installed and a step's lengths are on the host.
 
-Decoding rows and prompts share one call of its prefill kernels, planned once a step for all layers with equal reads.
-FlashInfer splits long rows depending on the other rows of the step, so its answers depend on them too, by rounding.
+Decoding rows and prompts share one call of its prefill kernels, planned once per step for all layers with equal reads.
+FlashInfer splits long rows depending on the other rows of the step, so the rounding of its answers depends on them.
 """
 
 import importlib
@@ -24,7 +24,7 @@ __all__ = ["FlashInferAttention", "installed_version", "refusal"]
 PACKAGE: Final = "flashinfer"
 DIMENSIONS: Final = (64, 128, 256)
 WORKSPACE_NBYTES: Final = 2**27
-"""The size that FlashInfer's documentation advises for its workspace of partial answers."""
+"""Size of the workspace of partial answers, as FlashInfer's documentation recommends."""
 
 
 def installed_version() -> str | None:

@@ -1,7 +1,7 @@
 """Gathers the keys of one sequence from its blocks, and computes which keys its queries see.
 
-Back ends that copy the keys of prompts before they multiply use it. Exactly the positions that some query sees are
-gathered, so other content of a block (old content of other rows, NaN) is never read.
+Back ends use it for prompts. Only positions that some query sees are gathered, so other content of a block (old content
+of other rows, NaN) is never read.
 """
 
 from collections.abc import Iterator

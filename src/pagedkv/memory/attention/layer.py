@@ -1,4 +1,4 @@
-"""AttentionLayer: the parameters of one attention layer that are equal in every step.
+"""AttentionLayer: the parameters of one attention layer that are the same in every step.
 
 Keys are identified by a group and a place in it, in the numbering of :class:`~pagedkv.memory.device.KVStorage`. Several
 layers may read the same keys. :mod:`pagedkv.memory.attention.metadata` has the parameters that change from step to
@@ -28,8 +28,8 @@ class AttentionLayer:
         window, chunk: tokens; 0: none.
         num_sink_tokens: with a window, the first positions, which every query sees (StreamingLLM, 2023).
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` (Gemma 2); 0: no cap.
-        has_sinks: whether each head has a score of its own that takes part in the softmax and has no value (gpt-oss).
-        is_latent: whether the group keeps latents, from which the model unfolds keys and values (DeepSeek-V2, 2024).
+        has_sinks: whether each head has a learnt score without a value in its softmax (gpt-oss).
+        is_latent: whether the group stores latents, from which the model unfolds keys and values (DeepSeek-V2, 2024).
 
     Raises:
         ConfigurationError: a value is out of range, there are both window and chunk, or sink tokens without a window.
@@ -54,7 +54,7 @@ class AttentionLayer:
         if self.window and self.chunk:
             raise ConfigurationError(f"a layer has a window ({self.window}) or a chunk ({self.chunk}), not both")
         if self.num_sink_tokens and not self.window:
-            raise ConfigurationError(f"{self.num_sink_tokens} sink tokens stand before a window, and there is none")
+            raise ConfigurationError(f"num_sink_tokens ({self.num_sink_tokens}) needs a window, and window is 0")
         if self.soft_cap < 0:
             raise ConfigurationError(f"soft_cap must not be negative, got {self.soft_cap}")
 

@@ -7,8 +7,8 @@ places of :class:`~pagedkv.memory.device.StepInputs`::
     flat row            | t  t  t    | t | t | t t t t t    |
     place                 0            1   2   3                positions of place i: [starts[i], seq_lens[i])
 
-Lengths are read on the device; back ends of a GPU never read them on the host. If exact lengths are known on the host,
-they may be passed too, for back ends of other packages that need them there.
+Lengths are on the device, where GPU back ends read them without a copy to the host. If exact lengths are known on the
+host, they may be passed too, for back ends of other packages that need them there.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class StepMetadata:
         groups: metadata of each group, in their order.
         num_places: number of sequences.
         num_tokens: tokens of all sequences.
-        is_padded: whether padding tokens that belong to no sequence may follow; their answers are zero.
+        is_padded: whether padding tokens, which belong to no sequence, may follow; their answers are zero.
     """
 
     groups: Sequence[GroupMetadata]

@@ -1,9 +1,9 @@
 """TritonBackend: attention on a GPU, by kernels that read blocks in place.
 
-Lengths stay on the device: the host reads none, so a call can be captured in a graph that serves every step of its
-size. Layers with equal reads share a list of work. The first of these layers makes it on each of its calls, since a
-forward pass calls layers in the order of their numbers. Keys that a model unfolded from latents are treated as blocks
-of one token, whose table is made on the device too.
+Lengths stay on the device and are not read by the host, so a captured graph of a call can be replayed for every step of
+its size. Layers with equal reads share a list of work. The first of these layers makes the list at each of its calls,
+since a forward pass calls layers in the order of their numbers. Keys that a model unfolded from latents are treated as
+blocks of one token, whose table is made on the device too.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from pagedkv.memory.device.token_side import TokenSide
 __all__ = ["TritonBackend"]
 
 WIDEST: Final = 576
-"""Most dimensions of a head that have a tiling."""
+"""Most dimensions of a head for which there is a tiling."""
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A list of work, the layer that makes it, and its step.
+    """A list of work, and the step that it is made for.
 
     Args:
         work: the list.
-        first_layer: number of the layer that makes it.
-        made_for: the step.
+        first_layer: number of the layer that makes the list.
+        made_for: the step's metadata; None before the first call.
         rows: the step's arguments for the kernels.
     """
 
@@ -59,9 +59,9 @@ class TritonBackend:
         query_dtype: type of queries and answers.
         num_draft: most drafts of a row; rows of up to one query more are split along their keys.
         batch_invariant: whether an answer depends on its row alone. If False, consecutive rows that begin with the same
-            blocks read these once, which is faster and changes rounding.
-        tiling: how work is split; None: chosen by measurements.
-        kernels: "auto" is Triton's on a GPU, plain torch on a CPU.
+            blocks read these blocks once, which is faster and changes rounding.
+        tiling: how work is split; None: chosen by :func:`tiling_for`, from measurements.
+        kernels: "auto": Triton on a GPU, plain torch on a CPU.
 
     Raises:
         ConfigurationError: a layer cannot be served, a layout does not keep the elements of a key contiguous, or memory
@@ -96,7 +96,7 @@ class TritonBackend:
             "few_queries": 1 + num_draft,
         }
         self._shares = not batch_invariant
-        self._alike: dict[tuple[object, ...], _Work] = {}
+        self._by_kind: dict[tuple[object, ...], _Work] = {}
         self._lists: dict[int, _Work] = {}
         for number, (layer, memory) in enumerate(zip(self._layers, self._memory, strict=True)):
             if layer.is_latent and not latent_dim:
@@ -159,12 +159,12 @@ class TritonBackend:
         return self._answer(listed, memory, query, step, None)
 
     def _list_of(self, number: int, memory: PagedLayer, *, is_unfolded: bool = False) -> _Work:
-        """Return the list of a layer, shared by layers with equal reads; allocate it if there is none."""
+        """Return the list of a layer, shared by layers with equal reads; allocate it at the first call."""
         layer = self._layers[number]
         num_key_heads, value_dim = memory.keys.shape[2], memory.values.shape[3]
         kind: tuple[object, ...] = (layer.group, layer.num_heads, layer.window, layer.chunk, layer.num_sink_tokens)
         kind += (num_key_heads, value_dim, is_unfolded)
-        if kind not in self._alike:
+        if kind not in self._by_kind:
             reading = _reading_of(layer, memory)
             work = WorkList(
                 reading,
@@ -175,8 +175,8 @@ class TritonBackend:
                 device=memory.keys.device,
                 **self._limits,
             )
-            self._alike[kind] = _Work(work, number)
-        return self._alike[kind]
+            self._by_kind[kind] = _Work(work, number)
+        return self._by_kind[kind]
 
     def _make_list(self, listed: _Work, group: GroupMetadata, memory: PagedLayer) -> None:
         assert listed.rows is not None
@@ -213,7 +213,7 @@ def _reading_of(layer: AttentionLayer, memory: PagedLayer) -> Reading:
 
 
 def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_dim: int) -> PagedLayer:
-    """View a layer's memory. Raises ConfigurationError: the kernels cannot read it."""
+    """View a layer's memory. Raises ConfigurationError if the kernels cannot read it."""
     shape = storage.shapes[layer.group]
     if isinstance(shape, LatentShape):
         keys = storage.latents(layer.group, layer.index)[:, :, None]
@@ -221,7 +221,7 @@ def _memory_of(storage: KVStorage, number: int, layer: AttentionLayer, latent_di
     elif isinstance(shape, KeyValueShape):
         keys, values = storage.keys(layer.group, layer.index), storage.values(layer.group, layer.index)
     else:
-        raise ConfigurationError(f"attention layer {number} ({layer}) cannot be served: its group keeps states")
+        raise ConfigurationError(f"attention layer {number} ({layer}) cannot be served: its group stores states")
     for what, side in (("keys", keys), ("values", values)):
         if side.stride(3) != 1:
             raise ConfigurationError(
@@ -241,5 +241,5 @@ def _require_dimensions(number: int, layer: AttentionLayer, memory: PagedLayer) 
         if side.shape[3] > WIDEST:
             raise ConfigurationError(
                 f"attention layer {number} ({layer}) cannot be served: its {what} have {side.shape[3]} dimensions, "
-                f"the kernels are made for up to {WIDEST}"
+                f"and the kernels support up to {WIDEST}"
             )

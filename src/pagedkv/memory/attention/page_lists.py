@@ -1,4 +1,4 @@
-"""The pages that a step's rows read, as compressed sparse rows, from lengths on the host."""
+"""Lists the blocks that a step's rows read, as compressed sparse rows of "pages", from lengths on the host."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,8 @@
-"""PreferringBackend: serves each layer by its first preferred kernels that can, else by Triton's.
+"""PreferringBackend: computes each layer by the first preferred kernels that support it, else by Triton's.
 
-All of them read the same blocks, so layers of one model, and steps of one layer, may use different kernels. Kernels of
-other packages need lengths on the host. Triton's serve steps whose lengths are unknown there, and steps captured in a
-graph, which must serve other lengths as well.
+All kernels read the same blocks, so layers of one model, and steps of one layer, may use different kernels. Kernels of
+other packages need lengths on the host. Triton's kernels compute steps whose lengths are unknown there, and steps
+captured in a graph, which is replayed for other lengths.
 """
 
 from collections.abc import Sequence
@@ -51,12 +51,12 @@ class PreferringBackend:
     """Attention by preferred kernels; see :class:`~pagedkv.memory.attention.backend.AttentionBackend`.
 
     Args:
-        own: serves everything that the others do not.
+        own: our back end, for all calls that other kernels do not compute.
         storage: storage of the keys.
         layers: the layers, by number.
         query_dtype: type of queries.
         prefer: kernels to try first, in this order.
-        batch_invariant: whether an answer must depend on its row alone.
+        batch_invariant: whether an answer must not depend on other rows of the step.
 
     Attributes:
         choices: the kernels of each layer, by number.
@@ -90,16 +90,16 @@ class PreferringBackend:
         }
         self._others: dict[int, _Attention] = {}
         if served["flashinfer"]:
-            theirs = flash_infer.FlashInferAttention(storage, served["flashinfer"], query_dtype)
-            self._others |= dict.fromkeys(served["flashinfer"], theirs)
+            flash_infer_attention = flash_infer.FlashInferAttention(storage, served["flashinfer"], query_dtype)
+            self._others |= dict.fromkeys(served["flashinfer"], flash_infer_attention)
         if served["varlen"] and function is not None:
-            torchs = varlen.VarlenAttention(storage, served["varlen"], function)
-            self._others |= dict.fromkeys(served["varlen"], torchs)
+            varlen_attention = varlen.VarlenAttention(storage, served["varlen"], function)
+            self._others |= dict.fromkeys(served["varlen"], varlen_attention)
         self.choices = tuple(chosen)
 
     @staticmethod
     def refusal(layer: AttentionLayer) -> str | None:
-        """Refuse no layer, since a preference need not be met."""
+        """Refuse no layer: our back end serves the layers that preferred kernels do not support."""
         del layer
         return None
 

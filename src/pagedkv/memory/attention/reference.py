@@ -1,7 +1,7 @@
-"""Attention by its definition, one query at a time, in double precision. Other back ends are tested against it.
+"""ReferenceBackend: attention by its definition, query by query, in double precision, for tests of other back ends.
 
-It reads keys one by one through the block table, slot by slot, and shares only the description of a layer with the
-other back ends. Slow.
+It reads keys one by one through the block table, and shares no code with other back ends except the description of a
+layer. Slow.
 """
 
 import math

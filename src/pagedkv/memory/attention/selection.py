@@ -36,9 +36,9 @@ def backend_for(
         query_dtype: type of queries.
         num_draft: most drafts of a row.
         latent_dim: leading dimensions of latents that are values; 0: the model unfolds them.
-        batch_invariant: whether an answer depends on its row alone.
+        batch_invariant: whether an answer must not depend on other rows of the step.
         prefer: kernels of other packages, tried on a GPU in this order: "flashinfer", which needs
-            ``batch_invariant=False``, and "varlen", torch's own. Layers that they refuse use Triton's kernels.
+            ``batch_invariant=False``, and "varlen", torch's own. Layers that they do not support use Triton's kernels.
 
     Raises:
         ConfigurationError: the device's back end cannot serve a layer (the message has the reason), or a preference is

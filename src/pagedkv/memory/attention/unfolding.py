@@ -1,16 +1,16 @@
 """Attention to latents without unfolding them (MLA, absorbed): matrices read from a model, and their use.
 
-A model with latents computes keys and values from them by matrices, one for each head. If it does nothing else to them,
-the matrices can be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section
+A model with latents computes keys and values from them by matrices, one for each head. If this is its only operation on
+them, the matrices can be applied to the few queries and answers instead of to all positions (DeepSeek-V2, 2024, section
 2.1)::
 
     unfolded    query . (K latent)      weights x (V latent)        K: key_dim x latent, V: value_dim x latent
     absorbed    (query K) . latent      V (weights x latent)
 
-The matrices are read from any model without knowledge of its code. The model gets unit vectors in place of cached
-latents; the keys and values that it then passes to attention are the rows of K and V. Other vectors are added at both
-ends. They detect layers that do not unfold by these matrices alone (a norm after the cache, a bias, an angle that
-depends on the position). Latents of such layers are unfolded as before.
+The matrices are read from any model without knowledge of its code. In one pass, unit vectors replace the cached
+latents; the keys and values that the model then passes to attention are the rows of K and V. Random vectors are added
+at both ends. They detect layers that do not unfold by these matrices alone (a norm after the cache, a bias, an angle
+that depends on the position). Latents of such layers are unfolded by the model as before.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ from pagedkv.memory.attention.metadata import StepMetadata
 __all__ = ["Unfolding", "UnfoldingReader"]
 
 NUM_OTHERS: Final = 4
-"""Number of other vectors than unit vectors, at each end."""
+"""Number of random vectors at each end."""
 ROUNDING: Final = 16
-"""Units in the last place of the sum of absolute products that count as rounding."""
+"""Largest difference that counts as rounding, in units in the last place of the sum of absolute products."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class _Latents(NamedTuple):
 class UnfoldingReader:
     """Reads the matrices in one forward pass of any tokens, in which every layer with latents unfolds unit vectors.
 
-    It gets the calls of an engine's pass: updates of the cache, and calls of attention, whose answers are zero. The
+    It receives the calls of an engine's pass: updates of the cache, and calls of attention, whose answers are zero. The
     output of the pass is not used.
 
     Args:
@@ -102,21 +102,21 @@ class UnfoldingReader:
 
     Attributes:
         unfoldings: the matrices, by layer.
-        reasons: why there are no matrices, by layer; a layer that was not called has none.
+        reasons: by layer, why no matrices could be read; no entry for a layer that was not called.
     """
 
     def __init__(self, latents: Mapping[int, tuple[int, int]]) -> None:
         self._layers = latents
-        self._asked: tuple[int, _Latents] | None = None
+        self._pending: tuple[int, _Latents] | None = None
         self.unfoldings: dict[int, Unfolding] = {}
         self.reasons: dict[int, str] = {}
 
     def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Answer an update of the cache: ``[1, 1, tokens, width]`` each, with a different number of tokens."""
+        """Return unit vectors in place of an update's latents: ``[1, 1, vectors, width]`` each."""
         if layer_idx not in self._layers:
             return key, value
         latents = _Latents.of(key, value)
-        self._asked = layer_idx, latents
+        self._pending = layer_idx, latents
         first, second = latents.vectors[:, : latents.num_first], latents.vectors[:, latents.num_first :]
         return first[None, None], second[None, None]
 
@@ -131,9 +131,9 @@ class UnfoldingReader:
     ) -> torch.Tensor:
         """Read the unfolded keys and values of a layer; return zeros, ``[1, tokens, heads, value_dim]``."""
         del module, mask, options
-        if self._asked is not None:
-            layer_idx, latents = self._asked
-            self._asked = None
+        if self._pending is not None:
+            layer_idx, latents = self._pending
+            self._pending = None
             read = _read(latents, key, value)
             if isinstance(read, Unfolding):
                 self.unfoldings[layer_idx] = read
@@ -142,17 +142,17 @@ class UnfoldingReader:
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
 
     def make_mask(self, options: dict[str, Any]) -> None:
-        """Make no mask."""
+        """Return None: the pass needs no mask."""
 
 
 def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfolding | str":
-    """Read matrices from unfolded vectors, ``[1, heads, vectors, dim]`` each; else return why there are none."""
+    """Read matrices from unfolded vectors, ``[1, heads, vectors, dim]`` each; return a reason if that is impossible."""
     matrices = []
     for what, side in (("keys", key), ("values", value)):
         if side.shape[0] != 1 or side.shape[2] != len(latents.vectors):
             return f"{list(side.shape)} {what} were unfolded from {len(latents.vectors)} latents"
         if not _is_linear(latents, side[0]):
-            return f"its {what} are no linear function of latents"
+            return f"its {what} are not a linear function of latents"
         matrices.append(side[0, :, latents.units].clone())
     keys, values = matrices
     if keys.shape[0] != values.shape[0]:
@@ -163,7 +163,7 @@ def _read(latents: _Latents, key: torch.Tensor, value: torch.Tensor) -> "Unfoldi
 
 
 def _is_linear(latents: _Latents, unfolded: torch.Tensor) -> bool:
-    """Return whether ``[heads, vectors, dim]`` are, at every place, the latents times the rows of the unit vectors."""
+    """Return whether unfolded vectors, ``[heads, vectors, dim]``, equal the latents times the unit vectors' rows."""
     units = unfolded[:, latents.units].double()
     given = latents.vectors.double()
     expected = torch.einsum("nl,hld->hnd", given, units)

@@ -1,7 +1,7 @@
-"""torch's own ``varlen_attn`` for layers that it can serve: FlashAttention, if torch's version takes a block table.
+"""torch's ``varlen_attn`` for layers that it supports: FlashAttention, if torch's version takes a block table.
 
-It needs the longest row on the host, so it serves only steps whose lengths are known there. Rows are never split, since
-the split would depend on the longest row of a step. So an answer depends on its row alone.
+It needs the length of the longest row on the host, so it computes only steps whose lengths are known there. Rows are
+never split, since the split would depend on the longest row of a step. So an answer depends on its row alone.
 """
 
 import inspect
@@ -22,12 +22,12 @@ VarlenFunction: TypeAlias = Callable[..., Any]
 WIDEST: Final = 256
 WIDTH_UNIT: Final = 8
 PAGE_UNIT: Final = 256
-"""FlashAttention 2 needs a multiple of this number of tokens in each block."""
+"""FlashAttention 2 needs blocks of a multiple of this number of tokens."""
 NEEDED: Final = ("block_table", "seqused_k", "num_splits", "window_size")
 
 
 def installed_function() -> VarlenFunction | None:
-    """Return torch's function; None if this version has none."""
+    """Return torch's function; None if torch's version does not have it."""
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every version
     except ImportError:
@@ -36,7 +36,7 @@ def installed_function() -> VarlenFunction | None:
     return function
 
 
-def refusal(  # noqa: PLR0911 - one answer a reason
+def refusal(  # noqa: PLR0911 - one return for each reason
     facts: LayerFacts, function: VarlenFunction | None
 ) -> str | None:
     """Return the reason why it cannot serve a layer; None if it can.

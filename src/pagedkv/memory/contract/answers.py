@@ -68,9 +68,9 @@ class Shortage:
         """Describe the shortage in one line, with the numbers."""
         if self.share is not None:
             share = self.share
-            who = "whoever names no tenant" if share.tenant is None else f"tenant {share.tenant!r}"
+            tenant = "the unnamed tenant" if share.tenant is None else f"tenant {share.tenant!r}"
             return (
-                f"{who} may take {share.num_permitted} of {self.num_free} free blocks of pool {self.pool!r}, "
+                f"{tenant} may take {share.num_permitted} of {self.num_free} free blocks of pool {self.pool!r}, "
                 f"{self.num_needed} are needed; it has taken {share.num_taken} and cached {share.num_cached}, its cap "
                 f"is {share.cap} and its floor {share.floor}"
             )

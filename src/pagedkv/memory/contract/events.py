@@ -72,7 +72,7 @@ class StoredBlocks:
         digests: uint8 ``[n, 32]``.
         parent_digests: uint8 ``[n, 32]``, as in :class:`~pagedkv.CacheEvents`; zeros for a first block, and if the
             parent is not known any more.
-        knows_parent: bool ``[n]``, false if the parent is not known any more.
+        is_parent_known: bool ``[n]``, false if the parent is not known any more.
     """
 
     pool: str
@@ -80,7 +80,7 @@ class StoredBlocks:
     block_ids: npt.NDArray[np.int32]
     digests: npt.NDArray[np.uint8]
     parent_digests: npt.NDArray[np.uint8]
-    knows_parent: npt.NDArray[np.bool_]
+    is_parent_known: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Count the blocks."""

@@ -28,5 +28,5 @@ def check_flag(spec: object, name: str) -> None:
 
 def short_repr(spec: Any) -> str:  # noqa: ANN401 - any dataclass
     """Write a specification as Python would build it, without fields that have their default value."""
-    told = [item for item in fields(spec) if item.init and getattr(spec, item.name) != item.default]
-    return f"{type(spec).__name__}({', '.join(f'{item.name}={getattr(spec, item.name)!r}' for item in told)})"
+    shown = [item for item in fields(spec) if item.init and getattr(spec, item.name) != item.default]
+    return f"{type(spec).__name__}({', '.join(f'{item.name}={getattr(spec, item.name)!r}' for item in shown)})"

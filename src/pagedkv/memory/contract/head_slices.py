@@ -11,7 +11,7 @@ A repeated head is read from the first rank that has it. What has no heads, such
 every rank, and is read from one, by turns. The arithmetic is that of vLLM's connectors (0.33, ``tp_mapping``); there a
 decoder with fewer ranks drops the copies of repeated heads, as here.
 
-Pure functions of numbers: nothing here knows processes or storage.
+Pure functions of numbers: nothing here depends on processes or storage.
 """
 
 from collections.abc import Iterator

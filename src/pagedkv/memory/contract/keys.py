@@ -67,13 +67,13 @@ NO_MEDIA: Final = MediaArrays(
 
 
 def _as_spans(media: Iterable[MediaSpan]) -> tuple[MediaSpan, ...]:
-    told = f"media must be a tuple of MediaSpan values, () for none, got {media!r}"
+    message = f"media must be a tuple of MediaSpan values, () for none, got {media!r}"
     try:
         spans = tuple(media)
     except TypeError as problem:
-        raise ConfigurationError(told) from problem
+        raise ConfigurationError(message) from problem
     if not all(isinstance(span, MediaSpan) for span in spans):
-        raise ConfigurationError(told)
+        raise ConfigurationError(message)
     return spans
 
 

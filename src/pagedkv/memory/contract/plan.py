@@ -344,7 +344,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
     table_writes: list[TableWrites] = []
     new_blocks: list[NewBlocks] = []
     outside: dict[int, TokenRanges] = {}
-    told: dict[int, list[Int32Array]] = {}
+    by_kind: dict[int, list[Int32Array]] = {}
     for kind, owner, offset, length in read_directory(words):
         if kind == COMPUTE:
             compute = TokenRanges(*_arrays(words, offset, length, 3))
@@ -357,7 +357,7 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         elif kind == ENTRIES:
             table_writes.append(TableWrites(owner, rows, starts, counts, words[offset : offset + length]))
         elif kind in {UNKNOWN, DRAFT_STATES}:
-            told[kind] = _arrays(words, offset, length, ARRAYS_OF_KIND[kind])
+            by_kind[kind] = _arrays(words, offset, length, ARRAYS_OF_KIND[kind])
         elif kind == NEW_BLOCKS:
             new_blocks.append(NewBlocks(pool_names[owner], words[offset : offset + length]))
         elif kind in moves:
@@ -370,8 +370,8 @@ def _parts_of(words: Int32Array, pool_names: tuple[str, ...]) -> _Parts:
         compute,
         tuple(new_blocks),
         MappingProxyType(outside),
-        UnknownTokens(*told[UNKNOWN]) if UNKNOWN in told else None,
-        DraftStates(*told[DRAFT_STATES]) if DRAFT_STATES in told else None,
+        UnknownTokens(*by_kind[UNKNOWN]) if UNKNOWN in by_kind else None,
+        DraftStates(*by_kind[DRAFT_STATES]) if DRAFT_STATES in by_kind else None,
     )
 
 

@@ -81,7 +81,7 @@ STARTS: Final = 9
 UNKNOWN: Final = 10
 DRAFT_STATES: Final = 11
 
-TOLD_OF_RANGES: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
+ONE_VALUE_PER_RANGE: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
 ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
 CURRENT_VERSION: Final = 4
@@ -284,29 +284,29 @@ def _check_values_of_ranges(words: Int32Array, directory: Directory) -> None:
     _, _, compute, num_ranges = next(line for line in directory if line[KIND] == COMPUTE)
     ends = words[compute + 2 * padded(num_ranges) :][:num_ranges]
     for kind, owner, offset, length in directory:
-        if kind not in TOLD_OF_RANGES or (kind != STARTS and length == 0):
+        if kind not in ONE_VALUE_PER_RANGE or (kind != STARTS and length == 0):
             continue
         if length != num_ranges:
             raise PlanError(_wrong_number_of_values(kind, owner, length, num_ranges))
-        told = words[offset : offset + length]
-        if (told > ends).any():
-            place = int((told > ends).argmax())
-            raise PlanError(_value_beyond_end(kind, owner, place, int(told[place]), int(ends[place])))
+        values = words[offset : offset + length]
+        if (values > ends).any():
+            place = int((values > ends).argmax())
+            raise PlanError(_value_beyond_end(kind, owner, place, int(values[place]), int(ends[place])))
 
 
 def _wrong_number_of_values(kind: int, owner: int, length: int, num_ranges: int) -> str:
     if kind == STARTS:
         return f"group {owner} has {length} starts, but {num_ranges} ranges are computed"
     what = "unknown tokens" if kind == UNKNOWN else "draft states"
-    return f"{what} are told of {length} ranges, but {num_ranges} are computed"
+    return f"the part of {what} has {length} values, but {num_ranges} ranges are computed"
 
 
-def _value_beyond_end(kind: int, owner: int, place: int, told: int, end: int) -> str:
+def _value_beyond_end(kind: int, owner: int, place: int, values: int, end: int) -> str:
     if kind == STARTS:
-        return f"range {place} begins at {told} in group {owner}, and ends at {end}"
+        return f"range {place} begins at {values} in group {owner}, and ends at {end}"
     if kind == UNKNOWN:
-        return f"range {place} ends at {end} with {told} unknown tokens"
-    return f"range {place} ends at {end}, before its first draft state, {told}"
+        return f"range {place} ends at {end} with {values} unknown tokens"
+    return f"range {place} ends at {end}, before its first draft state, {values}"
 
 
 def _check_runs(group: int, counts: Int32Array, num_entries: int) -> None:

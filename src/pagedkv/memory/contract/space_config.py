@@ -218,8 +218,8 @@ class SpaceConfig:
         partial = self.prefix_caching and self.min_partial_hit > 0
         bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
         has_tenants = self.tenants is not None
-        asked = (self.explain, self.counts_epochs, self.leases, partial, bounded, has_tenants, self.events)
-        return self.eviction != DEFAULT_EVICTION or any(asked)
+        features = (self.explain, self.counts_epochs, self.leases, partial, bounded, has_tenants, self.events)
+        return self.eviction != DEFAULT_EVICTION or any(features)
 
     @property
     def counts_epochs(self) -> bool:

@@ -1,14 +1,14 @@
 """The device side: memory, block tables and copies on a device, and an executor of the core's plans.
 
-It depends on plans and on :mod:`pagedkv.memory.contract.spec`, but not on how plans are made. Needs torch (``pip
-install 'pagedkv[torch]'``). On a GPU its kernels are written in Triton. On a CPU they are plain torch with the same
-signatures, and the Triton kernels are tested against these.
+It depends on plans and on :mod:`pagedkv.memory.contract.spec`, but not on the code that makes plans. Needs torch (``pip
+install 'pagedkv[torch]'``). Kernels for GPUs are written in Triton. Kernels for CPUs are plain torch with the same
+signatures, and the reference in tests of the Triton kernels.
 """
 
 from pagedkv.memory.contract.extras import needing
 
 with needing("torch", "pagedkv.device"):
-    import torch  # noqa: F401 - before all else, so that a missing torch gets our own message
+    import torch  # noqa: F401 - imported first, so that a missing torch raises our MissingExtraError
 
 from pagedkv.memory.device.batched_copy import copy_batch
 from pagedkv.memory.device.block_tables import BlockTables

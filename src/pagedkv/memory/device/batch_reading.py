@@ -1,6 +1,6 @@
-"""A group's batch in the forms that kernels read: pages of their own size, lists of pages, or one state at a time.
+"""A group's batch in the forms that kernels read: pages of a kernel's block size, lists of pages, blocks of states.
 
-Plain tensor operations, a handful a group; none of them reads a number back from the device.
+A few tensor operations per group; none of them reads a number back from the device.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ class StateTable:
     """The states of a recurrent group, by place of the batch.
 
     Args:
-        blocks: int32 ``[places, width]``; block_size: tokens of an entry.
+        blocks: int32 ``[places, width]``.
+        block_size: tokens of an entry.
         slots: int32 ``[places, num_draft_states]``: the second table; None if every state is advanced in place.
     """
 
@@ -26,8 +27,8 @@ class StateTable:
     block_size: int
     slots: torch.Tensor | None
 
-    def block_behind(self, places: torch.Tensor, positions: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
-        """Return the blocks of the states behind some positions, which must not be negative.
+    def block_after(self, places: torch.Tensor, positions: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
+        """Return the blocks of the states after some positions, which must not be negative.
 
         Args:
             places: int64 ``[n]``; positions: int64 ``[n]``.
@@ -44,10 +45,11 @@ def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
     """Return the page numbers of some rows of a table.
 
     Args:
-        blocks: int32 ``[places, width]``; numbers: how pages are numbered.
+        blocks: int32 ``[places, width]``.
+        numbers: the numbering of pages.
 
     Returns:
-        int32 ``[places, width * pages a block]``.
+        int32 ``[places, width * numbers.per_block]``.
     """
     parts = torch.arange(numbers.per_block, dtype=torch.int32, device=blocks.device) * numbers.part_step
     return (blocks[:, :, None] * numbers.block_step + parts).flatten(1)
@@ -56,14 +58,16 @@ def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:
 def page_list(
     table: torch.Tensor, lengths: torch.Tensor, max_pages: int, numbers: PageNumbers
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """List the pages that each place fills, place after place (CSR).
+    """List the pages with tokens of each place, place after place (CSR).
 
     Args:
-        table: int32 ``[at least places, width]``; lengths: int32 ``[places]``, tokens of each.
-        max_pages: most pages of all places; numbers: how pages are numbered.
+        table: int32 ``[at least places, width]``.
+        lengths: int32 ``[places]``, tokens of each place.
+        max_pages: most pages of all places.
+        numbers: the numbering of pages.
 
     Returns:
-        indptr int32 ``[places + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
+        indptr int32 ``[places + 1]``, indices int32 ``[max_pages]`` (0 after the pages), last_page_len int32
         ``[places]``.
     """
     size, num_places, device = numbers.page_size, len(lengths), table.device
@@ -93,25 +97,26 @@ class StateRanges(NamedTuple):
 
 
 def state_blocks(table: StateTable, ranges: StateRanges) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block from which each place reads its state, and the block that holds it at the end of its range.
+    """Return the block from which each place reads its state, and the block of its state at the end of its range.
 
     Returns:
-        int32 ``[places]`` each; the null block is read where a sequence begins.
+        int32 ``[places]`` each; the null block is read at the beginning of a sequence.
     """
     starts, ends, firsts = ranges
     places = torch.arange(len(starts), device=starts.device)
-    read, written = (table.block_behind(places, (at.long() - 1).clamp(min=0), firsts) for at in (starts, ends))
+    read, written = (table.block_after(places, (at.long() - 1).clamp(min=0), firsts) for at in (starts, ends))
     return torch.where(starts > 0, read, 0), torch.where(ends > 0, written, 0)
 
 
 def state_writes(table: StateTable, ranges: StateRanges, offsets: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """Return, for each position of the batch, the block to which the state behind it is written.
+    """Return, for each position of the batch, the block to which the state after it is written.
 
     Args:
-        offsets: int32 ``[places + 1]``, positions before each place; num_tokens: length of the result.
+        offsets: int32 ``[places + 1]``, positions before each place.
+        num_tokens: length of the result.
 
     Returns:
-        int32 ``[num_tokens]``; the null block for states that are not kept, and behind the positions.
+        int32 ``[num_tokens]``; the null block for states that are not kept, and after the positions.
     """
     starts, ends, firsts = ranges
     flat = torch.arange(num_tokens, device=starts.device)
@@ -122,5 +127,5 @@ def state_writes(table: StateTable, ranges: StateRanges, offsets: torch.Tensor, 
     first, end = firsts[place], ends[place]
     is_boundary = (position + 1) % table.block_size == 0
     is_kept = (position >= first) | is_boundary | (position + 1 == torch.minimum(first, end))
-    block = table.block_behind(place, position.clamp(min=0), first)
+    block = table.block_after(place, position.clamp(min=0), first)
     return torch.where(is_kept & (flat < offsets[-1]), block, 0)

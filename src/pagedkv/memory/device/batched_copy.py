@@ -1,8 +1,9 @@
 """Many copies between host and device by one call to the driver, executed by the copy engine.
 
-``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB move as fast as one long copy.
-With one call a block the bus would be idle between the copies. Torch does not offer the call, so it is made directly in
-the driver's library, which exists wherever a GPU works. With an older driver, each copy is a call of its own.
+``cuMemcpyBatchAsync`` (CUDA 12.8) takes arrays of addresses, so that blocks of 2 MiB are copied as fast as one long
+range. With one call for each block the bus would be idle between the copies. Torch does not offer the call, so it is
+made directly to the driver's library, which every working GPU has. With an older driver, each copy is a call of its
+own.
 """
 
 import ctypes

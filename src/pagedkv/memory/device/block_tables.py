@@ -1,8 +1,8 @@
 """BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
 
-Tables are written in one of two ways, and never in both. By plans: :meth:`BlockTables.step` carries out all that a
-:class:`~pagedkv.memory.contract.plan.StepPlan` contains about tables, batch order and slots. By calls, as in other
-systems: ``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
+Tables are written either by plans or by calls, never by both. By plans: :meth:`BlockTables.step` executes the parts of
+a :class:`~pagedkv.memory.contract.plan.StepPlan` about tables, batch order and slots. By calls, as in other systems:
+``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
 
 The memory of blocks, and the moves of a plan, are not handled here. The batch order of a plan is that of its ranges:
 rows ascending.
@@ -38,9 +38,9 @@ __all__ = ["BlockTables"]
 
 NUM_BUFFERS: Final = 4
 DEPTH: Final = 8
-"""Steps of a row whose refused tokens are recorded: more than are ever in flight."""
+"""Number of a row's last steps whose refused tokens are recorded; more than can be in flight."""
 PACKET_ENTRIES: Final = 65_536
-"""Entries of a packet. Enough for four groups of 16,384: a million tokens in blocks of 64, new or cached."""
+"""Most entries of a packet: 16,384 for each of four groups, that is a million tokens in blocks of 64."""
 LEAST_ENTRIES: Final = 32
 
 
@@ -49,7 +49,7 @@ class BlockTables:
     """Block tables of all groups of a space, in one arena.
 
     Args:
-        config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` a row.
+        config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` per row.
         max_batched_tokens: most positions of a step; slots are padded with -1 up to this number.
         device: the device of the tables.
         kernels: "auto", "triton" or "torch" (:func:`~pagedkv.memory.device.kernels.selection.kernels_for`).
@@ -57,7 +57,9 @@ class BlockTables:
 
     Attributes:
         config: the space's configuration.
-        num_groups: groups; widths: entries of a row in each of them; max_rows: rows.
+        num_groups: number of groups.
+        widths: entries of a row in each group.
+        max_rows: number of rows.
         arrays: all arrays that the kernels read and write.
 
     Raises:
@@ -111,7 +113,7 @@ class BlockTables:
         """Apply a plan to tables, batch order and slots, in the current stream.
 
         Raises:
-            StepError: the plan's step is not behind the last one, or the tables are driven by calls.
+            StepError: the plan's step is not after the last one, or the tables are driven by calls.
             PlanError, TensorError: as :meth:`stage`; nothing was written.
 
         Cost: on the host a few passes over the plan's words and one graph launch; on the device O(entries + positions +
@@ -123,10 +125,10 @@ class BlockTables:
         return inputs
 
     def stage(self, plan: StepPlan) -> StepInputs:
-        """Put a plan where :meth:`launch` reads it. The launch may be part of a CUDA graph of the caller's.
+        """Write a plan to the ring, for :meth:`launch`. The launch may be part of the caller's CUDA graph.
 
         Args:
-            plan: the next plan, behind the last one, of the space that these tables belong to.
+            plan: the next plan, after the last one, of the space that these tables belong to.
 
         Returns:
             views of the step's inputs, valid once the launch has run.
@@ -147,15 +149,13 @@ class BlockTables:
         return self._inputs(plan.step_id, num_rows, num_tokens)
 
     def require_next(self, plan: StepPlan) -> None:
-        """Raise PlanError for anything but a plan, and StepError for one that is not behind the last."""
+        """Raise PlanError for anything but a plan, and StepError for one that is not after the last."""
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
         if self._is_called or not self._staged.is_empty:
             raise StepError("these tables are driven by calls (append_block_ids): plans need tables of their own")
         if plan.step_id <= self._last_step:
-            raise StepError(
-                f"step {plan.step_id} cannot be carried out: step {self._last_step} was, and none twice or backwards"
-            )
+            raise StepError(f"step {plan.step_id} cannot be executed after step {self._last_step}: steps must ascend")
 
     def launch(self) -> None:
         """Apply the staged packet on the device. The kernels are captured, or replayed from a graph of their own.
@@ -175,9 +175,13 @@ class BlockTables:
         self._ring.fence(stream)
 
     def inputs_of_all(self, num_rows: int, num_tokens: int) -> StepInputs:
-        """View what was launched last, whatever it is, at so many places and tokens: for a graph that serves any step.
+        """View the inputs of whichever step is launched last, for a graph that is replayed for any step.
 
-        Places that a step leaves empty have empty ranges, and tokens behind its last one have slot -1.
+        Places that a step does not use have empty ranges, and tokens after its last one have slot -1.
+
+        Args:
+            num_rows: places of the view.
+            num_tokens: tokens of the view.
 
         Raises TensorError: more places or tokens than there are.
         """
@@ -186,12 +190,14 @@ class BlockTables:
         return self._inputs(StepId(0), self._num_places(num_rows), num_tokens)
 
     def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
-        """Record how many tokens of some rows a step has refused, so that later ranges move down by as many.
+        """Record how many tokens of some rows a step has refused, so that later ranges move down by these numbers.
 
-        Call it behind the step's sampling, in the stream of the steps; it reads nothing back from the device.
+        Call it after the step's sampling, in the stream of the steps; it reads nothing back from the device.
 
         Args:
-            rows: int32 or int64 ``[n]``, on the device; counts: int32 ``[n]``.
+            step_id: the step.
+            rows: int32 or int64 ``[n]``, on the device.
+            counts: int32 ``[n]``, refused tokens of each row.
 
         Raises:
             TensorError: tensors of another type, shape or device.
@@ -207,7 +213,7 @@ class BlockTables:
         self.arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], known)
 
     def forget_steps(self, first_step_id: int) -> None:
-        """Forget what steps from this one on have refused, since they were aborted."""
+        """Drop the refused tokens recorded for steps from this one on, which were aborted."""
         is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
         self.arrays.sample_steps.masked_fill_(is_gone, -1)
         self.arrays.sample_refused.masked_fill_(is_gone, 0)
@@ -215,7 +221,7 @@ class BlockTables:
     # Calls
 
     def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as in other systems
-        """Stage blocks to be written behind a row's blocks, or in place of them.
+        """Stage blocks to be written after a row's blocks, or in place of them.
 
         Args:
             req_index: the row.
@@ -259,7 +265,7 @@ class BlockTables:
 
         Args:
             idx_mapping: int32 ``[n]``, the row of each place; -1 for an empty place.
-            num_reqs_padded: places in all; those behind the rows get null blocks.
+            num_reqs_padded: number of places; those after the rows get null blocks.
 
         Returns:
             for each group int32 ``[num_reqs_padded, width]``, the same tensors every time.
@@ -290,10 +296,11 @@ class BlockTables:
             query_start_loc: int32 ``[n + 1]``, positions before each place.
             positions: int64 ``[tokens]``.
             num_tokens_padded: slots to return; None: as many as positions.
-            num_refused: int32 ``[n]``, by how much each place's positions move down, where only the device has that.
+            num_refused: int32 ``[n]``, by how much each place's positions move down; None: 0. For counts that only the
+                device has.
 
         Returns:
-            int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 behind the positions, up to
+            int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 after the positions, up to
             ``max_batched_tokens``, and in groups of states.
 
         Raises:
@@ -327,7 +334,7 @@ class BlockTables:
         return self.arrays.slots[: self.num_groups, :num_tokens]
 
     def move_row(self, source: int, destination: int) -> None:
-        """Move a row to another place; the old place gets null blocks. Raises TensorError or StepError."""
+        """Move a row to another row's place; the old row gets null blocks. Raises TensorError or StepError."""
         self._exchange((source, destination), (destination,), (source,))
         self.clear_row(source)
 
@@ -347,7 +354,7 @@ class BlockTables:
     # Inputs of kernels with other block sizes
 
     def page_tables(self, group: int, numbers: PageNumbers, num_rows: int) -> torch.Tensor:
-        """Return a group's blocks as pages of a kernel's size: int32 ``[num_rows, width * pages a block]``.
+        """Return a group's blocks as pages of a kernel's size: int32 ``[num_rows, width * numbers.per_block]``.
 
         Args:
             numbers: from :meth:`KVStorage.pages <pagedkv.memory.device.storage.KVStorage.pages>`.
@@ -366,11 +373,12 @@ class BlockTables:
         """List the pages of the last step's batch as FlashInfer takes them, without reading a size from the device.
 
         Args:
-            num_rows: places of the batch; max_pages: most pages of all of them.
+            num_rows: places of the batch.
+            max_pages: most pages of all places.
             numbers: page numbers for a kernel's own block size; None: pages are blocks.
 
         Returns:
-            indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 behind the pages), last_page_len int32
+            indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 after the pages), last_page_len int32
             ``[num_rows]``.
 
         Raises:
@@ -439,7 +447,7 @@ class BlockTables:
 
     def _require_calls(self) -> None:
         if self._last_step > 0:
-            raise StepError("these tables are driven by plans: entries that a call brought would be overwritten")
+            raise StepError("these tables are driven by plans, which would overwrite the entries of calls")
         self._is_called = True
 
     def _row(self, row: int) -> int:

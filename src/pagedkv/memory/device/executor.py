@@ -1,18 +1,18 @@
 """PlanExecutor: executes whole plans on a device, in their documented order, and reports which steps are done.
 
-A step is launched at once and runs behind the ones before; the host does not wait for the device here. The work of a
-step in the stream of the steps, and in that of the swaps::
+A launch returns at once, and the step runs on the device after earlier ones; the host does not wait here. The work of
+a step in the stream of the steps, and in that of the swaps::
 
     steps   | tables, batch, slots | zero new blocks | wait for what is swapped in | copies | forward pass | event
     swaps   | swaps out | swaps in |
 
-Blocks that are swapped out are read beside the forward pass. If the forward pass writes into a block that is still
-being read, it waits. The core hands out no block of a swap before the step is acknowledged, and a step is done only
-when its swaps are.
+Blocks that are swapped out are read concurrently with the forward pass. If the forward pass writes to a block that is
+still being read, it waits. The core reuses no block of a swap before the step is acknowledged, and a step is done only
+when its swaps are done.
 
-There are two modes, as ``SpaceConfig.in_order`` says. In order: every step must be launched in the stream of the first
-one, since the core hands out blocks that earlier steps may still use. Fenced: each step may have a stream of its own,
-and waits for the one before by an event.
+``SpaceConfig.in_order`` selects one of two modes. In order: every step must be launched in the stream of the first one,
+since the core reuses blocks that earlier steps may still access. Fenced: each step may have a stream of its own, and
+waits for the previous one by an event.
 """
 
 from collections import deque
@@ -91,15 +91,16 @@ class PlanExecutor:
     """Executes the plans of one space.
 
     Args:
-        storage: the memory; tables: the block tables; both of the space's configuration and on one device.
-        transfers: the moves in that storage; None: new ones.
-        zero_new_blocks: whether to zero the blocks that a plan hands out without content, so that nothing stale is ever
-            read. Content from elsewhere must then be written behind the launch of that plan.
+        storage: the memory of blocks.
+        tables: the block tables, of the same configuration and on the same device.
+        transfers: transfers in that storage; None: new ones.
+        zero_new_blocks: whether to zero blocks that a plan allocates without content, so that no stale content is
+            read. Loaded content must then be written after the launch of that plan.
 
     Raises:
         TensorError: storage and tables are on different devices.
-        ConfigurationError: storage and tables are built from configurations in which the numbers of a plan mean
-            something else (:mod:`pagedkv.memory.contract.fingerprint`), or the transfers are of another storage.
+        ConfigurationError: storage and tables are built from configurations with different fingerprints
+            (:mod:`pagedkv.memory.contract.fingerprint`), or the transfers are of another storage.
     """
 
     def __init__(
@@ -114,10 +115,10 @@ class PlanExecutor:
         require_instance(tables, BlockTables, "tables")
         if storage.device != tables.device:
             raise TensorError(f"the storage is on {storage.device}, but the tables are on {tables.device}")
-        told = difference(storage.config, tables.config)
-        if told:
+        differences = difference(storage.config, tables.config)
+        if differences:
             raise ConfigurationError(
-                f"storage and tables must be built from the space's configuration, but they differ: {told}"
+                f"storage and tables must be built from the space's configuration, but they differ: {differences}"
             )
         if transfers is not None:
             require_instance(transfers, Transfers, "transfers")
@@ -144,22 +145,22 @@ class PlanExecutor:
     # Steps
 
     def launch(self, plan: StepPlan, forward: Callable[[StepInputs], Result]) -> Result:
-        """Execute a plan in the current stream; ``forward`` launches the model's kernels behind the plan's own work.
+        """Execute a plan in the current stream; ``forward`` launches the model's kernels after the plan's own work.
 
         Args:
-            plan: the next one of the space; the first may have any number.
+            plan: the space's next plan; the first may have any number.
             forward: called once, with the step's inputs; its result is returned.
 
         Raises:
             PlanError, TensorError, BlockError, NoHostPoolError: the plan is of a space with another configuration, or
                 does not fit storage and tables.
-            ConfigurationError: ``forward`` cannot be called.
-            StepError: not the plan that comes next, or a step before failed and was not aborted.
-            StorageError: the storage sleeps.
+            ConfigurationError: ``forward`` is not callable.
+            StepError: the plan is not the next one, or an earlier step failed and was not aborted.
+            StorageError: the storage is asleep.
             DeviceLostError: the device failed; no further plan is executed.
 
-        If any of these is raised except the last, nothing of the plan was executed. An exception of ``forward`` is
-        passed on as it is. After any exception call ``space.abort(plan.step_id)``, and :meth:`abort` with its answer.
+        If any of these except the last is raised, no part of the plan was executed. Exceptions of ``forward`` propagate
+        unchanged. After any exception call ``space.abort(plan.step_id)``, and :meth:`abort` with its result.
         """
         self._require_running()
         if not callable(forward):
@@ -212,10 +213,10 @@ class PlanExecutor:
         return self.done()
 
     def abort(self, aborted: AbortedSteps) -> None:
-        """Forget steps that the space has aborted, after waiting for those that run on the device.
+        """Drop steps that the space has aborted, after waiting for those that run on the device.
 
         Args:
-            aborted: the answer of ``space.abort``.
+            aborted: the result of ``space.abort``.
 
         Raises:
             StepError: :meth:`done` has returned one of them already.
@@ -227,7 +228,7 @@ class PlanExecutor:
             return
         first = min(aborted.step_ids)
         if first <= self._last_done:
-            raise StepError(f"step {first} cannot be aborted: the steps up to {self._last_done} were told to be done")
+            raise StepError(f"step {first} cannot be aborted: done() has returned the steps up to {self._last_done}")
         try:
             for ticket in self._begun:
                 ticket.wait()
@@ -268,15 +269,15 @@ class PlanExecutor:
     def _require_running(self) -> None:
         self._require_alive()
         if self._state is _State.FAILED:
-            raise StepError(f"step {self._next_step} failed: abort it in the space, and tell this executor")
+            raise StepError(f"step {self._next_step} failed: abort it in the space, and pass the result to abort()")
 
     def _require_next(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
         if not isinstance(plan, StepPlan):
             raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
         if plan.step_id in self._aborted or self._next_step not in {None, plan.step_id}:
             raise StepError(
-                f"step {plan.step_id} cannot be carried out: step {self._next_step} comes next, each once, in order, "
-                "and none that was aborted"
+                f"step {plan.step_id} cannot be executed: step {self._next_step} is next; each step runs once, in "
+                "order, and not after it was aborted"
             )
         if self.in_order and stream is not None:
             if self._stream is not None and stream != self._stream:
@@ -311,7 +312,7 @@ class PlanExecutor:
     # Carrying out
 
     def _current_stream(self) -> "torch.cuda.Stream | None":
-        """The stream in which a step is launched. It is looked up once a step, since that takes the host 4 us."""
+        """The current stream, in which a step is launched. Queried once per step, since that takes 4 us."""
         device = self.storage.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
@@ -354,7 +355,7 @@ class PlanExecutor:
         return result
 
     def _swap(self, plan: StepPlan, tickets: list[CopyTicket]) -> None:
-        """Begin the plan's swaps behind the steps before; those out come first, since they read before all else."""
+        """Begin the plan's swaps after earlier steps; swaps out first, since they must read before anything writes."""
         for moves in plan.swaps_out:
             ticket = self.transfers.swap_out(moves.pool, moves.src_ids, moves.dst_ids)
             self._reading.append(_Reading(moves.pool, frozenset(moves.src_ids.tolist()), ticket))
@@ -362,7 +363,7 @@ class PlanExecutor:
         tickets.extend(self.transfers.swap_in(each.pool, each.src_ids, each.dst_ids) for each in plan.swaps_in)
 
     def _wait_for_readers(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> None:
-        """Make the forward pass wait for swaps that still read a block which it writes."""
+        """Make the forward pass wait for swaps that still read a block that it writes."""
         if not self._reading:
             return
         self._reading = [reading for reading in self._reading if not reading.ticket.is_done()]
@@ -376,7 +377,7 @@ class PlanExecutor:
     # Loss of the device
 
     def _end_if_lost(self, problem: Exception, over: tuple[StepId, ...] = ()) -> None:
-        """Raise DeviceLostError, and end for good, if the device failed; return for any other exception."""
+        """Raise DeviceLostError, and execute no further plan, if the device failed; return for any other exception."""
         if not is_device_failure(problem):
             return
         self._state = _State.ENDED

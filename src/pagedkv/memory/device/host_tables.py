@@ -1,7 +1,7 @@
-"""A copy of the device's block tables on the host, used only while blocks are swapped beside the steps.
+"""HostTables: a copy of the device's block tables on the host, used only while swaps run concurrently with steps.
 
-Recording a plan costs an append to a list. Its entries are written into the tables when they are needed, or when many
-plans are recorded.
+Recording a plan appends it to a list. Its entries are written into the tables when they are needed, or when many plans
+are recorded.
 """
 
 from typing import Final, final
@@ -22,7 +22,8 @@ class HostTables:
     """All tables, by row.
 
     Args:
-        tables: the tables of the space; max_rows: rows.
+        tables: the tables of the space.
+        max_rows: number of rows.
     """
 
     def __init__(self, tables: SpaceTables, max_rows: int) -> None:

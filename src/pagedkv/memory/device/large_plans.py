@@ -1,4 +1,4 @@
-"""Plans whose table entries overflow a staging buffer: these are applied first, from buffers of their own."""
+"""Plans with more table entries than fit into a staging buffer: the entries are applied first, from further buffers."""
 
 from typing import Final
 
@@ -33,7 +33,7 @@ PARTS_OF_ROWS: Final = (RUNS, COMPUTE, UNKNOWN, STARTS, DRAFT_STATES)
 
 
 def buffer_words(layout: PlanLayout, sizes: TableGeometry, num_entries: int) -> int:
-    """Return the words of a packet: all parts about rows, and this many entries, each perhaps also a new block."""
+    """Return the words of a packet with all parts about rows and this many entries, each with a new block."""
     ranges = sum(ARRAYS_OF_KIND[kind] for kind, _ in layout.lines if kind in PARTS_OF_ROWS)
     return len(layout.template) + ranges * padded(sizes.max_rows) + 2 * padded(num_entries)
 

@@ -5,10 +5,10 @@ A layout names its axes from the outermost to the innermost::
     B  blocks of the pool     L  layers of the group    K  keys, then values
     N  tokens of a block      H  heads                  C  content: one head's dimensions
 
-    BLKNHC   [num_blocks, layers, 2, block_size, heads, dim]: block-major, the default; a block is one piece of memory
-    BLHNC    block-major, keys and values of a token and head behind one another: K, left out, stands before C
-    LBKNHC   layer-major: a block is one piece a layer
-    BLNC     latents: neither heads, nor keys apart from values
+    BLKNHC   [num_blocks, layers, 2, block_size, heads, dim]: block-major, the default; a block is contiguous
+    BLHNC    block-major, key and value of a token and head adjacent: K is left out, which means before C
+    LBKNHC   layer-major: a block has one contiguous piece for each layer
+    BLNC     latents: without heads, and without separate values
 
 If keys and values have different dimensions, all axes inside K have a size for each. This module uses no tensors: it
 computes numbers of elements from sizes.
@@ -30,11 +30,11 @@ CONTENT: Final = "C"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The place of the keys, or the values, of a group, in elements.
+    """The location of the keys, or the values, of a group, in elements.
 
     Args:
-        offset: of the first element.
-        strides: from one element to the next along each axis, by its letter.
+        offset: offset of the first element.
+        strides: stride of each axis, by its letter.
     """
 
     offset: int
@@ -46,9 +46,9 @@ class Pieces:
     """The contiguous pieces of memory that form one block.
 
     Args:
-        offsets: where each begins in block 0.
-        sizes: their lengths.
-        strides: from a block's piece to the next block's.
+        offsets: offset of each piece of block 0.
+        sizes: size of each piece.
+        strides: distance from a block's piece to the next block's.
     """
 
     offsets: tuple[int, ...]
@@ -85,7 +85,7 @@ def parse_layout(layout: str, axes: str) -> str:
         axes: the letters that it must have; K may be left out.
 
     Raises:
-        ConfigurationError: a letter is unknown, missing or there twice, or K is inside C.
+        ConfigurationError: a letter is unknown, missing or repeated, or K is inside C.
     """
     if not isinstance(layout, str):
         raise ConfigurationError(f"a layout names each of the axes {'/'.join(axes)} once, got {layout!r}")
@@ -93,7 +93,7 @@ def parse_layout(layout: str, axes: str) -> str:
     if sorted(whole) != sorted(axes):
         raise ConfigurationError(f"a layout names each of the axes {'/'.join(axes)} once, got {layout!r}")
     if PARTS in whole and whole.index(PARTS) > whole.index(CONTENT):
-        raise ConfigurationError(f"layout {layout!r} splits the dimensions of a head into keys and values: K before C")
+        raise ConfigurationError(f"layout {layout!r} has K inside the dimensions of a head: put K before C")
     return whole
 
 
@@ -102,8 +102,8 @@ def place(layout: str, sizes: Mapping[str, int], dims: tuple[int, ...]) -> Place
 
     Args:
         layout: as :func:`parse_layout` returns it.
-        sizes: extent of every axis but C and K.
-        dims: extent of C for each part: of keys and values, or of latents alone.
+        sizes: extent of every axis except C and K.
+        dims: extent of C for each part: for keys and values, or for latents alone.
     """
     extents, offsets = [1] * len(dims), [0] * len(dims)
     strides: list[dict[str, int]] = [{} for _ in dims]
@@ -124,7 +124,7 @@ def _pieces(layout: str, sizes: Mapping[str, int], parts: tuple[Part, ...]) -> P
     apart = parts if PARTS in outside else (Part(0, parts[0].strides),)
     axes = [letter for letter in outside if letter != PARTS]
     if CONTENT in axes or not inside:
-        raise ConfigurationError(f"layout {layout!r} scatters a head's dimensions over blocks: B before C")
+        raise ConfigurationError(f"layout {layout!r} has B inside the dimensions of a head: put B before C")
     offsets, lengths = [], []
     for part in apart:
         for place_ in product(*(range(sizes[letter]) for letter in axes)):

@@ -1,8 +1,8 @@
-"""The ring of packets: pinned buffers that the host fills and a GPU reads, each protected by an event.
+"""PacketRing: pinned buffers that the host fills and a GPU reads, each protected by an event.
 
-A buffer is rewritten only when its event shows that the kernel which read it has ended. The GPU itself counts its
-packets (``clock``), so a captured graph finds the next packet without an argument. Hence the host must launch exactly
-one packet between two that it stages.
+A buffer is rewritten only when its event shows that the kernel that read it has ended. The GPU counts its packets
+itself (``clock``), so a captured graph needs no argument to locate the next packet. Hence the host must launch each
+packet exactly once, before it stages the next one.
 """
 
 from typing import final
@@ -19,10 +19,10 @@ __all__ = ["PacketRing"]
 
 @final
 class PacketRing:
-    """Buffers for packets on their way to a device.
+    """Buffers for packets from the host to a device.
 
     Args:
-        buffers: int32 ``[num_buffers, words]``, in pinned memory where the device is a GPU.
+        buffers: int32 ``[num_buffers, words]``, in pinned memory if the device is a GPU.
         device: the device that reads them.
 
     Raises:
@@ -49,15 +49,15 @@ class PacketRing:
         return self._num_staged > self._num_fenced
 
     def stage(self, words: Int32Array) -> None:
-        """Put a packet into the next buffer, once the device has read the packet in it.
+        """Write a packet to the next buffer, once the device has read the buffer's earlier packet.
 
         Raises:
-            StepError: the packet before was not launched, or not fenced.
+            StepError: the previous packet was not launched, or not fenced.
 
-        Cost: O(words). If the device is as many packets behind as there are buffers, the host waits for it.
+        Cost: O(words). While the device has not read the packets of any buffer, the host waits.
         """
         if self.is_staged:
-            raise StepError("a packet is staged already: launch it before the next one, and fence it")
+            raise StepError("a packet is already staged: launch and fence it before the next one")
         place = self._num_staged % len(self._views)
         event = self._events[place]
         if event is not None:
@@ -72,7 +72,7 @@ class PacketRing:
             StepError: nothing is staged.
         """
         if not self.is_staged:
-            raise StepError("no packet is staged that a fence could stand behind")
+            raise StepError("there is no staged packet to fence: stage and launch one first")
         if self._stream_of is not None:
             place = self._num_fenced % len(self._views)
             event = self._events[place] or torch.cuda.Event()

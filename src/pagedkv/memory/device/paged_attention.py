@@ -1,8 +1,8 @@
 """The inputs of paged attention kernels: rows, a layer's memory, and lists of a step's work.
 
-A step's rows are split into independent pieces of work, so that a row's answer is the same to the last bit whatever
-other rows the step has. Rows of few queries (decoding) are split along their keys: a *tile* is some keys of a row, a
-*span* is consecutive tiles with one common partial answer, and spans are merged in their order::
+A step's rows are split into independent pieces of work, so that a row's answer is bitwise the same for any other rows
+of the step. Rows of few queries (decoding) are split along their keys: a *tile* is some keys of a row, a *span* is
+consecutive tiles with one common partial answer, and spans are merged in their order::
 
     keys of a row     0      64     128    192    256    320    345
     tiles             | t    | t    | t    | t    | t    | t   |
@@ -10,12 +10,13 @@ other rows the step has. Rows of few queries (decoding) are split along their ke
 
 The width of a span depends only on the row's own length. Rows of many queries (prompts) are split along their queries:
 an *item* is some queries of one row with all the keys that they see. *Chunks* are rows between the two, such as a
-question behind a long cached prefix. They have too few items to occupy a device, so items are split along their keys
-too. Consecutive rows that begin with the same blocks may read these once: the shared blocks are items of the first of
-them, their leader, and give a partial answer for each of the rows.
+question after a long cached prefix. They have too few items to occupy a device, so their items are split along keys
+too. Consecutive rows that begin with the same blocks may read these once: the shared blocks are items of the first row,
+their leader, and yield a partial answer for each of the rows.
 
-The lists are made on the device from lengths that are there, once a step for all layers with the same ``Reading``, so
-that one captured graph serves any step. The kernels process them with as many programs as the device holds.
+The lists are made on the device, from lengths in its memory, once per step for all layers with the same ``Reading``. So
+one captured graph can be replayed for any step. The kernels process the lists with as many programs as fit on the
+device.
 """
 
 from dataclasses import dataclass
@@ -43,13 +44,13 @@ __all__ = [
 ]
 
 ENTRY_WORDS: Final = 8
-"""Words of a tile: place, first token, queries, position of the first, first key, slot, partial row, tiles of its span
-before it times two plus whether it is the last. Words of an item: place, first token, queries, position of the first,
-first key, end of its keys, partial row, slot."""
+"""Words of a tile: place, first token, number of queries, position of the first query, first key, slot, partial row,
+and 2 * (tiles of its span before it) + (1 if it is the last of its span). Words of an item: place, first token, number
+of queries, position of the first query, first key, end of its keys, partial row, slot."""
 NO_PARTIAL: Final = -1
 """Partial row of a result that needs no merging."""
 NUM_COUNTS: Final = 3
-"""Tiles, items, merges."""
+"""Counts of a list: tiles, items, merges."""
 SEES_ALL: Final = 2**30
 """Position of queries that see all keys of their item."""
 FEW_HEADS: Final = 16
@@ -58,13 +59,13 @@ HALF_NBYTES: Final = 2
 WIDE: Final = 256
 MIDDLE: Final = 128
 WIDEST_POWER: Final = 512
-"""Dimensions of a head above which tiles are smaller. Values above WIDEST_POWER are held padded to its double."""
+"""Dimensions of a head above which tiles are smaller. Values wider than WIDEST_POWER are padded to twice of it."""
 LEAST_EXTENT: Final = 16
-"""Least extent of a product of tiles."""
+"""Smallest extent of a matrix product of tiles."""
 MOST_COMMON: Final = 16
 """Most spans of a shared prefix."""
 MERGE_WORDS: Final = 4
-"""Words of a merge: token, spans, partial row of the first span, partial rows from one span to the next."""
+"""Words of a merge: token, number of spans, partial row of the first span, distance to the next span's partial row."""
 CHUNK_PARTIAL_NBYTES: Final = 2**29
 """Most bytes of the partial answers of chunks, which limits into how many spans they are split."""
 
@@ -74,8 +75,8 @@ class PagedRows(NamedTuple):
 
     Args:
         block_tables: int32 ``[places, width]``.
-        starts: int32 ``[places]``, where each row's positions begin; seq_lens: int32 ``[places]``, where they end.
-            Both are equal for a row that computes nothing.
+        starts: int32 ``[places]``, the first position of each row.
+        seq_lens: int32 ``[places]``, the end of each row's positions; equal to its start for a row without queries.
         query_start_loc: int32 ``[places + 1]``, tokens before each place in the flat order.
     """
 
@@ -89,12 +90,14 @@ class PagedLayer(NamedTuple):
     """One layer's memory and score parameters.
 
     Args:
-        keys: ``[num_blocks, block_size, key heads, key_dim]``; values: ``[..., value_dim]``; of any strides except the
-            last. Latents are keys of one head, and their values are the keys' first dimensions in the same memory.
+        keys: ``[num_blocks, block_size, key heads, key_dim]``, with contiguous elements of a head. Latents are keys of
+            one head.
+        values: ``[num_blocks, block_size, key heads, value_dim]``, likewise. Values of latents are a view of the keys'
+            first dimensions.
         scale: factor of the product of query and key.
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: no cap.
-        key_scales, value_scales: float32 ``[key heads or 1]`` for memory of eight bits: a stored number stands for
-            itself times its scale.
+        key_scales, value_scales: float32 ``[key heads or 1]`` for memory of eight bits: the value of a stored number is
+            the number times its scale.
     """
 
     keys: torch.Tensor
@@ -111,19 +114,20 @@ class PagedLayer(NamedTuple):
 
     @property
     def is_read_once(self) -> bool:
-        """Whether the keys in a kernel serve as values too: those of latents with dimensions that fill their tile."""
+        """Whether a kernel uses loaded keys as values too: for latents whose dimensions fill their tile."""
         value_dim = self.values.shape[3]
         return self.is_latent and value_dim >= LEAST_EXTENT and value_dim & (value_dim - 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a query at position q sees, of the positions p <= q; the same for all layers of one list.
+    """Which positions p <= q a query at position q sees; the same for all layers of one list.
 
     Args:
         heads_of_key: query heads that share a key head.
-        window: only ``p > q - window``, and the first ``num_sink_tokens`` (StreamingLLM, 2023).
-        chunk: only positions with ``p // chunk == q // chunk``.
+        window: only positions ``p > q - window``, and the first ``num_sink_tokens`` (StreamingLLM, 2023); 0: all.
+        chunk: only positions with ``p // chunk == q // chunk``; 0: all.
+        num_sink_tokens: with a window, leading positions that every query sees.
     """
 
     heads_of_key: int
@@ -140,7 +144,7 @@ class Reading:
             raise ConfigurationError(f"a layer has a window ({self.window}) or a chunk ({self.chunk}), not both")
 
     def first_seen(self, position: int) -> int:
-        """Return the first position that a query sees, apart from sink tokens."""
+        """Return the first position that a query at ``position`` sees, apart from sink tokens."""
         if self.window:
             return max(0, position - self.window + 1)
         return position // self.chunk * self.chunk if self.chunk else 0
@@ -148,20 +152,22 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How work is split, and how many threads process it. Answers depend on it only by rounding.
+    """How work is split, and how many threads process it. It affects only the rounding of answers.
 
     Args:
-        key_tile: keys of a tile; span_tiles: tiles of a span, or a multiple if there would be more than ``most_spans``.
-        head_tile: most heads of a key head that a program holds at once.
+        key_tile: keys of a tile.
+        span_tiles: tiles of a span, or a multiple if there would be more than ``most_spans``.
+        head_tile: most heads of a key head that a program processes at once.
         warps, stages, programs: of the kernel for tiles: warps of a program, tiles in its pipeline, programs on a
             multiprocessor.
-        query_rows: queries times heads of an item, at least the heads of a key; query_keys: keys that it reads at once.
+        query_rows: queries times heads of an item, at least the heads of a key.
+        query_keys: keys that an item reads at once.
         query_warps, query_stages, query_programs: the same for the kernel for items; query_registers: most registers of
             a thread there; 0: no limit.
         shared_span: tokens of a shared prefix that one item reads, or a multiple.
-        chunk_queries: rows of more than a few and at most so many queries are chunks; chunk_span: keys of a span of a
-            chunk, or a multiple if there would be more than ``most_chunk_spans``, or more partial answers than
-            ``chunk_partials`` a row.
+        chunk_queries: most queries of a chunk; rows of more queries are prompts.
+        chunk_span: keys of a span of a chunk, or a multiple if there would be more than ``most_chunk_spans`` spans, or
+            more than ``chunk_partials`` partial answers per row.
     """
 
     key_tile: int = 128
@@ -189,26 +195,30 @@ class WorkList:
     """The work of one step, for all layers with the same reading.
 
     Args:
-        reading: what their queries see.
-        max_places: most rows of a step; max_tokens: most tokens of a step; max_length: most tokens of a row.
-        num_heads: query heads; value_dim: dimensions of an answer.
-        few_queries: rows of at most this many queries are split along their keys: one, and drafts.
-        shares: whether rows that begin with the same blocks read them once. If so, their answers depend, by rounding,
-            on which rows share; else they depend only on the row itself.
+        reading: which positions queries see.
+        max_places: most rows of a step.
+        max_tokens: most tokens of a step.
+        max_length: most tokens of a row.
+        num_heads: query heads.
+        value_dim: dimensions of an answer.
+        few_queries: rows of at most this many queries are split along their keys: one query, and drafts.
+        shares: whether rows that begin with the same blocks read them once. If so, the rounding of an answer depends on
+            the rows that share; else it depends only on the row itself.
         tiling: how work is split.
         device: the device of the lists.
 
     Attributes:
         tiles, items: int32 ``[capacity, ENTRY_WORDS]``; merges: int32 ``[capacity, MERGE_WORDS]``.
         by_items: whether rows of few queries are split into items too, one for each span, for their many heads.
-        counts: int32 ``[NUM_COUNTS]``, how many of each there are.
-        shared: int32 ``[max_places, 2]``: tokens in the prefix that consecutive rows share, and, at the first row, how
-            many rows do.
+        counts: int32 ``[NUM_COUNTS]``, the numbers of tiles, items and merges.
+        shared: int32 ``[max_places, 2]``: tokens of the prefix that consecutive rows share, and, at the first of these
+            rows, their number.
         partials: float32 ``[partial rows, num_heads, value_dim]``; sums: float32 ``[partial rows, num_heads]``, the
-            logarithm (base 2) of the divisor of each partial answer. Partial row ``slot * few_rows + number`` has the
-            span ``slot`` of a query of a row of few queries; those of chunks follow, from ``chunk_base`` on,
+            logarithm (base 2) of the divisor of each partial answer. Partial row ``slot * few_rows + number`` is for
+            the span ``slot`` of a query of a row of few queries; those of chunks follow, from ``chunk_base`` on,
             ``chunk_partials`` for each place.
-        chunk_queries: most queries of a chunk; 0: no row is one, since windows bound the keys, or memory the spans.
+        chunk_queries: most queries of a chunk; 0: there are no chunks, since windows limit the keys, or memory the
+            spans.
 
     Raises:
         ConfigurationError: a number is out of range, or there is not enough memory for the lists.
@@ -273,7 +283,7 @@ class WorkList:
             nbytes = 4 * (ENTRY_WORDS * (num_tiles + num_items) + num_rows * num_heads * (value_dim + 1))
             raise ConfigurationError(
                 f"lists and partial answers of {max_places} rows of {max_length} tokens take {nbytes / 2**30:.1f} GiB, "
-                "which the device does not have: lower max_places or most_spans"
+                "more than the device has free: lower max_places or most_spans"
             ) from problem
 
     @property
@@ -283,23 +293,25 @@ class WorkList:
 
     @property
     def tokens_of_tile(self) -> int:
-        """Queries of a row that a tile answers at once."""
+        """Most queries of a tile."""
         if self.by_items:
             return self.tokens_of_item
         return max(1, 16 // self.reading.heads_of_key)
 
     @property
     def tokens_of_item(self) -> int:
-        """Queries of a row that an item answers."""
+        """Most queries of an item."""
         return max(1, self.tiling.query_rows // self.reading.heads_of_key)
 
 
-def tiling_for(  # noqa: PLR0911 - one answer a kind of layer
+def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
     layer: PagedLayer, reading: Reading, query_nbytes: int = 2
 ) -> Tiling:
-    """Choose the tiling of a layer, by measurements on an H200 (docs/decisions/0036-paged-attention.md).
+    """Choose the tiling of a layer, from measurements on an H200 (docs/decisions/0036-paged-attention.md).
 
     Args:
+        layer: the layer's memory.
+        reading: which positions its queries see.
         query_nbytes: bytes of an element of the queries.
     """
     widest = max(layer.keys.shape[3], layer.values.shape[3])

@@ -1,11 +1,11 @@
-"""Pages: the blocks of an attention kernel, if its block size is a part of the manager's.
+"""Pages: the blocks of an attention kernel whose block size divides the manager's.
 
 A kernel needs ``keys[page]`` to be ``page_size`` consecutive tokens, and the address of a page to be its number times
 one stride. In a block-major pool the next part of a block is one stride away, but the next block is many strides away::
 
     block 0                                  block 1
     | layer 0            | layer 1         | | layer 0 ...
-    | page 0 | page 1    | ...               | page 6 | page 7       here 2 pages a block, and 6 strides from block
+    | page 0 | page 1    | ...               | page 6 | page 7       here 2 pages per block, and 6 strides from block
                                                                      to block
 
 So a page's number is ``block * block_step + part * part_step``, and the numbers in between belong to other layers. The
@@ -25,10 +25,10 @@ class PageNumbers:
     """The numbering of pages.
 
     Args:
-        page_size: tokens a page.
-        per_block: pages a block.
-        block_step: from a block's first page to the next block's.
-        part_step: from a page to the next one of the same block.
+        page_size: tokens of a page.
+        per_block: pages of a block.
+        block_step: difference of the numbers of the first pages of consecutive blocks.
+        part_step: difference of the numbers of consecutive pages of one block.
         stride: elements from page number n to n + 1.
     """
 
@@ -47,14 +47,15 @@ def number_pages(block_size: int, page_size: int, block_stride: int, token_strid
     """Number the pages of one tensor.
 
     Args:
-        block_size: tokens of a block; page_size: of a page.
-        block_stride, token_stride: elements from a block, and from a token of it, to the next.
+        block_size: tokens of a block.
+        page_size: tokens of a page.
+        block_stride, token_stride: elements from a block, and from a token, to the next one.
 
     Raises:
-        ConfigurationError: pages do not fill blocks.
+        ConfigurationError: the block size is not a multiple of the page size.
     """
     if page_size < 1 or block_size % page_size:
-        raise ConfigurationError(f"blocks of {block_size} tokens are not made of pages of {page_size}")
+        raise ConfigurationError(f"blocks of {block_size} tokens cannot be divided into pages of {page_size}")
     per_block = block_size // page_size
     if per_block == 1:
         return PageNumbers(page_size, 1, 1, 1, block_stride)

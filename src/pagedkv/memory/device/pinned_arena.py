@@ -1,7 +1,7 @@
-"""A region of pinned host memory that gives out buffers of any size, each taken until no view of it is left.
+"""PinnedArena: allocates buffers of any size in a region of pinned host memory; a buffer lives as long as its views.
 
-A GPU copies from and to such buffers without the host. Buffers are given by first fit, and neighbours that are free are
-one extent again, so that buffers of one size leave no holes of others::
+A GPU copies from and to such buffers without the host. Buffers are allocated by first fit, and adjacent free extents
+are merged, so that the region does not fragment for buffers of one size::
 
     | buffer | free | buffer       | free                |
 """
@@ -29,9 +29,9 @@ class PinnedArena:
 
     Args:
         nbytes: size of the region.
-        what: for messages.
-        is_pinned: False where there is no GPU.
-        alignment: bytes; every buffer begins at a multiple of it.
+        what: name of the region in messages.
+        is_pinned: whether to pin the region; False without a GPU.
+        alignment: every buffer begins at a multiple of this number of bytes.
 
     Raises:
         ConfigurationError: there is not enough memory, or it cannot be pinned.
@@ -52,13 +52,14 @@ class PinnedArena:
         self._released: deque[tuple[int, int]] = deque()
 
     def take(self, nbytes: int) -> memoryview | None:
-        """Take a buffer, of undefined content; None if there is no room now. O(free extents).
+        """Allocate a buffer of undefined content; return None if there is no room now. O(free extents).
 
-        It is released when no view of it is left. A copy by a GPU is no view: its caller keeps one until it has ended.
+        The buffer is released with its last view. A GPU's copy does not count as a view: the caller of the copy must
+        keep one until the copy has ended.
         """
         size = max(1, -(-nbytes // self._alignment)) * self._alignment
         with self._lock:
-            self._take_back()
+            self._collect_released()
             for place, start in enumerate(self._starts):
                 if self._sizes[start] >= size:
                     self._cut(place, start, size)
@@ -73,13 +74,13 @@ class PinnedArena:
 
     @property
     def free_nbytes(self) -> int:
-        """Bytes that are not taken, in extents of any size."""
+        """Free bytes, in extents of any size."""
         with self._lock:
-            self._take_back()
+            self._collect_released()
             return sum(self._sizes.values())
 
     def _cut(self, place: int, start: int, size: int) -> None:
-        """Take the head of a free extent."""
+        """Allocate the first bytes of a free extent."""
         left = self._sizes.pop(start) - size
         if left:
             self._starts[place] = start + size
@@ -87,13 +88,13 @@ class PinnedArena:
         else:
             del self._starts[place]
 
-    def _take_back(self) -> None:
-        """Enter what was released since the last call; finalizers run at any moment, so they only append."""
+    def _collect_released(self) -> None:
+        """Free the buffers released since the last call. Finalizers, which run at any time, only append to a list."""
         while self._released:
             self._enter(*self._released.popleft())
 
     def _enter(self, start: int, size: int) -> None:
-        """Enter a free extent, and merge it with its neighbours."""
+        """Add a free extent, and merge it with its neighbours."""
         place = bisect_left(self._starts, start)
         if place < len(self._starts) and self._starts[place] == start + size:
             size += self._sizes.pop(self._starts.pop(place))

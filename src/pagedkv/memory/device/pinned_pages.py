@@ -14,7 +14,8 @@ def allocate_pages(nbytes: int, what: str) -> torch.Tensor:
     """Allocate whole pages of host memory, since pinned memory must not share pages with other allocations.
 
     Args:
-        nbytes: how many; what: for messages.
+        nbytes: number of bytes.
+        what: name of the memory in messages.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -28,13 +29,13 @@ def allocate_pages(nbytes: int, what: str) -> torch.Tensor:
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Pin memory in place: torch's own pinned allocations are powers of two, which wastes up to half of them.
+    """Pin memory in place. Torch's own pinned allocations are rounded up to powers of two, which wastes up to half.
 
     Raises ConfigurationError.
     """
     status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(status) != 0:
-        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA says {int(status)}")
+        raise ConfigurationError(f"{memory.numel():,} bytes of host memory cannot be pinned: CUDA error {int(status)}")
 
 
 def unpin(memory: torch.Tensor) -> None:

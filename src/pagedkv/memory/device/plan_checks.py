@@ -1,7 +1,7 @@
-"""Checks of a plan before any of it is executed, so that a refused plan has written nothing.
+"""Checks a plan before any part of it is executed, so that a refused plan has written nothing.
 
-A plan's buffer is consistent in itself (``StepPlan.from_buffer`` checks that). The checks here are whether it is a plan
-of *this* space, and fits *these* tables. They make a few passes over its words, since they run between two GPU steps.
+``StepPlan.from_buffer`` has checked that a plan's buffer is consistent. The checks here are whether the plan is one of
+*this* space, and fits *these* tables. They make only a few passes over its words, since they run between two GPU steps.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from pagedkv.memory.device.table_arrays import TableGeometry
 __all__ = ["PlanChecks", "require_fingerprint"]
 
 _Part: TypeAlias = tuple[int, int]
-"""Where a part of the plan begins, and the length of its arrays."""
+"""First word of a part of the plan, and the length of its arrays."""
 
 
 @final
@@ -41,8 +41,8 @@ class PlanChecks:
     """Checks of the plans of one space.
 
     Args:
-        sizes: of the tables.
-        num_blocks: blocks of the pool of each table; ids must be smaller.
+        sizes: sizes of the tables.
+        num_blocks: for each table, blocks of its pool; ids must be smaller.
         names: name of each table in errors.
     """
 
@@ -59,7 +59,7 @@ class PlanChecks:
         self._places[1::2] += LENGTH - OFFSET
 
     def require_plan(self, words: Int32Array) -> tuple[int, int]:
-        """Check a plan's words; return how many rows and positions it computes.
+        """Check a plan's words; return the numbers of rows and of positions that it computes.
 
         Raises:
             PlanError: a plan of another space, rows or entries beyond the tables, blocks beyond their pool, or a row
@@ -68,8 +68,8 @@ class PlanChecks:
         """
         if len(words) < len(self._sizes.layout.template) or words.take(self._fixed).tobytes() != self._fixed_words:
             self._refuse_layout(words)
-        told = words.take(self._places).tolist()
-        *writes, compute = zip(told[::2], told[1::2], strict=True)
+        part_words = words.take(self._places).tolist()
+        *writes, compute = zip(part_words[::2], part_words[1::2], strict=True)
         if compute[1] == 0 or not self._fits(words, writes, compute):
             for group in range(self._sizes.num_tables):
                 runs, entries = writes[2 * group : 2 * group + 2]
@@ -80,8 +80,8 @@ class PlanChecks:
     def _fits(self, words: Int32Array, writes: Sequence[_Part], compute: _Part) -> bool:
         """Return whether every group's entries fit, by the largest number of each array, in one pass.
 
-        If it returns False they may fit all the same, since the last start and the largest count may be of different
-        runs. (NumPy takes three times as long if the bounds are a list.)
+        They may fit although it returns False, since the last start and the largest count may belong to different runs.
+        (NumPy takes three times as long if the bounds are a list.)
         """
         bounds: list[int] = []
         limits = []
@@ -126,7 +126,7 @@ class PlanChecks:
             if ends[place] > width:
                 raise PlanError(
                     f"row {rows[place]} of {self._names[group]} would have {ends[place]} entries, but its table has "
-                    f"room for {width}: give the tables the space's max_tokens"
+                    f"room for {width}: build the tables with the space's max_tokens"
                 )
         if block_ids.max() >= self._num_blocks[group]:
             raise PlanError(

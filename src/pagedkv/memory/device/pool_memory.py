@@ -1,7 +1,7 @@
-"""The memory of one pool: its blocks on the device, and those of the host pool that swapping uses.
+"""PoolMemory: the memory of one pool: its blocks on the device, and those of its host pool, for swapping.
 
-These are plain bytes; :mod:`pagedkv.memory.device.storage` assigns them to groups. In a block-major pool the blocks
-follow each other. In any other layout a block is several pieces on the device, but one on the host, where no kernel
+It is plain bytes; :mod:`pagedkv.memory.device.storage` views them for groups. In a block-major pool a block is
+contiguous. In any other layout a block has several pieces on the device, but is contiguous on the host, where no kernel
 reads it::
 
     device, block-major    | block 0       | block 1       | block 2 ...
@@ -31,7 +31,9 @@ class PoolMemory:
     """Blocks of one pool.
 
     Attributes:
-        name: of the pool; num_blocks, num_host_blocks: how many there are; block_nbytes: bytes of one.
+        name: name of the pool.
+        num_blocks, num_host_blocks: blocks on the device and on the host.
+        block_nbytes: bytes of a block.
         pieces: the pieces of a block on the device.
         device_bytes: uint8 ``[num_blocks * block_nbytes]``; must not be accessed while asleep.
         host_bytes: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU. If the caller passed it,
@@ -43,7 +45,7 @@ class PoolMemory:
         DeviceUnavailableError: the driver of the GPU cannot reserve addresses.
     """
 
-    def __init__(  # noqa: PLR0913 - the sizes of a pool, by keywords
+    def __init__(  # noqa: PLR0913 - sizes of a pool, by keywords
         self,
         name: str,
         *,
@@ -87,7 +89,7 @@ class PoolMemory:
         self._memory.unmap()
 
     def wake(self) -> None:
-        """Map memory at the same addresses again; views, and graphs that hold them, are valid again."""
+        """Map memory at the same addresses again; views, and graphs that use them, are valid again."""
         self._memory.map()
         self._zero_null_block()
 
@@ -102,7 +104,7 @@ class PoolMemory:
     def require_awake(self) -> None:
         """Raise StorageError if the device memory is released."""
         if not self.is_awake:
-            raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are carried out")
+            raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are executed")
 
     def _zero_null_block(self) -> None:
         """Zero the null block, since padded rows of a batch read it."""

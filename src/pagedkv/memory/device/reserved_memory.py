@@ -1,6 +1,7 @@
 """Memory at fixed addresses: reserved once, and backed by physical memory while it is mapped.
 
-CUDA graphs and views hold addresses. While an engine sleeps, only the memory behind the addresses is released::
+CUDA graphs and views contain addresses. While an engine sleeps, the physical memory is released, and the addresses stay
+reserved::
 
     addresses   | reserved, for as long as a view lives                      |
     mapped      | piece     | piece     | piece     | rest |                     GPU: pieces of 1 GiB of the driver
@@ -37,8 +38,9 @@ class ReservedMemory(Protocol):
     """Bytes that can be released and mapped again at the same addresses.
 
     Attributes:
-        nbytes: how many; address: where they begin, for as long as the object or a view of it lives.
-        is_mapped: whether there is memory behind the addresses.
+        nbytes: number of bytes.
+        address: address of the first byte, reserved as long as the object or a view of it exists.
+        is_mapped: whether the addresses are backed by memory.
     """
 
     nbytes: int
@@ -49,7 +51,7 @@ class ReservedMemory(Protocol):
         """View the bytes, uint8 ``[nbytes]``, while they are mapped. Keeps the addresses reserved."""
 
     def map(self) -> None:
-        """Map memory, of undefined content. Raises ConfigurationError if there is not enough; nothing was taken."""
+        """Map memory of undefined content. Raises ConfigurationError, and maps nothing, if there is not enough."""
 
     def unmap(self) -> None:
         """Release the memory, after waiting for the device's pending work."""
@@ -59,7 +61,9 @@ def reserve(nbytes: int, what: str, device: torch.device) -> ReservedMemory:
     """Reserve addresses and map them.
 
     Args:
-        nbytes: at least 1; what: for messages; device: the device.
+        nbytes: number of bytes, at least 1.
+        what: name of the memory in messages.
+        device: the device.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -93,7 +97,7 @@ class HostMemory:
         return self._view
 
     def map(self) -> None:
-        """Do nothing: pages come when they are first touched."""
+        """Do nothing: the operating system maps pages when they are first touched."""
         self.is_mapped = True
 
     def unmap(self) -> None:
@@ -106,7 +110,7 @@ class HostMemory:
 class DriverMemory:
     """Addresses of CUDA's virtual memory management; see :class:`ReservedMemory`.
 
-    The addresses are released when the object and the last view of it are gone.
+    The addresses are released when neither the object nor a view of it exists.
 
     Args:
         nbytes, what, device: as for :func:`reserve`.
@@ -129,7 +133,7 @@ class DriverMemory:
         _require(status, f"reserve {nbytes:,} bytes of addresses")
         self.nbytes, self.address, self.is_mapped = nbytes, address.value, False
         self._pieces = _Pieces(self._driver, self.address)
-        weakref.finalize(self, _give_back, self._pieces, self._padded, device).atexit = False
+        weakref.finalize(self, _release_addresses, self._pieces, self._padded, device).atexit = False
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -229,8 +233,8 @@ class _Pieces:
         self._driver.cuMemAddressFree(ctypes.c_uint64(self.address), ctypes.c_size_t(nbytes))
 
 
-def _give_back(pieces: _Pieces, nbytes: int, device: torch.device) -> None:
-    """Release addresses that no view uses any more, after the device's pending work, which may still read them."""
+def _release_addresses(pieces: _Pieces, nbytes: int, device: torch.device) -> None:
+    """Release addresses without views, after the device's pending work, which may still access them."""
     with suppress(RuntimeError):  # a failed device has no pending work
         torch.cuda.synchronize(device)
     pieces.free(nbytes)
@@ -251,7 +255,7 @@ def _driver() -> Any:  # noqa: ANN401 - a library's functions
         library.cuMemAddressReserve  # noqa: B018 - the look-up raises if it is missing
     except (OSError, AttributeError) as problem:
         raise DeviceUnavailableError(
-            f"{LIBRARY} has no virtual memory management: CUDA 10.2 and newer have"
+            f"{LIBRARY} has no virtual memory management: drivers of CUDA 10.2 and newer have it"
         ) from problem
     return library
 

@@ -1,7 +1,7 @@
 """The content of a group's block: keys and values, compressed latents, or a recurrent state; and its size in bytes.
 
-A shape is that of one shard, so its heads are those of this device. Its bytes equal those of
-:mod:`pagedkv.planner.models`: nothing is padded, so a device takes exactly what a replay of the model counts.
+A shape describes one shard, so its heads are those on this device. Its bytes equal those of
+:mod:`pagedkv.planner.models`: without padding, so that a device uses exactly the memory that a replay counts.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ class KeyValueShape:
     """Keys and values of layers with attention.
 
     Args:
-        num_layers: layers that keep keys; layers that share an earlier layer's keys are not counted.
+        num_layers: layers that store keys; layers that share an earlier layer's keys are not counted.
         num_heads: heads of keys and values, on this device.
         key_dim: dimensions of a head's key.
         value_dim: dimensions of a head's value; None: as for keys.
         dtype: the stored type. With eight bits, a value divided by its scale is stored.
-        scaling: with eight bits, one scale a layer for keys and one for values ("tensor"), or one a head ("head").
+        scaling: with eight bits: "tensor": one scale per layer for keys and one for values; "head": one for each head.
         layout: the axes of the pool, see :mod:`pagedkv.memory.device.layout`.
     """
 
@@ -81,12 +81,13 @@ class KeyValueShape:
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Compressed latents (MLA): one vector a token and layer, for all heads, as key and as value.
+    """Compressed latents (MLA): one vector for each token and layer, for all heads, as key and as value.
 
     Args:
-        num_layers: layers that keep latents.
+        num_layers: layers that store latents.
         dim: dimensions of the vector, its rotary part included.
-        dtype: the stored type; layout: the axes of the pool.
+        dtype: the stored type.
+        layout: the axes of the pool.
     """
 
     num_layers: int
@@ -137,7 +138,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Recurrent state: a block holds every tensor of every layer, of one sequence at one position.
+    """Recurrent state: a block stores every tensor of every layer, of one sequence at one position.
 
     Args:
         num_layers: recurrent layers.
@@ -158,7 +159,7 @@ class StateShape:
         widest = max(tensor.dtype.itemsize for tensor in self.tensors)
         if self.block_nbytes() % widest:
             raise ConfigurationError(
-                f"a state of {self.block_nbytes():,} bytes cannot follow another: its widest type has {widest} bytes"
+                f"a state has {self.block_nbytes():,} bytes, which must be a multiple of its widest type's {widest}"
             )
 
     def block_nbytes(self, _: int = 1) -> int:

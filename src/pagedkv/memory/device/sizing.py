@@ -1,4 +1,4 @@
-"""How many blocks fit into a device's free memory, for given groups and shapes of their blocks."""
+"""Computes how many blocks fit into a device's free memory, for given groups and shapes of their blocks."""
 
 from collections.abc import Sequence
 from typing import Final, get_args
@@ -25,7 +25,7 @@ def pair_groups(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -> tu
     """
     for what, given, kinds in (("groups", groups, get_args(GroupSpec)), ("shapes", shapes, get_args(GroupShape))):
         if not isinstance(given, Sequence) or not all(isinstance(each, kinds) for each in given):
-            raise ConfigurationError(f"{what} must be a list of what pagedkv names so, got {given!r}")
+            raise ConfigurationError(f"{what} must be a sequence of pagedkv's {what}, got {given!r}")
     if len(groups) != len(shapes):
         raise ConfigurationError(f"{len(groups)} groups need as many shapes, got {len(shapes)}")
     for index, (group, shape) in enumerate(zip(groups, shapes, strict=True)):
@@ -52,17 +52,17 @@ def block_nbytes_of(groups: Sequence[GroupSpec], shapes: Sequence[GroupShape]) -
 
 
 def free_nbytes(device: "torch.device | str", fraction: float = 0.9) -> int:
-    """Return a fraction of a GPU's memory that is free now. Load the model, and run it once, before.
+    """Return a fraction of a GPU's memory that is free now. Call it after the model was loaded and run once.
 
     Raises:
         ConfigurationError: the fraction is not in (0, 1].
-        DeviceUnavailableError: no such GPU, or a CPU: free host memory says little, since the system may swap.
+        DeviceUnavailableError: there is no such GPU, or the device is a CPU, for which free memory is not meaningful.
     """
     if not 0 < as_number(fraction, "the fraction of free memory") <= 1:
         raise ConfigurationError(f"the fraction of free memory must be in (0, 1], got {fraction!r}")
     where = as_device(device)
     if where.type != "cuda":
-        raise DeviceUnavailableError("free memory is asked of a GPU: say how many bytes a CPU is to give")
+        raise DeviceUnavailableError("free memory is measured on a GPU alone: for a CPU, give the number of bytes")
     free, _ = torch.cuda.mem_get_info(where)
     return int(free * fraction)
 
@@ -73,9 +73,9 @@ def num_blocks_that_fit(
     """Split bytes among the pools, as ``pagedkv replay --model`` does.
 
     Args:
-        groups: the groups, each in a pool of its own, as those of :mod:`pagedkv.planner.models` are.
+        groups: the groups, each in a pool of its own, as from :mod:`pagedkv.planner.models`.
         shapes: the shapes of their blocks.
-        nbytes: bytes in all, as from :func:`free_nbytes`.
+        nbytes: bytes of all pools together, as from :func:`free_nbytes`.
         mean_tokens: mean tokens of a request, prompt and output.
         step_tokens: most tokens that a step computes, or that are admitted at once.
 
@@ -83,14 +83,14 @@ def num_blocks_that_fit(
         blocks of each pool, the null block included: ``SpaceConfig.num_blocks``.
 
     Raises:
-        ConfigurationError: a pool would have no block beside the null block, two groups share a pool, or the shapes
+        ConfigurationError: a pool would have no block besides the null block, two groups share a pool, or the shapes
             do not fit the groups.
     """
     block_nbytes = block_nbytes_of(groups, shapes)
     if len(block_nbytes) < len(groups):
         raise ConfigurationError(
-            f"{len(groups)} groups share {len(block_nbytes)} pools, and nobody knows which takes how much: give each "
-            "group a pool of its own, or say how many blocks there are"
+            f"{len(groups)} groups share {len(block_nbytes)} pools, so the blocks of each cannot be computed: give "
+            "each group a pool of its own, or give the numbers of blocks"
         )
     all_nbytes, most_new = as_count(nbytes, "nbytes", most=MOST_NBYTES), as_count(step_tokens, "step_tokens")
     mean = as_number(mean_tokens, "mean_tokens")

@@ -1,6 +1,6 @@
-"""The tables of a space: one for each group, and then a second one for each group that keeps draft states.
+"""SpaceTables: the tables of a space: one for each group, then a second one for each group with draft states.
 
-The numbers are those of the plans' table writes. No tensors are used here: sizes are computed from a configuration.
+Tables are numbered as in the plans' table writes. No tensors are used here: sizes are computed from a configuration.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,9 @@ class SpaceTables:
 
     Args:
         num_groups: number of groups, each with a table of its own.
-        block_sizes: tokens of an entry, for each group; widths: entries of a row.
-        slots_of: by group that keeps draft states: the table of its slots, and how many slots.
+        block_sizes: tokens of an entry, for each group.
+        widths: entries of a row, for each group.
+        slots_of: for each group with draft states, the table of its slots and their number.
         num_blocks: for each table, blocks of the pool that its entries refer to.
         names: name of each table in errors.
         layout: layout of the space's plans.
@@ -39,7 +40,7 @@ class SpaceTables:
 
     @classmethod
     def of(cls, config: SpaceConfig) -> "SpaceTables":
-        """Compute from a configuration which tables its plans write."""
+        """Return the tables that plans of a configuration write."""
         groups, by_pool = config.groups, config.blocks_by_pool()
         drafting = config.drafting
         owners = [*range(len(groups)), *drafting]
@@ -63,7 +64,7 @@ class SpaceTables:
     def geometry(
         self, config: SpaceConfig, *, max_tokens: int, num_buffers: int, depth: int, packet_entries: int
     ) -> TableGeometry:
-        """Size all tables, and packets with room for this many entries."""
+        """Return the sizes of all tables, and of packets with ``packet_entries`` entries."""
         has_slots = [not keeps_state(group) for group in config.groups]
         seconds = self.slots_of.values()
         sizes = TableGeometry(

@@ -1,4 +1,4 @@
-"""Table entries that calls stage row by row, until they are packed like the table writes of a plan."""
+"""StagedWrites: table entries that calls stage row by row, until they are packed like a plan's table writes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
@@ -35,7 +35,7 @@ class StagedWrites:
 
     Args:
         layout: layout of the space's plans.
-        num_tables: tables in all.
+        num_tables: number of all tables.
     """
 
     def __init__(self, layout: PlanLayout, num_tables: int) -> None:
@@ -53,7 +53,7 @@ class StagedWrites:
             runs.clear()
 
     def add(self, group: int, run: Run) -> None:
-        """Stage a run. It joins the row's staged run, if any, or replaces it if it begins at the first entry."""
+        """Stage a run. It is appended to the row's staged run, or replaces it if it begins at the first entry."""
         runs = self._runs[group]
         before = runs.get(run.row)
         if before is not None and run.start:
@@ -86,7 +86,7 @@ class StagedWrites:
                 pending.append((group, piece))
                 taken += cost
                 if piece is not run:
-                    yield self._pack(pending, step_id)  # a row has one run a packet
+                    yield self._pack(pending, step_id)  # a packet has at most one run of a row
                     pending, taken = [], 0
         if pending:
             yield self._pack(pending, step_id)

@@ -1,4 +1,4 @@
-"""One tensor of recurrent states: the blocks that keep it, and its rows in a step."""
+"""StateSide: one tensor of recurrent states, in blocks and in the rows of a step."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ class StateSide(NamedTuple):
     """States in blocks, and in rows.
 
     Args:
-        blocks: ``[num_blocks, layers, *shape]``; rows: ``[layers, n, *shape]``, of the same type. The elements of one
-            state are contiguous in both.
+        blocks: ``[num_blocks, layers, *shape]``.
+        rows: ``[layers, n, *shape]``, of the same type. The elements of one state are contiguous in both.
     """
 
     blocks: torch.Tensor

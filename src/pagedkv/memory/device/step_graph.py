@@ -1,4 +1,4 @@
-"""The kernels of a step on a GPU: launched one by one during a capture, else replayed from their own CUDA graph."""
+"""StepGraph: launches a step's kernels on a GPU, one by one during a capture, else by replay of a CUDA graph."""
 
 from types import ModuleType
 from typing import final
@@ -14,11 +14,13 @@ __all__ = ["StepGraph"]
 class StepGraph:
     """Executes the next packet of the ring.
 
-    Addresses stay and sizes are read from memory, so the graph is captured at the first launch, and never again.
+    Addresses are fixed and sizes are read from memory, so the graph is captured once, at the first launch.
 
     Args:
-        kernels: the module of the kernels; sizes: of the tables; arrays: what the kernels read and write; device: the
-            device.
+        kernels: the module of the kernels.
+        sizes: sizes of the tables.
+        arrays: arrays of the kernels.
+        device: the device.
     """
 
     def __init__(self, kernels: ModuleType, sizes: TableGeometry, arrays: TableArrays, device: torch.device) -> None:
@@ -30,7 +32,7 @@ class StepGraph:
 
     @property
     def is_captured(self) -> bool:
-        """Whether the current stream is being captured, so that a launch executes nothing yet."""
+        """Whether the current stream is being captured, so that launched kernels are recorded instead of executed."""
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def run(self) -> None:
@@ -56,7 +58,7 @@ class StepGraph:
         return graph
 
     def _compile(self) -> None:
-        """Run the kernels once on scratch tables with an empty packet, since nothing may compile during a capture."""
+        """Run the kernels once on scratch tables with an empty packet, since they must not compile in a capture."""
         scratch = make_arrays(self._sizes, self._device)
         scratch.ring[0, : len(self._sizes.layout.template)] = torch.from_numpy(self._sizes.layout.template)
         self._kernels.pull_packet(scratch)

@@ -27,11 +27,12 @@ class StepInputs:
         flat order    | 12      | 0  1  2  3    | 8  9  |       positions
                         0         1  1  1  1      2  2          places
 
-    Views are made on demand: they cost two microseconds each, and a graph needs none.
+    Views are made on demand, since each takes two microseconds and a graph needs none.
 
     Args:
         step_id: the step.
-        num_rows: places of the batch that are in use; num_tokens: positions, including those refused later.
+        num_rows: used places of the batch.
+        num_tokens: positions, including those refused later.
     """
 
     step_id: StepId
@@ -42,7 +43,7 @@ class StepInputs:
     _state_tables: Mapping[int, StateTable]
 
     def __repr__(self) -> str:
-        """Show only the sizes: the arrays are those of all steps."""
+        """Show only the sizes, since all steps share the arrays."""
         sizes = f"{self.num_rows} rows, {self.num_tokens} tokens, {len(self._batch_tables)} block tables"
         return f"StepInputs(step {self.step_id}: {sizes})"
 
@@ -58,8 +59,7 @@ class StepInputs:
             group: the group that defines the order. The order differs between groups if a window is replayed, or if a
                 group is outside prefix caching.
 
-        Cost: O(max_batched_tokens x log rows), a handful of tensor operations. Raises ConfigurationError for an unknown
-        group.
+        Cost: O(max_batched_tokens x log rows), a few tensor operations. Raises ConfigurationError for an unknown group.
         """
         index = self._index_of(group)
         tokens = torch.arange(self._arrays.slots.shape[1], device=self._arrays.slots.device)
@@ -69,8 +69,8 @@ class StepInputs:
     def positions(self, group: int = 0) -> torch.Tensor:
         """Return each token's position in its sequence, in the flat order, then -1: int64 ``[max_batched_tokens]``.
 
-        Rotary embeddings take the first ``num_tokens`` of it. Refused tokens are accounted for on the device. Args,
-        cost and errors as of :meth:`places`.
+        Rotary embeddings use the first ``num_tokens`` entries. Refused tokens are accounted for on the device.
+        Arguments, cost and errors are as of :meth:`places`.
         """
         index = self._index_of(group)
         places = self.places(index)
@@ -87,16 +87,16 @@ class StepInputs:
     def block_tables(self) -> tuple[torch.Tensor, ...]:
         """For each group int32 ``[num_rows, width]``: block ids by place.
 
-        Entries before a window, and behind a row's last token, are null blocks, reserved blocks, or former entries:
-        valid ids of blocks that any row may use by now. Kernels read as far as ``seq_lens``. For kernels that read
-        whole rows, and mask afterwards, use :meth:`padded_block_table`.
+        Entries before a window, and after a row's last token, are null blocks, reserved blocks, or former entries:
+        valid ids of blocks that other rows may use now. Kernels read up to ``seq_lens``. For kernels that read whole
+        rows, and mask afterwards, use :meth:`padded_block_table`.
         """
         return tuple(table[: self.num_rows] for table in self._batch_tables)
 
     def padded_block_table(self, group: int) -> torch.Tensor:
-        """Copy a group's block table, with null blocks behind each row's last token: int32 ``[num_rows, width]``.
+        """Copy a group's block table, with null blocks after each row's last token: int32 ``[num_rows, width]``.
 
-        No stale block is reached through it, so masked products with weight zero are zero. Cost: O(rows x width).
+        It refers to no stale block, so masked products with weight zero are zero, not NaN. Cost: O(rows x width).
         Raises ConfigurationError for an unknown group.
         """
         index = self._index_of(group)
@@ -111,12 +111,12 @@ class StepInputs:
 
     @property
     def starts(self) -> torch.Tensor:
-        """Where each place's positions begin: int32 ``[groups, num_rows]``."""
+        """First position of each place: int32 ``[groups, num_rows]``."""
         return self._arrays.starts[: len(self._batch_tables), : self.num_rows]
 
     @property
     def seq_lens(self) -> torch.Tensor:
-        """Where each place's positions end, which is its length: int32 ``[groups, num_rows]``."""
+        """End of each place's positions, which is its length: int32 ``[groups, num_rows]``."""
         return self._arrays.seq_lens[: len(self._batch_tables), : self.num_rows]
 
     @property
@@ -125,10 +125,10 @@ class StepInputs:
         return self._arrays.offsets[: len(self._batch_tables), : self.num_rows + 1]
 
     def state_blocks(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block from which each place reads a recurrent group's state, and the one with the final state.
+        """Return the block from which each place reads a recurrent group's state, and the block of its final state.
 
-        That is the state at the end of the place's range. Draft states, and tokens refused by then, are accounted for
-        on the device.
+        The final state is that at the end of the place's range. Draft states, and tokens refused by then, are accounted
+        for on the device.
 
         Returns:
             int32 ``[num_rows]`` each; a place starting at 0 reads the null block.
@@ -140,14 +140,14 @@ class StepInputs:
         return state_blocks(table, ranges)
 
     def state_writes(self, group: int) -> torch.Tensor:
-        """Return, for each position in the flat order, the block to which the state behind it is written.
+        """Return, for each position in the flat order, the block to which the state after it is written.
 
-        Kept are the states of every draft, of every checkpoint, and of the last other position, so that one kernel may
+        States of every draft, of every checkpoint, and of the last other position are written, so that one kernel can
         write them all.
 
         Returns:
-            int32 ``[max_batched_tokens]``; the null block, where nothing is written, for other positions and behind
-            them.
+            int32 ``[max_batched_tokens]``; the null block, to which no state is written, for other positions and after
+            the last.
 
         Raises:
             ConfigurationError: the group keeps no states.
@@ -156,12 +156,14 @@ class StepInputs:
         return state_writes(table, ranges, self.query_start_loc[group], self._arrays.slots.shape[1])
 
     def states_behind(self, group: int, places: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the blocks that hold the states behind some positions, for steps that are computed in parts.
+        """Return the blocks of the states after some positions, for steps that are computed in parts.
 
         Args:
-            group: one that keeps states; places: int64 ``[n]``, of the batch.
-            positions: int64 ``[n]``, -1 before a sequence's first. Among positions before a place's range, and those in
-                it that are no draft, only those with a kept state may be given: the last one, and checkpoints.
+            group: a group with states.
+            places: int64 ``[n]``, places of the batch.
+            positions: int64 ``[n]``, -1 before a sequence's first. Of the positions before a place's range, and of
+                those in it that are not drafts, only the last one and checkpoints are allowed, since only their states
+                are stored.
 
         Returns:
             int32 ``[n]``; the null block before a sequence's first.
@@ -176,11 +178,13 @@ class StepInputs:
         require_numbers(places, "places", self.num_rows)
         if len(places) != len(positions):
             raise TensorError(f"{len(places)} places need as many positions, got {len(positions)}")
-        block = table.block_behind(places, positions.clamp(min=0), ranges.firsts[places])
+        block = table.block_after(places, positions.clamp(min=0), ranges.firsts[places])
         return torch.where(positions >= 0, block, 0)
 
     def _states(self, group: int) -> tuple[StateTable, StateRanges]:
         if as_count(group, "group") not in self._state_tables:
-            raise ConfigurationError(f"group {group} has no states: {sorted(self._state_tables)} have")
+            raise ConfigurationError(
+                f"group {group} has no states: groups with states are {sorted(self._state_tables)}"
+            )
         firsts = self._arrays.firsts[: self.num_rows]
         return self._state_tables[group], StateRanges(self.starts[group], self.seq_lens[group], firsts)

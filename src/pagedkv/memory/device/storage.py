@@ -1,11 +1,11 @@
-"""KVStorage: the memory of blocks, and the views of it that attention and recurrent layers take.
+"""KVStorage: the memory of blocks, and its views for attention and recurrent layers.
 
-There is one :class:`~pagedkv.memory.device.pool_memory.PoolMemory` a pool. Groups that share a pool see the same bytes,
-each in its own shape. The storage owns memory and scales. The core decides which block holds what, and
-:mod:`pagedkv.memory.device.executor` executes that.
+Each pool has one :class:`~pagedkv.memory.device.pool_memory.PoolMemory`. Groups that share a pool view the same bytes,
+each in its own shape. The storage owns memory and scales. The core decides on the content of blocks, and
+:mod:`pagedkv.memory.device.executor` executes its plans.
 
 Stale memory: the former content of a block may be NaN or infinite, and zero times NaN is NaN in a masked product. So
-blocks are zeroed when a plan hands them out (``StepPlan.new_blocks``), and the null block is zero from the start.
+blocks are zeroed when a plan allocates them (``StepPlan.new_blocks``), and the null block is zero from the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,9 @@ class KernelPages:
     """Keys and values of a layer in a kernel's own block size; see :mod:`pagedkv.memory.device.paging`.
 
     Args:
-        keys: ``[extent, page_size, heads, key_dim]``, a view; values: the same with ``value_dim``.
-        numbers: which indices of the first axis are the pages of which block.
+        keys: ``[extent, page_size, heads, key_dim]``, a view.
+        values: ``[extent, page_size, heads, value_dim]``, a view.
+        numbers: the numbering of pages along the first axis.
     """
 
     keys: torch.Tensor
@@ -46,7 +47,7 @@ class KernelPages:
 
 
 class MemoryUser(Protocol):
-    """A copy or a step that may be under way."""
+    """A copy or a step that uses the memory until it has ended."""
 
     def is_done(self) -> bool:
         """Return whether it has ended."""
@@ -60,7 +61,7 @@ class KVStorage:
         config: the space's configuration: groups, pools, numbers of blocks.
         shapes: the shape of each group's blocks, in the order of the groups.
         device: the device of the blocks.
-        host_memory: memory of the caller's for the host blocks of some pools, for example memory shared with other
+        host_memory: the caller's memory for the host blocks of some pools, for example memory shared with other
             processes or bound to a socket: uint8 ``[num_host_blocks * block_nbytes]``, pinned if the device is a GPU.
 
     Attributes:
@@ -73,7 +74,7 @@ class KVStorage:
         TensorError: host memory of another type or size, or that is not pinned.
         DeviceUnavailableError: there is no such device.
 
-    Cost: one allocation a pool and side; only the null blocks are initialised.
+    Cost: one allocation for each pool and side; only the null blocks are initialised.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class KVStorage:
         require_instance(host_memory, Mapping, "host_memory")
         unknown = sorted(set(host_memory) - set(config.pool_names), key=repr)
         if unknown:
-            raise ConfigurationError(f"host memory is for the pools {list(config.pool_names)}, got some for {unknown}")
+            raise ConfigurationError(f"host_memory names pools {unknown}, but the pools are {list(config.pool_names)}")
         self.config = config
         self.device = as_device(device)
         block_nbytes = block_nbytes_of(config.groups, shapes)
@@ -99,7 +100,7 @@ class KVStorage:
             mine = shape.pieces(num_blocks[group.pool], group.block_size)
             if pieces.setdefault(group.pool, mine) != mine:
                 raise ConfigurationError(
-                    f"group {index} lays out the blocks of pool {group.pool!r} otherwise than the groups before: use "
+                    f"group {index} has another layout of blocks than earlier groups of pool {group.pool!r}: use "
                     "block-major layouts, or give the group a pool of its own"
                 )
         self.pools: Mapping[str, PoolMemory] = MappingProxyType(
@@ -137,7 +138,7 @@ class KVStorage:
     def keys(self, group: int, layer: int) -> torch.Tensor:
         """View the keys of a layer: ``[num_blocks, block_size, heads, key_dim]``.
 
-        Transposed to ``[num_blocks, heads, block_size, key_dim]`` it is the layout that kernels call HND.
+        Transposed to ``[num_blocks, heads, block_size, key_dim]``, it has the layout called HND by kernels.
 
         Args:
             layer: index among the group's layers.
@@ -159,7 +160,9 @@ class KVStorage:
         """
         keys, values = self.keys(group, layer), self.values(group, layer)
         if keys.shape != values.shape:
-            raise ConfigurationError(f"keys {list(keys.shape)} and values {list(values.shape)} are no one tensor")
+            raise ConfigurationError(
+                f"keys {list(keys.shape)} and values {list(values.shape)} cannot be viewed as one tensor"
+            )
         apart = values.storage_offset() - keys.storage_offset()
         return keys.as_strided(
             (keys.shape[0], 2, *keys.shape[1:]), (keys.stride(0), apart, *keys.stride()[1:]), keys.storage_offset()
@@ -203,11 +206,11 @@ class KVStorage:
         return MappingProxyType(views)
 
     def pages(self, group: int, layer: int, page_size: int) -> KernelPages:
-        """View a layer in a kernel's block size, if that is a part of the manager's.
+        """View a layer in a kernel's block size, if that divides the manager's.
 
         Raises:
-            ConfigurationError: as :meth:`keys`; pages do not fill blocks, or keys and values would be numbered
-                differently.
+            ConfigurationError: as :meth:`keys`; or the block size is not a multiple of ``page_size``, or pages of keys
+                and values would be numbered differently.
         """
         spec, _ = self._group(group)
         size = as_count(page_size, "page_size", least=1)
@@ -220,8 +223,8 @@ class KVStorage:
             numbers.append((mine.block_step, mine.part_step))
         if numbers[0] != numbers[1]:
             raise ConfigurationError(
-                f"pages of {size} tokens have the steps {numbers[0]} among keys and {numbers[1]} among values: "
-                "one table cannot name both; use pages as long as blocks"
+                f"pages of {size} tokens have the steps {numbers[0]} among keys and {numbers[1]} among values, so one "
+                "table cannot refer to both: use pages as long as blocks"
             )
         return KernelPages(views[0], views[1], mine)
 
@@ -229,7 +232,7 @@ class KVStorage:
         """Return the scales of an eight-bit group, to be read and written: float32 ``[layers, 2, heads or 1]``.
 
         The value divided by its scale is stored. Index 0 is for keys, 1 for values; latents have ``[layers, 1, 1]``.
-        Scales are 1 until they are set, and survive :meth:`sleep`.
+        Scales are 1 until they are set, and :meth:`sleep` keeps them.
 
         Raises:
             ConfigurationError: the group is not stored in eight bits.
@@ -244,15 +247,15 @@ class KVStorage:
     def sleep(self) -> None:
         """Release the device's memory; the host pool stays. Call ``invalidate_memory()`` of the space as well.
 
-        Views, and CUDA graphs that hold them, are valid again after :meth:`wake`, at the same addresses. Waits for the
+        Views, and CUDA graphs that use them, are valid again after :meth:`wake`, at the same addresses. Waits for the
         device.
 
         Raises:
-            StorageError: copies are in flight, or it sleeps already.
+            StorageError: copies are in flight, or the storage is already asleep.
         """
         self._require_unused("put to sleep")
         if not all(pool.is_awake for pool in self.pools.values()):
-            raise StorageError("the storage sleeps already")
+            raise StorageError("the storage is already asleep")
         for pool in self.pools.values():
             pool.sleep()
 
@@ -261,7 +264,7 @@ class KVStorage:
 
         Raises:
             StorageError: it is awake.
-            ConfigurationError: there is not enough memory now; it still sleeps.
+            ConfigurationError: there is not enough memory now; the storage stays asleep.
         """
         if all(pool.is_awake for pool in self.pools.values()):
             raise StorageError("the storage is awake")
@@ -292,7 +295,7 @@ class KVStorage:
         Raises ConfigurationError for an object without ``is_done()``.
         """
         if not callable(getattr(user, "is_done", None)):
-            raise ConfigurationError(f"a copy or a step tells whether it is over, is_done(); got {user!r}")
+            raise ConfigurationError(f"a copy or a step must have a method is_done(), got {user!r}")
         self._users = [other for other in self._users if not other.is_done()]
         if not user.is_done():
             self._users.append(user)

@@ -1,13 +1,13 @@
-"""The arrays of the block tables, on one device: all that the kernels of a step read and write.
+"""TableArrays: all arrays that the kernels of block tables read and write, on one device.
 
-All kernels, Triton's and the plain ones, take this one value. Data flows through it in this way::
+All kernels, Triton's and the plain ones, take this one value. Data flows through it as follows::
 
     plan -> ring (pinned) -> packet (device) -> index of the packet -> tables by row, tables by batch place, slots
             host writes       pull               pull                  step
 
-All addresses stay fixed, so that both kernels can be captured in a CUDA graph: they read the next buffer of the ring,
-and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries carry the number
-of their packet, and those with an earlier number are ignored, so nothing ever has to be cleared.
+All addresses are fixed, so that both kernels can be captured in a CUDA graph: they read the number of the ring's next
+buffer, and every size, from memory. ``NOW`` is the number of the packet that is being applied. Index entries have the
+number of their packet, and entries with an earlier number are ignored, so that they need not be cleared.
 """
 
 from collections.abc import Sequence
@@ -37,16 +37,16 @@ BLOCK_SIZE: Final = 2  # tokens of an entry
 HAS_SLOTS: Final = 3  # 0 for recurrent states
 RUNS_LINE: Final = 4  # words of a packet where a part's line of the directory begins
 ENTRIES_LINE: Final = 5
-STARTS_LINE: Final = 6  # 0 if the group's ranges begin where those of other groups do
+STARTS_LINE: Final = 6  # 0 if the group's ranges have the same starts as those of other groups
 NUM_COLUMNS: Final = 8
 
 # Words of ``clock``.
-PULLED: Final = 0  # packets applied: the next one is in buffer PULLED % num_buffers of the ring
+PULLED: Final = 0  # number of applied packets: the next one is in buffer PULLED % num_buffers of the ring
 NOW: Final = 1  # number of the packet that was pulled last, from 1 on
-LAST_WORDS: Final = 2  # words of the packet that was applied last: the next one may have as many
-RANGES_AT: Final = 3  # word at which the ranges of that packet began; the next one's may begin there
+LAST_WORDS: Final = 2  # words of the packet that was applied last, as a guess for the next one
+RANGES_AT: Final = 3  # word at which the ranges of that packet began, as a guess for the next one
 NUM_RANGES: Final = 4  # number of these ranges
-UNKNOWN_AT: Final = 5  # word at which it had the number of unknown tokens of each; 0: nowhere
+UNKNOWN_AT: Final = 5  # word at which the numbers of their unknown tokens began; 0: it had none
 NUM_CLOCKS: Final = 8
 
 # Columns of ``run_of_row``.
@@ -63,10 +63,10 @@ ENTRIES_AT: Final = 3
 NUM_ROWS: Final = 4
 ROWS_AT: Final = 5
 NUM_TOKENS: Final = 6
-PADDED_TO: Final = 7  # end of the slots behind NUM_TOKENS that held something before
-ARE_SINGLE: Final = 8  # 1 where each run has one entry: the entry's number is the run's
-ARE_DECODES: Final = 9  # 1 where each range has one position: the token's number is the place's
-UNKNOWNS_AT: Final = 10  # 0 where the packet has none
+PADDED_TO: Final = 7  # end of the slots after NUM_TOKENS that earlier steps have written
+ARE_SINGLE: Final = 8  # 1 if each run has one entry: the entry's number is the run's
+ARE_DECODES: Final = 9  # 1 if each range has one position: the token's number is the place's
+UNKNOWNS_AT: Final = 10  # 0 if the packet has none
 NUM_HEADS: Final = 12
 
 NO_FIRST: Final = 2**31 - 1
@@ -75,7 +75,7 @@ NO_FIRST: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TableGeometry:
-    """Sizes of the tables: those of the groups, and behind them the second ones of groups that keep draft states.
+    """Sizes of the tables: first those of the groups, then the second tables of groups with draft states.
 
     Args:
         widths: entries of a row, for each table.
@@ -83,9 +83,9 @@ class TableGeometry:
         has_slots: whether the table's blocks hold tokens in slots, rather than states.
         max_rows: rows, and places of a batch.
         max_tokens: tokens of a step: the slots are padded with -1 up to this.
-        num_buffers, buffer_words: of the ring.
-        depth: steps of a row whose refused tokens are recorded.
-        layout: where each part's line of the directory is, in every plan of the space.
+        num_buffers, buffer_words: sizes of the ring.
+        depth: number of a row's last steps whose refused tokens are recorded.
+        layout: layout of the space's plans, with the directory's line of each part.
     """
 
     widths: tuple[int, ...]
@@ -100,7 +100,7 @@ class TableGeometry:
 
     @property
     def num_tables(self) -> int:
-        """Tables in all."""
+        """Number of all tables."""
         return len(self.widths)
 
     def line(self, kind: int, owner: int = 0) -> int:
@@ -114,31 +114,32 @@ class TableArrays:
     """The arrays of a step's kernels; G tables, R rows, which is also the most places of a batch, T tokens.
 
     Args:
-        ring: int32 ``[num_buffers, buffer_words]``, pinned host memory: packets on their way.
+        ring: int32 ``[num_buffers, buffer_words]``, pinned host memory: staged packets.
         packet: int32 ``[buffer_words]``: the packet that was pulled last.
         clock: int64 ``[NUM_CLOCKS]``.
-        geometry: int64 ``[G, NUM_COLUMNS]``; compute_line, unknown_line, draft_line: words of the directory's lines; 0
-            if plans have no such part.
+        geometry: int64 ``[G, NUM_COLUMNS]``.
+        compute_line, unknown_line, draft_line: words of the directory's lines; 0 if plans have no such part.
         tables: int32, all tables in one array, each ``[R, width]``: block ids by row.
         batch_tables: the same shape, by place in the batch.
-        run_of_row: int32 ``[G, R, 4]``: what the packet writes into a row; run_stamps: int64 ``[G, R]``: number of that
-            packet.
+        run_of_row: int32 ``[G, R, 4]``: the run that the packet writes to a row.
+        run_stamps: int64 ``[G, R]``: number of that packet.
         run_firsts: int32 ``[G, R + 1]``: entries before each run.
-        places: int32 ``[R]``: place of a row in the batch; place_stamps: int64 ``[R]``: number of the packet that set
-            it.
-        extents: int32 ``[G, R]``: entries of each row that were written so far, by any sequence.
-        changed: int64 ``[G, R]``: the last packet that wrote into a row outside its batch.
-        held_rows, held_extents: int32 ``[G, R]``; held_stamps: int64 ``[G, R]``: the row at a place of
-            ``batch_tables`` (-1: none), its entries there, and up to which packet they are right.
-        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by refused tokens; 0 behind the batch.
+        places: int32 ``[R]``: place of a row in the batch.
+        place_stamps: int64 ``[R]``: number of the packet that set it.
+        extents: int32 ``[G, R]``: entries of each row written so far, by any sequence.
+        changed: int64 ``[G, R]``: number of the last packet that wrote to the row while it was not in the batch.
+        held_rows: int32 ``[G, R]``: the row at a place of ``batch_tables``; -1: none.
+        held_extents: int32 ``[G, R]``: number of its entries there.
+        held_stamps: int64 ``[G, R]``: number of the last packet that these entries include.
+        starts, seq_lens: int32 ``[G, R]``: range of each place, moved down by refused tokens; 0 after the batch.
         offsets: int32 ``[G, R + 1]``: tokens before each place, in the flat order.
         heads: int32 ``[G, NUM_HEADS]``: sizes and places of the packet's parts for a table.
         firsts: int32 ``[R]``: the first position of each place with a state in a slot of the second tables; NO_FIRST
             without any.
-        sample_steps: int64 ``[R, depth]``, sample_ends, sample_refused: int32 ``[R, depth]``, sample_counts: int32
-            ``[R]``: the last steps that computed a row, the ends of their ranges, what they refused, and how many such
-            steps there were.
-        slots: int64 ``[G, T]``: slot of each token; -1 behind them, and for groups of states.
+        sample_steps: int64 ``[R, depth]``: the last steps that computed a row.
+        sample_ends, sample_refused: int32 ``[R, depth]``: ends of these steps' ranges, and their refused tokens.
+        sample_counts: int32 ``[R]``: number of all steps that computed a row.
+        slots: int64 ``[G, T]``: slot of each token; -1 after the last token, and for groups of states.
     """
 
     ring: torch.Tensor
@@ -173,12 +174,12 @@ class TableArrays:
 
     @property
     def num_tables(self) -> int:
-        """Tables in all."""
+        """Number of all tables."""
         return self.geometry.shape[0]
 
     @property
     def max_rows(self) -> int:
-        """Rows, and places of a batch."""
+        """Number of rows, and of places of a batch."""
         return self.places.shape[0]
 
 

@@ -1,7 +1,7 @@
-"""Checks of the tensors that callers pass, before any kernel is launched.
+"""Checks the tensors that callers pass, before any kernel is launched.
 
-A kernel computes addresses from shapes and strides, so an error in a tensor must be found before. The checks do not
-depend on what the tensors are for.
+A kernel computes addresses from shapes and strides, so a wrong tensor must be detected before. The checks do not depend
+on the use of the tensors.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def as_device(device: "torch.device | str | int") -> torch.device:
     num_devices = torch.cuda.device_count()
     index = named.index if named.index is not None else (torch.cuda.current_device() if num_devices else 0)
     if index >= num_devices:
-        raise DeviceUnavailableError(f"{named} was asked for, but torch sees {num_devices} CUDA devices")
+        raise DeviceUnavailableError(f"{named} is not available: torch sees {num_devices} CUDA devices")
     return torch.device("cuda", index)
 
 
@@ -51,7 +51,7 @@ def require_tensor(
         device: the device on which it must be.
 
     Raises:
-        TensorError: it is no tensor, or has another type, shape or device.
+        TensorError: it is not a tensor, or has another type, shape or device.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"{what} must be a tensor, got {type(tensor).__name__}")
@@ -97,4 +97,4 @@ def require_slots(slots: torch.Tensor, what: str, num_slots: int) -> None:
     least, most = int(slots.min()), int(slots.max())
     if least < -1 or most >= num_slots:
         worst = least if least < -1 else most
-        raise TensorError(f"{what} names slot {worst}, but there are {num_slots:,} slots (-1: none)")
+        raise TensorError(f"{what} has slot {worst}, but there are {num_slots:,} slots (-1: none)")

@@ -1,4 +1,4 @@
-"""One tensor that a step writes, of keys, values, or latents, and its destination."""
+"""TokenSide: one tensor of keys, values or latents that a step writes, and its destination."""
 
 from typing import NamedTuple
 

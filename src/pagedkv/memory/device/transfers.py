@@ -1,8 +1,9 @@
 """Transfers: copying, zeroing and swapping blocks, and writing a step's tokens to their slots.
 
-Copies on write and zeros are kernels in the current stream. Swaps use the copy engine, in a stream of their own that
-first waits for the present work of the current stream; a :class:`CopyTicket` tells when they end. Blocks of a pool that
-is not block-major go through a block-major buffer on the device, since the engine is slow with small pieces.
+Copies on write and zeroing are kernels in the current stream. Swaps use the copy engine, in a stream of their own that
+first waits for earlier work in the current stream; a :class:`CopyTicket` shows when they have ended. Blocks of a pool
+that is not block-major are copied through a block-major buffer on the device, since the engine is slow with small
+pieces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ class CopyTicket:
     """Copies that were begun.
 
     Args:
-        what: for messages; event: recorded behind them in their stream; None if they have ended already.
+        what: name of the copies in messages.
+        event: recorded after the copies in their stream; None if they have already ended.
     """
 
     def __init__(self, what: str, event: "torch.cuda.Event | None") -> None:
@@ -62,7 +64,8 @@ class Transfers:
     """Moves and writes in one storage.
 
     Args:
-        storage: the memory; kernels: as for :class:`~pagedkv.memory.device.block_tables.BlockTables`.
+        storage: the memory of blocks.
+        kernels: as for :class:`~pagedkv.memory.device.block_tables.BlockTables`.
 
     Attributes:
         stream: the stream of the swaps; None on a CPU, where they end at once.
@@ -81,25 +84,29 @@ class Transfers:
         """Copy blocks of a device pool, in the current stream: one kernel for all layers.
 
         Args:
-            pool: its name; src_ids, dst_ids: int32 ``[n]``: arrays, or tensors on the device.
+            pool: name of the pool.
+            src_ids, dst_ids: int32 ``[n]``: arrays, or tensors on the device.
 
         Raises:
-            BlockError: ids outside the pool, a destination twice, or one that is a source. Of tensors only the number
-                of ids is checked, and on a CPU also whether they are in the pool. TensorError: tensors of another type
-                or device.
-            ConfigurationError: no such pool. StorageError: the storage sleeps.
+            BlockError: ids outside the pool, a repeated destination, or a destination that is also a source. Of
+                tensors, only the number of ids is checked, and on a CPU also whether they are in the pool.
+            TensorError: tensors of another type or device.
+            ConfigurationError: no such pool.
+            StorageError: the storage is asleep.
         """
         memory = self._pool(pool)
         if isinstance(src_ids, torch.Tensor) and isinstance(dst_ids, torch.Tensor):
             source, destination = (self._checked_ids(each, pool, memory.num_blocks) for each in (src_ids, dst_ids))
             if len(source) != len(destination):
-                raise BlockError(f"pool {pool!r}: {len(source)} blocks are to go to {len(destination)} places")
+                raise BlockError(f"pool {pool!r}: {len(source)} sources and {len(destination)} destinations")
         else:
             sources = block_array(src_ids, f"copied blocks of pool {pool!r}", memory.num_blocks)
             destinations = block_array(dst_ids, f"destinations in pool {pool!r}", memory.num_blocks)
             require_pairs(sources, destinations, pool)
             if np.intersect1d(sources, destinations).size:
-                raise BlockError(f"pool {pool!r}: a block is copied from and to in one call, which has no order")
+                raise BlockError(
+                    f"pool {pool!r}: a block is source and destination in one call, whose copies are unordered"
+                )
             source, destination = self._on_device(sources), self._on_device(destinations)
         self._kernels.copy_blocks(
             memory.device_bytes, memory.pieces, source, memory.device_bytes, memory.pieces, destination
@@ -116,14 +123,18 @@ class Transfers:
         self._kernels.zero_blocks(memory.device_bytes, memory.pieces, block_ids)
 
     def swap_out(self, pool: str, src_ids: npt.ArrayLike, dst_ids: npt.ArrayLike) -> CopyTicket:
-        """Begin to copy blocks of a device pool to its host pool, behind the present work of the current stream.
+        """Begin to copy blocks of a device pool to its host pool, after earlier work in the current stream.
 
         Args:
-            pool: its name; src_ids: int32 ``[n]``, device blocks; dst_ids: int32 ``[n]``, host blocks.
+            pool: name of the pool.
+            src_ids: int32 ``[n]``, device blocks.
+            dst_ids: int32 ``[n]``, host blocks.
 
         Raises:
-            BlockError: ids outside the pools, or a destination twice. NoHostPoolError: there is no host pool.
-            ConfigurationError: no such pool. StorageError: the storage sleeps.
+            BlockError: ids outside the pools, or a repeated destination.
+            NoHostPoolError: there is no host pool.
+            ConfigurationError: no such pool.
+            StorageError: the storage is asleep.
         """
         return self._swap(pool, src_ids, dst_ids, is_out=True)
 
@@ -148,16 +159,18 @@ class Transfers:
         Eight-bit groups store the value divided by its scale; values too large for the type become its largest number.
 
         Args:
-            group, layer: the layer that is written; layers count within the group.
-            key: float ``[tokens, heads, key_dim]``; value: ``[tokens, heads, value_dim]``; of any strides.
-            slot_mapping: int64 ``[tokens or more]``, as :class:`~pagedkv.memory.device.block_tables.StepInputs` has
-                them.
-            check_slots: whether to check that the slots exist. None: only if the device is a CPU; on a GPU the host
-                would have to wait for the answer. Slots that do not exist are never written.
+            group: the layer's group.
+            layer: number of the layer in the group.
+            key: float ``[tokens, heads, key_dim]``, of any strides.
+            value: float ``[tokens, heads, value_dim]``, of any strides.
+            slot_mapping: int64 ``[tokens or more]``, as in :class:`~pagedkv.memory.device.block_tables.StepInputs`.
+            check_slots: whether to check that the slots exist. None: only if the device is a CPU, since on a GPU the
+                host would have to wait for the device. Slots that do not exist are never written.
 
         Raises:
             TensorError: another type, shape or device, fewer slots than tokens, or a slot that does not exist.
-            ConfigurationError: the group has no keys. StorageError: the storage sleeps.
+            ConfigurationError: the group has no keys.
+            StorageError: the storage is asleep.
         """
         keys, values = self.storage.keys(group, layer), self.storage.values(group, layer)
         for what, tensor in (("key", key), ("value", value)):
@@ -185,13 +198,14 @@ class Transfers:
         self._write(group, sides, slot_mapping, ("latent",), check_slots=check_slots)
 
     def gather_states(self, group: int, layer: int, block_ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Copy the states of some blocks out: each tensor ``[n, *shape]``, zeros for the null block.
+        """Return copies of the states of some blocks: each tensor ``[n, *shape]``, zeros for the null block.
 
         Args:
             block_ids: int32 ``[n]`` on the device, as from ``BlockTables.state_blocks``.
 
         Raises:
-            TensorError: another type or device. ConfigurationError: the group keeps no states.
+            TensorError: another type or device.
+            ConfigurationError: the group has no states.
         """
         self._require_state_blocks(group, block_ids)
         return self._read({name: view[:, None] for name, view in self.storage.states(group, layer).items()}, block_ids)[
@@ -199,7 +213,7 @@ class Transfers:
         ]
 
     def gather_states_of_layers(self, group: int, block_ids: torch.Tensor) -> Sequence[Mapping[str, torch.Tensor]]:
-        """Copy the states of all layers out, with one kernel a tensor: :meth:`gather_states` for each layer."""
+        """Return :meth:`gather_states` for each layer, by one kernel for each tensor."""
         self._require_state_blocks(group, block_ids)
         return self._read(self.storage.states_of_layers(group), block_ids)
 
@@ -371,9 +385,9 @@ def block_array(ids: npt.ArrayLike, what: str, num_blocks: int) -> Int32Array:
 def require_pairs(sources: Int32Array, destinations: Int32Array, pool: str) -> None:
     """Raise BlockError unless each source has its own destination."""
     if len(sources) != len(destinations):
-        raise BlockError(f"pool {pool!r}: {len(sources)} blocks are to go to {len(destinations)} places")
+        raise BlockError(f"pool {pool!r}: {len(sources)} sources and {len(destinations)} destinations")
     if len(np.unique(destinations)) < len(destinations):
-        raise BlockError(f"pool {pool!r}: two blocks are to go to the same place, among {destinations.tolist()[:8]}")
+        raise BlockError(f"pool {pool!r}: two blocks have the same destination, among {destinations.tolist()[:8]}")
 
 
 def _whole(block_nbytes: int) -> Pieces:

@@ -62,10 +62,10 @@ FAULTS: Final = (
     "a spare block waits among cached ones",
     "a block that is not spare waits among spare ones",
     "cached blocks miscounted",
-    "nobody will compute a cached block",
+    "a cached block is computed by no step",
     "a deferred block is due",
     "a block waits in another step's list",
-    "a block waits for a step that nobody has begun",
+    "a block waits for a step that has not begun",
     "deferred blocks miscounted",
     "deferred differ",
     "null block touched",
@@ -87,7 +87,7 @@ FAULTS: Final = (
     SPARE_ELSEWHERE,
     NOT_SPARE,
     CACHED_COUNT,
-    PROMISED_TO_NOBODY,
+    PENDING_IN_NO_STEP,
     DUE,
     OTHER_LIST,
     NOT_BEGUN,
@@ -157,7 +157,7 @@ def _spare_fault(pool: PoolArrays, spare: Int32Array) -> int:
         if record[QUEUE] != FREE or record[KEPT] != SPARE or not record[NAME]:
             return NOT_SPARE
         if record[PENDING_STEP] == pool.counts[OPEN_STEP]:
-            return PROMISED_TO_NOBODY
+            return PENDING_IN_NO_STEP
     return NONE
 
 
@@ -173,7 +173,7 @@ def _free_fault(pool: PoolArrays, order: Int32Array, num_spare: int) -> int:
         if records[block, NAME]:
             num_cached += 1
             if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
-                fault = PROMISED_TO_NOBODY
+                fault = PENDING_IN_NO_STEP
             if records[block, KEPT] == SPARE:
                 fault = SPARE_ELSEWHERE
         elif num_cached:

@@ -39,7 +39,7 @@ from pagedkv.memory.pool.life_cycle import acquire, release
 from pagedkv.memory.pool.prefix_index import PrefixIndex
 from pagedkv.memory.pool.sets import new_arrays
 from pagedkv.memory.pool.sweeps import drop_all_names
-from pagedkv.memory.pool.tenant_charges import NOBODY, accounts_of, num_permitted, set_payer
+from pagedkv.memory.pool.tenant_charges import NO_TENANT, accounts_of, num_permitted, set_current_tenant
 
 __all__ = ["BlockPool", "KVCacheBlock"]
 
@@ -122,9 +122,9 @@ class BlockPool:
         tenants = self.arrays.tenants
         return num_permitted(tenants, self.num_blocks, tenant, self.num_free) if len(tenants) else self.num_free
 
-    def let_pay(self, tenant: int) -> None:
+    def charge_to(self, tenant: int) -> None:
         """Charge all later allocations to a tenant. No effect without tenants."""
-        set_payer(self.arrays.tenants, tenant)
+        set_current_tenant(self.arrays.tenants, tenant)
 
     @property
     def num_cached(self) -> int:
@@ -172,9 +172,9 @@ class BlockPool:
         """
         if n < 0:
             raise BlockError(f"cannot take {n} blocks from pool {self.name!r}")
-        if n > self.num_permitted(NOBODY):
+        if n > self.num_permitted(NO_TENANT):
             return None
-        self.let_pay(NOBODY)
+        self.charge_to(NO_TENANT)
         return [acquire(self.arrays) for _ in range(n)]
 
     def release(self, block_ids: list[int]) -> None:

@@ -28,7 +28,7 @@ from pagedkv.memory.pool.tenant_charges import (
     IN_CACHED,
     IN_LEASED,
     IN_SPARE,
-    NOBODY,
+    NO_TENANT,
     NUM_RESERVED,
     NUM_RESTING,
     NUM_TAKEN,
@@ -49,7 +49,7 @@ def check_charges(pool: BlockPool) -> None:
     numbers = range(len(pool.accounts))
     assert ((charged >= 0) & (charged < len(numbers))).all(), f"{pool.name}: a block is charged to no tenant"
     is_empty = is_free & (arrays.records[: pool.num_blocks, NAME] == 0)
-    assert (tenants[np.flatnonzero(is_empty), CHARGED] == NOBODY).all(), f"{pool.name}: an empty block is charged"
+    assert (tenants[np.flatnonzero(is_empty), CHARGED] == NO_TENANT).all(), f"{pool.name}: an empty block is charged"
     accounts = pool.accounts
     taken = np.bincount(charged[~is_free[1:]], minlength=len(numbers))
     assert (accounts[:, NUM_TAKEN] == taken).all(), f"{pool.name}: blocks that tenants have taken are miscounted"

@@ -21,7 +21,7 @@ from pagedkv.memory.pool.blocks import (
     PoolArrays,
 )
 
-__all__ = ["complete_event", "drain", "log_cleared", "log_event", "new_log", "tell_parent"]
+__all__ = ["complete_event", "drain", "log_cleared", "log_event", "new_log", "set_parent_digest"]
 
 
 def new_log(most: int) -> Uint32Array:
@@ -48,7 +48,7 @@ def log_event(pool: PoolArrays, kind: int, block: int) -> None:
 
 
 @inlined
-def tell_parent(pool: PoolArrays, digest: Uint32Array) -> None:
+def set_parent_digest(pool: PoolArrays, digest: Uint32Array) -> None:
     """Set the parent's digest in the latest event, for a parent that may not be cached any more."""
     event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
     for word in range(DIGEST_WORDS):

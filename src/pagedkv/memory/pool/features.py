@@ -24,7 +24,7 @@ from pagedkv.memory.pool.event_log import log_event
 from pagedkv.memory.pool.eviction import moments as policy
 from pagedkv.memory.pool.ghosts import recall, remember
 from pagedkv.memory.pool.lease_order import end_lease
-from pagedkv.memory.pool.lease_victims import give_largest_up
+from pagedkv.memory.pool.lease_victims import end_largest_lease
 from pagedkv.memory.pool.leasing import enqueue_leased, is_due, is_leased, unlink_leased
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.pool.moments import Moments
@@ -43,7 +43,7 @@ def _make_room(pool: PoolArrays) -> None:
     if len(pool.tenants):
         make_room_under_caps(pool)
     if pool.counts[NUM_LEASED] and pool.counts[NUM_LEASED] == pool.counts[NUM_FREE]:
-        give_largest_up(pool, ANY)
+        end_largest_lease(pool, ANY)
 
 
 @inlined
@@ -167,7 +167,7 @@ def _note_vacant(pool: PoolArrays, block: int) -> None:
 ALL_FEATURES: Final = Moments(
     make_room=_make_room,
     counts_takes=_counts_takes,
-    note_payer=tenant_charges.let_pay,
+    note_current_tenant=tenant_charges.charge_to,
     choose_victim=policy.choose_victim,
     note_eviction=_note_eviction,
     note_take=_note_take,

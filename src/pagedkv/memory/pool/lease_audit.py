@@ -29,9 +29,9 @@ FAULTS: Final = (
     "",
     "a block without a lease waits among leased ones",
     "a leased block waits elsewhere, or has no name",
-    "nobody will compute a cached block",
+    "a cached block is computed by no step",
 )
-NONE, NOT_LEASED, LEASED_ELSEWHERE, PROMISED_TO_NOBODY = range(len(FAULTS))
+NONE, NOT_LEASED, LEASED_ELSEWHERE, PENDING_IN_NO_STEP = range(len(FAULTS))
 
 
 def check_leases(pool: BlockPool) -> None:
@@ -50,7 +50,7 @@ def _leased_fault(pool: PoolArrays, leased: Int32Array) -> int:
         if records[block, QUEUE] != FREE or not is_leased(pool, block) or records[block, KEPT] == SPARE:
             return NOT_LEASED
         if records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
-            return PROMISED_TO_NOBODY
+            return PENDING_IN_NO_STEP
     num_leased = 0
     for block in range(1, len(pool.leases)):
         if is_leased(pool, block):

@@ -17,14 +17,14 @@ from pagedkv.memory.pool.lease_order import (
 )
 from pagedkv.memory.pool.leasing import HIGH, end_all, end_leased
 from pagedkv.memory.pool.links import lead_to
-from pagedkv.memory.pool.tenant_charges import ANY, num_tenants, tenant_may_give
+from pagedkv.memory.pool.tenant_charges import ANY, is_tenant_evictable, num_tenants
 from pagedkv.memory.pool.treap import BY_END, first_from, last_child, last_of_tenant, remove
 
-__all__ = ["end_overdue", "give_largest_up"]
+__all__ = ["end_largest_lease", "end_overdue"]
 
 
 @compiled
-def give_largest_up(pool: PoolArrays, scope: int) -> None:
+def end_largest_lease(pool: PoolArrays, scope: int) -> None:
     """End the largest lease, since no other free block is left; before any lease, high priority ends.
 
     Blocks that this lease shares with other leases get the largest of their ends. If it shares all of its blocks, the
@@ -46,7 +46,7 @@ def _largest(pool: PoolArrays, scope: int) -> float:
     """Return the latest lease end of evictable blocks; HIGH if any has that, as it ends first. O(tenants)."""
     largest = 0.0
     for tenant in range(num_tenants(pool)):
-        if not tenant_may_give(pool, tenant, scope):
+        if not is_tenant_evictable(pool, tenant, scope):
             continue
         last = last_of_tenant(pool, tenant)
         if last != NULL_BLOCK:
@@ -66,10 +66,10 @@ def _take_largest(pool: PoolArrays, scope: int) -> int:
     then only the largest lease is taken.
     """
     chain = NULL_BLOCK
-    is_told = scope == ANY and not has_unsettled(pool)
+    is_certain = scope == ANY and not has_unsettled(pool)
     while True:
         chain, has_tip = _take_class(pool, chain, _largest(pool, scope), scope)
-        if has_tip or not is_told:
+        if has_tip or not is_certain:
             return int(chain)
 
 
@@ -81,7 +81,7 @@ def _take_class(pool: PoolArrays, chain: int, until: float, scope: int) -> tuple
     """
     rest, has_tip = chain, False
     for tenant in range(num_tenants(pool)):
-        if not tenant_may_give(pool, tenant, scope):
+        if not is_tenant_evictable(pool, tenant, scope):
             continue
         block = first_from(pool, tenant, until)
         while block != NULL_BLOCK and pool.leases[block] == until:
@@ -127,7 +127,7 @@ def _end_first(pool: PoolArrays, until: float, scope: int) -> None:
     """End the lease of one evictable block: of those with a lease until ``until``, the one that was released first."""
     oldest = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
-        if tenant_may_give(pool, tenant, scope):
+        if is_tenant_evictable(pool, tenant, scope):
             block = first_from(pool, tenant, until)
             is_one = block != NULL_BLOCK and pool.leases[block] == until
             if is_one and (oldest == NULL_BLOCK or pool.records[block, RELEASED] < pool.records[oldest, RELEASED]):

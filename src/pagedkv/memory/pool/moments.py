@@ -14,7 +14,7 @@ Allocating a block:
 make_room
     A free block is about to be allocated, the one that :func:`~pagedkv.memory.pool.free_queue.first` returns. Features
     that keep blocks, or that limit tenants, make one available if necessary.
-note_payer
+note_current_tenant
     Blocks are charged to this tenant, given by its number, from now on. Called only if ``counts_takes``.
 counts_takes
     Whether ``make_room`` and ``note_take`` must be called for each allocated block, so that none are taken in one
@@ -121,11 +121,11 @@ __all__ = [
     "note_child",
     "note_claim",
     "note_copy",
+    "note_current_tenant",
     "note_drop",
     "note_eviction",
     "note_name",
     "note_named",
-    "note_payer",
     "note_rank",
     "note_recomputed",
     "note_request",
@@ -262,7 +262,7 @@ class Moments:
 
     make_room: PoolHook = field(default=leave_as_it_is, repr=False)
     counts_takes: PoolQuestion = field(default=is_never_so, repr=False)
-    note_payer: Hook = field(default=do_nothing, repr=False)
+    note_current_tenant: Hook = field(default=do_nothing, repr=False)
     choose_victim: Choice = field(default=choose_first, repr=False)
     note_eviction: Hook = field(default=do_nothing, repr=False)
     note_take: Hook = field(default=do_nothing, repr=False)
@@ -293,7 +293,7 @@ class Moments:
 
 make_room: Final = chosen_by(MOMENTS, "make_room", leave_as_it_is)
 counts_takes: Final = chosen_by(MOMENTS, "counts_takes", is_never_so)
-note_payer: Final = chosen_by(MOMENTS, "note_payer", do_nothing)
+note_current_tenant: Final = chosen_by(MOMENTS, "note_current_tenant", do_nothing)
 choose_victim: Final = chosen_by(MOMENTS, "choose_victim", choose_first)
 note_eviction: Final = chosen_by(MOMENTS, "note_eviction", do_nothing)
 note_take: Final = chosen_by(MOMENTS, "note_take", do_nothing)

@@ -265,7 +265,7 @@ def _compress_hardware(state: Words, message: Bytes, offset: int) -> None:
 
 
 @compiled
-def _compress_asking(state: Words, message: Bytes, offset: int) -> None:
+def _compress_querying(state: Words, message: Bytes, offset: int) -> None:
     """Compress as :func:`compress` does, by the faster way of the processor at hand."""
     if has_sha_instructions():
         _compress_by_instructions(state, message, offset)
@@ -274,7 +274,7 @@ def _compress_asking(state: Words, message: Bytes, offset: int) -> None:
 
 
 COMPRESS: Final[Mapping[Known, Compress]] = MappingProxyType(
-    {Known.PRESENT: _compress_hardware, Known.ASKED: _compress_asking, Known.ABSENT: compress_portable}
+    {Known.PRESENT: _compress_hardware, Known.QUERIED: _compress_querying, Known.ABSENT: compress_portable}
 )
 
 compress_hardware: Final[Compress | None] = _compress_hardware if PRESENCE.value else None

@@ -33,7 +33,7 @@ class Known(Enum):
 
     ABSENT = "absent"
     PRESENT = "present"
-    ASKED = "asked when code runs"
+    QUERIED = "queried when code runs"
 
 
 def _known() -> Known:
@@ -42,7 +42,7 @@ def _known() -> Known:
     triple, _name, features = own_processor()
     if "+sha" in features.split(","):
         return Known.PRESENT
-    return Known.ASKED if triple.startswith("x86_64-") else Known.ABSENT
+    return Known.QUERIED if triple.startswith("x86_64-") else Known.ABSENT
 
 
 def _this_machine_has_them() -> bool:

@@ -10,15 +10,15 @@ unreferenced::
                                              +------ resume ------+      a hit of tenant u: charged to u from then on
 
 A tenant has a *cap*, which its taken and cached blocks together never exceed, and a *floor*: the number of blocks that
-it can always take, and the number of its charged blocks that are not evicted for other tenants. Tenant 0 stands for
-sequences without a tenant; it has neither. The *payer* is the tenant to which allocations are charged now.
+it can always take, and the number of its charged blocks that are not evicted for other tenants. Tenant 0 is for
+sequences without a tenant; it has neither. Allocations are charged to the *current tenant*.
 
 ``PoolArrays.tenants`` has a row for each block, and after these four rows for each tenant. They are the sentinels of
 its lists of free spare blocks, free cached blocks and free leased blocks, each in the order of release, and its
 account::
 
     row of a block             charged to | next | previous | when it was released
-    row of the null block      payer      | releases | blocks reserved by floors | -
+    row of the null block      current tenant | releases | blocks reserved by floors | -
     sentinel of a list         -          | next | previous | -
     account of a tenant        cap        | floor | taken | cached
 
@@ -50,31 +50,31 @@ from pagedkv.memory.pool.blocks import (
 from pagedkv.memory.pool.treap import BY_END, insert, remove
 
 __all__ = [
-    "NOBODY",
+    "NO_TENANT",
     "account_of",
     "accounts_of",
     "add_account",
     "charge_hits",
-    "hand_charges_over",
+    "charge_to",
+    "is_evictable",
+    "is_tenant_evictable",
     "join",
     "leave",
-    "let_pay",
     "list_of",
-    "may_go",
+    "move_charges",
     "new_accounts",
     "num_charged",
     "num_permitted",
     "num_tenants",
     "rest",
     "resume",
+    "set_current_tenant",
     "set_limits",
-    "set_payer",
     "take",
-    "tenant_may_give",
     "uncharge",
 ]
 
-NOBODY: Final = 0
+NO_TENANT: Final = 0
 """The tenant of sequences without a tenant, and the one to which blocks without content are charged."""
 
 # Columns of a block's row, after CHARGED.
@@ -83,7 +83,7 @@ BEFORE: Final = 2
 STAMP: Final = 3
 
 # Columns of the null block's row.
-PAYER: Final = 0
+CURRENT_TENANT: Final = 0
 CLOCK: Final = 1
 NUM_RESERVED: Final = 2  # blocks that floors guarantee beyond those that their tenants have taken
 
@@ -104,8 +104,8 @@ CLOCK_MASK: Final = 2**31 - 1
 
 # Scopes: which cached blocks are evictable.
 ANY: Final = 0
-PERMITTED: Final = 1  # the payer's, and those of tenants that are charged for more than their floors
-OWN: Final = 2  # the payer's
+PERMITTED: Final = 1  # the current tenant's, and those of tenants that are charged for more than their floors
+OWN: Final = 2  # the current tenant's
 
 
 def new_accounts(num_blocks: int, limits: tuple[tuple[int, int], ...]) -> Int32Array:
@@ -151,15 +151,15 @@ def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: i
     return max(0, min(cap - taken, num_free - others))
 
 
-def set_payer(tenants: Int32Array, tenant: int) -> None:
+def set_current_tenant(tenants: Int32Array, tenant: int) -> None:
     """Charge all later allocations to a tenant. No effect without tenants."""
-    tenants[:1, PAYER] = tenant
+    tenants[:1, CURRENT_TENANT] = tenant
 
 
 @inlined
-def let_pay(pool: PoolArrays, tenant: int) -> None:
-    """Set the payer as :func:`set_payer` does, in a compiled loop, where there are tenants."""
-    pool.tenants[NULL_BLOCK, PAYER] = tenant
+def charge_to(pool: PoolArrays, tenant: int) -> None:
+    """Set the current tenant, as :func:`set_current_tenant`, in a compiled loop of a pool with tenants."""
+    pool.tenants[NULL_BLOCK, CURRENT_TENANT] = tenant
 
 
 @inlined
@@ -190,15 +190,15 @@ def num_charged(pool: PoolArrays, tenant: int) -> int:
 
 
 @inlined
-def may_go(pool: PoolArrays, block: int, scope: int) -> bool:
+def is_evictable(pool: PoolArrays, block: int, scope: int) -> bool:
     """Whether a cached block is evictable within a scope."""
-    return scope == ANY or tenant_may_give(pool, int(pool.tenants[block, CHARGED]), scope)
+    return scope == ANY or is_tenant_evictable(pool, int(pool.tenants[block, CHARGED]), scope)
 
 
 @inlined
-def tenant_may_give(pool: PoolArrays, tenant: int, scope: int) -> bool:
+def is_tenant_evictable(pool: PoolArrays, tenant: int, scope: int) -> bool:
     """Whether a tenant's cached blocks are evictable within a scope."""
-    if scope == ANY or tenant == pool.tenants[NULL_BLOCK, PAYER]:
+    if scope == ANY or tenant == pool.tenants[NULL_BLOCK, CURRENT_TENANT]:
         return True
     return scope == PERMITTED and num_charged(pool, tenant) > pool.tenants[account_of(pool, tenant), FLOOR]
 
@@ -216,15 +216,15 @@ def _count_taken(pool: PoolArrays, tenant: int, change: int) -> None:
 
 @inlined
 def take(pool: PoolArrays, block: int) -> None:
-    """Charge a block without content to the payer."""
-    pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, PAYER]
+    """Charge a block without content to the current tenant."""
+    pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, CURRENT_TENANT]
     _count_taken(pool, pool.tenants[block, CHARGED], 1)
 
 
 @inlined
 def uncharge(pool: PoolArrays, block: int) -> None:
     """End the charge of a free block that has lost its content."""
-    pool.tenants[block, CHARGED] = NOBODY
+    pool.tenants[block, CHARGED] = NO_TENANT
 
 
 @inlined
@@ -270,7 +270,7 @@ def leave(pool: PoolArrays, block: int) -> None:
 
 @compiled
 def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
-    """Charge the free ones among some named blocks to the payer, which is about to take them by a hit.
+    """Charge the free ones among some named blocks to the current tenant, which is about to take them by a hit.
 
     The blocks are still in lists. Together with the payer's cached blocks they may exceed its cap; then some of its
     cached blocks are evicted before the hit.
@@ -285,37 +285,37 @@ def charge_hits(pool: PoolArrays, block_ids: Int32Array) -> None:
             kind = IN_LEASED
             remove(pool, BY_END, block)
         leave(pool, block)
-        pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, PAYER]
+        pool.tenants[block, CHARGED] = pool.tenants[NULL_BLOCK, CURRENT_TENANT]
         join(pool, block, kind)
         if kind == IN_LEASED:
             insert(pool, BY_END, block)
 
 
 @compiled
-def hand_charges_over(pool: PoolArrays, giver: int, taker: int) -> None:
+def move_charges(pool: PoolArrays, source: int, target: int) -> None:
     """Charge all blocks of a tenant to another tenant. Lists keep the order of release. O(blocks).
 
-    The taker's cap must have room for them.
+    The target's cap must have room for them.
     """
     tenants = pool.tenants
     num_blocks = list_of(pool, 0, 0)
     for kind in (IN_SPARE, IN_CACHED, IN_LEASED):
-        _merge_lists(pool, list_of(pool, giver, kind), list_of(pool, taker, kind))
+        _merge_lists(pool, list_of(pool, source, kind), list_of(pool, target, kind))
     for block in range(1, num_blocks):
-        if tenants[block, CHARGED] != giver:
+        if tenants[block, CHARGED] != source:
             continue
         if pool.records[block, QUEUE] != FREE:
-            _count_taken(pool, giver, -1)
-            _count_taken(pool, taker, 1)
-            tenants[block, CHARGED] = taker
+            _count_taken(pool, source, -1)
+            _count_taken(pool, target, 1)
+            tenants[block, CHARGED] = target
         elif len(pool.leases) > 0 and pool.leases[block] > 0:
             remove(pool, BY_END, block)  # ordered by tenant
-            tenants[block, CHARGED] = taker
+            tenants[block, CHARGED] = target
             insert(pool, BY_END, block)
         else:
-            tenants[block, CHARGED] = taker
-    tenants[account_of(pool, taker), NUM_RESTING] += tenants[account_of(pool, giver), NUM_RESTING]
-    tenants[account_of(pool, giver), NUM_RESTING] = 0
+            tenants[block, CHARGED] = target
+    tenants[account_of(pool, target), NUM_RESTING] += tenants[account_of(pool, source), NUM_RESTING]
+    tenants[account_of(pool, source), NUM_RESTING] = 0
 
 
 @compiled

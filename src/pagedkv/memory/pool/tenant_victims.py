@@ -16,23 +16,23 @@ cap it is O(1). With LRU both are exactly the order of the cold list. Ending a l
 from pagedkv.memory.compilation.compiled import compiled, unsigned
 from pagedkv.memory.pool import free_queue, moments
 from pagedkv.memory.pool.blocks import NAME, NEXT, NULL_BLOCK, PoolArrays
-from pagedkv.memory.pool.lease_victims import give_largest_up
+from pagedkv.memory.pool.lease_victims import end_largest_lease
 from pagedkv.memory.pool.life_cycle import lose_content
 from pagedkv.memory.pool.tenant_charges import (
     AFTER,
     CAP,
     CLOCK,
     CLOCK_MASK,
+    CURRENT_TENANT,
     IN_CACHED,
     IN_SPARE,
     OWN,
-    PAYER,
     PERMITTED,
     STAMP,
     account_of,
+    is_evictable,
     leave,
     list_of,
-    may_go,
     num_charged,
     num_tenants,
     uncharge,
@@ -43,12 +43,12 @@ __all__ = ["keep_cap", "make_room"]
 
 @compiled
 def make_room(pool: PoolArrays) -> None:
-    """Ensure that the payer's cap has room for a block, and that the first free block has no content.
+    """Ensure that the current tenant's cap has room for a block, and that the first free block has no content.
 
-    The caller has checked that there is a block which the payer may allocate.
+    The caller has checked that there is a block that the current tenant may allocate.
     """
-    payer = int(pool.tenants[NULL_BLOCK, PAYER])
-    keep_cap(pool, payer, 1)
+    current = int(pool.tenants[NULL_BLOCK, CURRENT_TENANT])
+    keep_cap(pool, current, 1)
     first = unsigned(pool.records[NULL_BLOCK, NEXT])
     if first == NULL_BLOCK or pool.records[first, NAME]:
         _evict(pool, _permitted_victim(pool))
@@ -56,7 +56,7 @@ def make_room(pool: PoolArrays) -> None:
 
 @compiled
 def keep_cap(pool: PoolArrays, tenant: int, num_more: int) -> None:
-    """Evict cached blocks of a tenant until its cap has room for ``num_more`` blocks. The tenant is the payer."""
+    """Evict cached blocks of a tenant, which is the current one, until its cap has room for ``num_more`` blocks."""
     cap = int(pool.tenants[account_of(pool, tenant), CAP])
     while num_charged(pool, tenant) + num_more > cap:
         _evict(pool, _own_victim(pool, tenant))
@@ -87,20 +87,20 @@ def _own_victim(pool: PoolArrays, tenant: int) -> int:
         block = int(pool.tenants[list_of(pool, tenant, kind), AFTER])
         if block < num_blocks:
             return block
-    give_largest_up(pool, OWN)
+    end_largest_lease(pool, OWN)
     return int(pool.tenants[list_of(pool, tenant, IN_CACHED), AFTER])
 
 
 @compiled
 def _permitted_victim(pool: PoolArrays) -> int:
-    """Return the block to evict for a payer below its cap, where no block without content is left."""
+    """Return the block to evict for a current tenant below its cap, if no block without content is left."""
     victim = unsigned(_oldest_permitted(pool, IN_SPARE))  # of one type: Numba unites signed and unsigned as floats
     if victim == NULL_BLOCK:
         victim = unsigned(_choice_of_policy(pool))
     if victim == NULL_BLOCK:
         victim = unsigned(_oldest_permitted(pool, IN_CACHED))
     if victim == NULL_BLOCK:
-        give_largest_up(pool, PERMITTED)
+        end_largest_lease(pool, PERMITTED)
         victim = unsigned(_oldest_permitted(pool, IN_CACHED))
     return victim
 
@@ -116,7 +116,7 @@ def _choice_of_policy(pool: PoolArrays) -> int:
     if first >= num_blocks:
         return unsigned(NULL_BLOCK)
     block = unsigned(moments.choose_victim(pool, unsigned(first)))
-    return block if may_go(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
+    return block if is_evictable(pool, block, PERMITTED) else unsigned(NULL_BLOCK)
 
 
 @compiled
@@ -131,7 +131,7 @@ def _oldest_permitted(pool: PoolArrays, kind: int) -> int:
     oldest, greatest_age = NULL_BLOCK, -1
     for tenant in range(num_tenants(pool)):
         block = int(tenants[list_of(pool, tenant, kind), AFTER])
-        if block >= num_blocks or not may_go(pool, block, PERMITTED):
+        if block >= num_blocks or not is_evictable(pool, block, PERMITTED):
             continue
         age = (now - int(tenants[block, STAMP])) & CLOCK_MASK
         if age > greatest_age:

@@ -1,10 +1,10 @@
-"""Routing: which replica of a cluster serves a request, and why. The same decisions in service and in simulation.
+"""Routing: chooses the replica of a cluster that serves a request. Serving and simulation use the same code.
 
-Reading order: ``residency`` (which replicas have a block), ``hit_lengths`` (what a prompt hits, for all groups of a
-model), ``prompts`` (the digests of a prompt), ``replica_index`` (replicas, their lifetimes and events), ``promises``
-(what routed prompts will store), ``replica_loads`` (what is outstanding), ``choice`` (a decision with its reason),
-``routers``, which decide, and ``recorded`` (inputs and choices as a file, and their replay). No thread, no clock, no
-I/O: times and events are the caller's.
+Reading order: ``residency`` (which replicas have a block), ``hit_lengths`` (how many tokens of a prompt hit, for all
+groups of a model), ``prompts`` (the digests of a prompt), ``replica_index`` (replicas, their lifetimes and events),
+``promises`` (blocks that routed prompts will store), ``replica_loads`` (outstanding requests), ``choice`` (a decision
+with its reason), ``routers`` (make decisions), and ``recorded`` (inputs and choices as a file, and their replay). No
+thread, no clock, no I/O: the caller passes times and events.
 """
 
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason

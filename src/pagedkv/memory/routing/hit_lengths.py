@@ -1,8 +1,8 @@
-"""How many tokens of a prompt a replica's cache would hit: the rule of sets, for all groups of a model.
+"""HitLengths: how many tokens of a prompt hit in a replica's cache, for all groups of a model together.
 
 A hit of n tokens needs every block before n of a group that keeps whole prefixes, the last blocks of a window or chunk,
-and the state at n. What one group lacks makes the hit shorter for all. Reading the blocks of all groups as one prefix
-instead took an index of hybrid models from 76 to 25 % of reuse (llm-d-router, pull request 2363).
+and the state at n. A block that one group lacks shortens the hit for all groups. An index that treated the blocks of
+all groups as one prefix reduced the reuse of hybrid models from 76 to 25 % (llm-d-router, pull request 2363).
 """
 
 from collections.abc import Sequence
@@ -34,18 +34,19 @@ NO_POSITION: Final = -1
 
 @final
 class HitLengths:
-    """The rule for one model. States that are kept inside an interval, at the end of a prompt, are not counted.
+    """The rule for one model. States that are stored inside an interval, at the end of a prompt, are not counted.
 
     Args:
-        groups: its KV-cache groups.
+        groups: the model's KV-cache groups.
 
     Attributes:
-        numbers: the groups that are cached; block_sizes: tokens of a block of each of them.
-        alignment: tokens; hits end at multiples of it.
-        is_plain: whether there is one group, which keeps whole prefixes, so that hits are leading blocks.
+        numbers: numbers of the groups with prefix caching.
+        block_sizes: tokens of a block of each of these groups.
+        alignment: hits end at multiples of this number of tokens.
+        is_plain: whether a hit is a number of leading blocks: there is one group, and it keeps whole prefixes.
 
     Raises:
-        ConfigurationError: no group is cached.
+        ConfigurationError: no group has prefix caching.
     """
 
     def __init__(self, groups: Sequence[GroupSpec]) -> None:
@@ -58,14 +59,14 @@ class HitLengths:
         self.is_plain = len(self._groups) == 1 and keeps_whole_prefix(self._groups[0])
         self._ends_hits = not any(map(keeps_whole_prefix, self._groups))
 
-    def of_replica(self, present: Sequence[BoolArray], most: int) -> int:
-        """Return the tokens that a replica hits. O(blocks of all groups).
+    def num_hit_tokens(self, present: Sequence[BoolArray], most: int) -> int:
+        """Return how many tokens of a prompt hit in one replica. O(blocks of all groups).
 
         Args:
             present: for each cached group, bool ``[blocks]``: which leading blocks of the prompt the replica has.
-            most: tokens that may be hit: fewer than the prompt has, since its last token is computed.
+            most: most tokens of a hit; fewer than the prompt's, since its last token is computed.
         """
-        if self.is_plain:  # the blocks before the first one that is missing
+        if self.is_plain:  # the blocks before the first missing one
             has = present[0][: most // self.alignment]
             return self.alignment * (len(has) if has.all() else int(has.argmin()))
         ends = np.arange(self.alignment, most + 1, self.alignment)
@@ -77,7 +78,7 @@ class HitLengths:
         return int(ends[found[-1]]) if len(found) else 0
 
     def _holds(self, group: GroupSpec, has: BoolArray, ends: Int64Array) -> BoolArray:
-        """Return for each end of a hit whether a group has what computing continues from."""
+        """Return for each end of a hit whether a group has the blocks that the next tokens read: bool ``[ends]``."""
         last = ends // group.block_size - 1
         held: BoolArray
         if keeps_state(group):
@@ -95,7 +96,7 @@ class HitLengths:
 
 
 def _first_needed(group: GroupSpec, query: Int64Array) -> Int64Array:
-    """Return the first position that a query, and all later ones, still read, sinks aside."""
+    """Return the first position, sinks aside, that a query or a later one reads: int64, as ``query``."""
     match group:
         case FullAttention():
             return np.zeros_like(query)

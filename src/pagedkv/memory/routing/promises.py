@@ -1,8 +1,9 @@
-"""What routed prompts will store: until the event comes, the replica that got a prompt is promised to have its blocks.
+"""Promises: the blocks that routed prompts will store, as long as no event has confirmed them.
 
-So a burst of one prefix goes to one replica from its second request on, before the events of the first have come. A
-promise ends with the event of its block, or after its time: then what was promised is not there, since the request
-was rejected, or its blocks were evicted before their events came.
+When a prompt is routed to a replica, its blocks count as promised there. So further requests of the same prefix are
+routed to the same replica, before the events of the first one arrive. A promise ends with the event of its block, or
+after its time: then the block was not stored, since the request was rejected, or it was evicted before its event
+arrived.
 
 Promises are kept in two generations, and the older one is dropped whole, so they last for one to two periods.
 """
@@ -42,7 +43,7 @@ class Promises:
             self._old, self._young = (
                 self._young,
                 self._old,
-            )  # their room is kept: new memory costs more than to clear it
+            )  # the table is cleared and used again, which is faster than allocating a new one
             self._young.empty()
             if is_long:
                 self._old.empty()
@@ -54,13 +55,13 @@ class Promises:
         return self._young, self._old
 
     def promise(self, prompt: HashedPrompt, replica: int, num_confirmed_tokens: int = 0) -> None:
-        """Note that a replica, by number, was given a prompt, of which it has some tokens already. O(blocks)."""
+        """Promise a prompt's blocks after the confirmed tokens to a replica, by its number. O(blocks)."""
         for number, size in self._groups:
             digests = prompt.digests[size][num_confirmed_tokens // size :]
             self._young.add(digests, np.full(len(digests), number, np.int32), replica)
 
     def settle(self, events: Iterable[CacheEvents], replica: int) -> None:
-        """End the promises of blocks whose events came. O(events)."""
+        """End the promises of blocks whose events arrived. O(events)."""
         for each in events:
             words = words_of_digests(each.digests, len(each.kinds))
             is_block = each.groups >= 0
@@ -68,6 +69,6 @@ class Promises:
                 generation.remove(words[is_block], each.groups[is_block], replica)
 
     def clear(self, replica: int) -> None:
-        """Drop the promises of a replica, as when it is gone."""
+        """Drop the promises of a replica, when it is removed."""
         self._young.clear(replica)
         self._old.clear(replica)

@@ -1,4 +1,4 @@
-"""A prompt as an index looks it up: the digests of its blocks, for each size of blocks."""
+"""HashedPrompt: the digests of a prompt's blocks for each block size, by which an index looks them up."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class HashedPrompt:
     """A prompt's digests.
 
     Args:
-        num_tokens: of the prompt.
-        digests: uint32 ``[blocks, 8]`` by block size.
+        num_tokens: tokens of the prompt.
+        digests: by block size, uint32 ``[blocks, 8]``.
     """
 
     num_tokens: int
@@ -35,10 +35,10 @@ class HashedPrompt:
 
 @final
 class PromptHasher:
-    """Hashes prompts as the pools of replicas name their blocks.
+    """Hashes prompts to the same names that the replicas' pools give to their blocks.
 
     Args:
-        block_sizes: of the groups.
+        block_sizes: block sizes of the groups, in tokens.
         weights_epoch: part of the name of a first block, as in ``SpaceConfig``.
     """
 

@@ -1,8 +1,8 @@
-"""A recorded sequence: all that a router was given and what it chose, as JSON lines, and its replay.
+"""Records: all inputs and choices of a router as JSON lines, and their replay.
 
-A router that is made with ``note=RecordWriter(file.write)`` writes a line for each input. :func:`replay` gives them to
-a router of the same groups. It chooses the same, since decisions depend on the inputs alone. So a choice of the service
-can be examined later, and other rules can be tried on the same sequence::
+A router that is made with ``note=RecordWriter(file.write)`` writes a line for each input. :func:`replay` passes them to
+a router of the same groups, which makes the same choices, since choices depend on the inputs alone. So a choice made in
+service can be examined later, and other rules can be tried on the same inputs::
 
     {"kind": "router", "t": 0.0, "routing": "prefix", "rules": {...}}
     {"kind": "join", "t": 0.0, "replica": "r0"}
@@ -17,9 +17,9 @@ can be examined later, and other rules can be tried on the same sequence::
         "reason": "...",
     }
 
-A prompt is recorded by the digests of its blocks, without its tokens. Of a digest 16 bytes are kept, as in the index.
-Arrays are base64 of little-endian integers. Clocks are the caller's: where an input has no time, ``t`` is that of the
-line before.
+A prompt is recorded by the digests of its blocks, without its tokens. 16 bytes of a digest are written, as in the
+index. Arrays are base64 of little-endian integers. ``t`` is the caller's time; for an input without a time it is that
+of the line before.
 """
 
 import json
@@ -51,10 +51,10 @@ DIGEST_WORDS: Final = 8
 
 @final
 class RecordWriter:
-    """Writes what a router notes.
+    """Writes the inputs and choices of a router.
 
     Args:
-        write: takes each line, with its end, as the ``write`` of a text file does.
+        write: called with each line, which ends with a line break: the ``write`` method of a text file.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -70,12 +70,13 @@ class RecordWriter:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedChoice:
-    """A decision of a replay.
+    """A choice of a replay.
 
     Args:
-        request: the request; now_s: when it arrived.
-        recorded: the replica that was chosen when it was recorded.
-        choice: what the router of the replay chooses.
+        request: number of the request.
+        now_s: recorded time of its arrival.
+        recorded: the recorded choice of a replica.
+        choice: the choice of the replay's router.
     """
 
     request: int
@@ -92,16 +93,16 @@ class ReplayedChoice:
 def replay(
     lines: Iterable[str], groups: Sequence[GroupSpec], rules: RoutingRules | None = None
 ) -> Iterator[ReplayedChoice]:
-    """Give a recorded sequence to a router, and return its decisions as they come.
+    """Pass a recorded sequence to a new router, and yield its choices.
 
     Args:
         lines: the lines of a record.
         groups: the model's KV-cache groups.
-        rules: of the router; None: those of the record. With others the load is still as if each request had been
-            served when it was recorded.
+        rules: rules of the new router; None: the recorded rules. With other rules too, first tokens and ends of
+            requests keep their recorded times.
 
     Raises:
-        ConfigurationError: a line is not one of a record, or contradicts those before it.
+        ConfigurationError: a line is invalid, or inconsistent with earlier lines.
     """
     router: Router | None = None
     for number, text in enumerate(lines, 1):
@@ -116,7 +117,7 @@ def replay(
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigurationError):
                 raise
-            raise ConfigurationError(f"line {number} is no input of a router: {text!r:.80}") from error
+            raise ConfigurationError(f"line {number} is not an input of a router: {text!r:.80}") from error
 
 
 def _choose(router: Router, line: Line) -> ReplayedChoice:

@@ -1,4 +1,4 @@
-"""Routes a few prompts, so that all loops of a router are compiled."""
+"""Routes a few prompts, to compile all loops of a router."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ GROUPS: Final[tuple[tuple[GroupSpec, ...], ...]] = ((FullAttention(4),), (FullAt
 
 
 def rehearse() -> None:
-    """Store and remove blocks, let the tables grow, and choose: for one group of whole prefixes, and for two groups."""
+    """Store and remove blocks, with growing tables, and choose: for one group of whole prefixes, and for two groups."""
     tokens = np.arange(4 * SMALLEST, dtype=np.int32)
     named = np.frombuffer(b"".join(hash_request_tokens(tokens, 4)), np.uint8).reshape(-1, 32)
     for groups in GROUPS:

@@ -1,11 +1,11 @@
-"""The index of a cluster: which blocks each replica has cached, from the events of their block spaces.
+"""ReplicaIndex: which blocks each replica of a cluster has cached, by the events of the replicas' block spaces.
 
-A replica has a *lifetime*, a name of one run of its process, and numbers its batches of events from 0 in it. The index
-of a replica is
+A *lifetime* is the name of one run of a replica's process, in which batches of events are numbered from 0. The index of
+a replica is
 
-    EMPTY       no event has come, or another lifetime began: there are no blocks
-    EXACT       all events of its lifetime were applied, or a snapshot and all events since
-    DEGRADED    a batch was lost: blocks of the index may have been evicted, and blocks of the replica may be missing
+    EMPTY       no event was applied, or another lifetime has begun: the index has no blocks
+    EXACT       all events of the lifetime were applied, or a snapshot and all events since
+    DEGRADED    a batch was lost: the replica may have evicted blocks of the index, and stored others
 
     EMPTY --- batch 0 | snapshot ---> EXACT --- a gap ---> DEGRADED --- snapshot ---> EXACT
       ^---------------------------- another lifetime | forget ----------------------------|
@@ -31,7 +31,7 @@ from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Arr
 __all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]
 
 Note: TypeAlias = Callable[[str, float | None, Mapping[str, object]], None]
-"""Takes an input of a router: its kind, its time if it has one, and its values."""
+"""Called with each input of a router: its kind, its time in seconds or None, and its values."""
 
 LARGEST_BATCH: Final = 2**62
 
@@ -46,15 +46,16 @@ class IndexState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """A replica in the index.
+    """The state of a replica in the index.
 
     Args:
-        name: its name; lifetime: of its process, "" before the first batch.
+        name: the replica's name.
+        lifetime: lifetime of its process; "" before the first batch.
         state: how complete its index is.
-        since_s: since when the state is what it is.
-        next_batch: number of the batch that is awaited.
+        since_s: time of the last change of ``state``.
+        next_batch: number of the next expected batch.
         num_blocks: its blocks in the index.
-        num_lost_batches: batches that were lost in this lifetime.
+        num_lost_batches: lost batches of this lifetime.
     """
 
     name: str
@@ -78,15 +79,15 @@ class _Replica:
 
 @final
 class ReplicaIndex:
-    """Blocks of up to 64 replicas of one model.
+    """Cached blocks of up to 64 replicas of one model.
 
     Args:
         groups: the model's KV-cache groups, as in the replicas' ``SpaceConfig``.
-        weights_epoch: as there.
-        num_expected: blocks for which there is room at once.
+        weights_epoch: the epoch of the replicas' ``SpaceConfig``.
+        num_expected: number of blocks for which memory is allocated at once; the tables grow beyond.
 
     Raises:
-        ConfigurationError: no group is cached.
+        ConfigurationError: no group has prefix caching.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], *, weights_epoch: str = "", num_expected: int = 0) -> None:
@@ -102,30 +103,30 @@ class ReplicaIndex:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the replicas, in the order in which they came."""
+        """Names of the replicas, in the order in which they were added."""
         return tuple(self._replicas)
 
     @property
     def alignment(self) -> int:
-        """Tokens; hits end at multiples of it."""
+        """Hits end at multiples of this number of tokens."""
         return self._lengths.alignment
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables of blocks."""
+        """Size of the tables of blocks, in bytes."""
         return sum(blocks.nbytes for blocks in self._pools.values())
 
     def note_inputs(self, note: Note) -> None:
-        """Let a function take all that comes from replicas, before it is applied; a router that records calls this."""
+        """Set a function that is called with each input from replicas before it is applied; routers that record do."""
         self._note = note
 
     # Replicas and their events
 
     def add_replica(self, name: str, now_s: float = 0.0) -> None:
-        """Add a replica, whose index is empty.
+        """Add a replica with an empty index.
 
         Raises:
-            ConfigurationError: it is there already, or there are 64.
+            ConfigurationError: the index has this replica already, or 64 replicas.
         """
         if name in self._replicas:
             raise ConfigurationError(f"replica {name!r} is in the index already")
@@ -143,18 +144,21 @@ class ReplicaIndex:
         del self._replicas[name]
 
     def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0) -> bool:
-        """Apply a batch of a replica's events; return whether the index is exact afterwards.
+        """Apply a batch of a replica's events; return whether the replica's index is exact afterwards.
 
-        A batch that came before is ignored. A batch after a gap is applied, and degrades the replica. A batch of
-        another lifetime empties the replica, so the transport must not deliver those of an earlier one afterwards.
+        A batch that was applied before is ignored. A batch after a gap is applied, and the state becomes DEGRADED. A
+        batch of another lifetime empties the replica's index first, so the transport must not deliver batches of an
+        earlier lifetime afterwards.
 
         Args:
-            name: the replica; lifetime: of its process; batch: the batch's number in it.
-            events: of each pool, as from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
-            now_s: the caller's clock.
+            name: the replica.
+            lifetime: lifetime of its process.
+            batch: number of the batch in this lifetime.
+            events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
+            now_s: the caller's time.
 
         Raises:
-            ConfigurationError: an unknown replica, or a number below 0.
+            ConfigurationError: the replica is unknown, or a number is below 0.
         """
         replica = self._replica(name)
         as_count(batch, "the number of a batch", most=LARGEST_BATCH)
@@ -176,9 +180,9 @@ class ReplicaIndex:
         return replica.state is IndexState.EXACT
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool:
-        """Take a heartbeat: a replica's next batch has this number. So a lost batch is noticed without a later one.
+        """Apply a heartbeat with the number of a replica's next batch, which shows whether earlier batches were lost.
 
-        Returns whether the index is exact. Raises as :meth:`apply`.
+        Returns whether the replica's index is exact. Raises as :meth:`apply`.
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
@@ -196,16 +200,17 @@ class ReplicaIndex:
     def restore(
         self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
     ) -> None:
-        """Replace the index of a replica by a snapshot, so that it is exact.
+        """Replace the index of a replica by a snapshot; its state becomes EXACT. An outdated snapshot is ignored.
 
         Args:
-            name: the replica; lifetime: of its process.
+            name: the replica.
+            lifetime: lifetime of its process.
             next_batch: number of the first batch whose events the snapshot does not contain.
-            blocks: of each pool, as from :meth:`BlockSpace.stored_blocks <pagedkv.BlockSpace.stored_blocks>`.
-            now_s: the caller's clock.
+            blocks: blocks of each pool, from :meth:`BlockSpace.stored_blocks <pagedkv.BlockSpace.stored_blocks>`.
+            now_s: the caller's time.
 
         Raises:
-            ConfigurationError: an unknown replica, or a number below 0.
+            ConfigurationError: the replica is unknown, or a number is below 0.
         """
         replica = self._replica(name)
         as_count(next_batch, "the number of a batch", most=LARGEST_BATCH)
@@ -214,7 +219,7 @@ class ReplicaIndex:
             self._note("snapshot", now_s, values)
         self._begin_lifetime(replica, lifetime, now_s)
         if next_batch < replica.next_batch:
-            return  # older than what was applied
+            return  # older than the applied batches
         self._clear(replica)
         for each in blocks:
             words = words_of_digests(each.digests, len(each.groups))
@@ -223,7 +228,7 @@ class ReplicaIndex:
         self._set_state(replica, IndexState.EXACT, now_s)
 
     def forget(self, name: str, now_s: float = 0.0) -> None:
-        """Empty the index of a replica, as when it does not answer. O(table). Raises ConfigurationError."""
+        """Empty the index of a replica, for example when it does not answer. O(table). Raises ConfigurationError."""
         replica = self._replica(name)
         if self._note is not None:
             self._note("forget", now_s, {"replica": name})
@@ -232,7 +237,7 @@ class ReplicaIndex:
         replica.lifetime, replica.next_batch, replica.num_lost_batches = "", 0, 0
 
     def view(self, name: str) -> ReplicaView:
-        """Describe a replica. O(table). Raises ConfigurationError for an unknown one."""
+        """Return the state of a replica. O(table). Raises ConfigurationError for an unknown one."""
         replica = self._replica(name)
         return ReplicaView(
             name,
@@ -255,18 +260,18 @@ class ReplicaIndex:
         return self._hasher.hash(token_ids, keys)
 
     def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
-        """Return, for each cached group, the replicas that have each block, a bit each: uint64 ``[blocks]``."""
+        """Return for each cached group uint64 ``[blocks]``: the replicas that have each block, one bit for each."""
         return [
             self._pools[self._pool_of_group[number]].look_up(prompt.digests[size], number)
             for number, size in zip(self._lengths.numbers, self._lengths.block_sizes, strict=True)
         ]
 
     def hits(self, prompt: HashedPrompt, bits: Sequence[Uint64Array] | None = None) -> dict[str, int]:
-        """Return how many tokens of a prompt each replica would hit. O(blocks of the prompt x replicas).
+        """Return how many tokens of a prompt hit in each replica. O(blocks of the prompt x replicas).
 
         Args:
             prompt: the prompt.
-            bits: which replicas have which block, as from :meth:`look_up`; None: those of the index.
+            bits: the replicas that have each block, as from :meth:`look_up`; None: look them up.
         """
         if bits is None:
             held, _ = self.hits_and_promised(prompt)
@@ -277,14 +282,14 @@ class ReplicaIndex:
     def hits_and_promised(
         self, prompt: HashedPrompt, promised: tuple[Residency, Residency] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Return how many tokens of a prompt each replica would hit, by its number, without and with promises.
+        """Return how many tokens of a prompt hit in each replica, by its number, without and with promises.
 
         Args:
             prompt: the prompt.
-            promised: two tables of blocks that replicas are promised to have; None: there are none.
+            promised: two tables of promised blocks; None: there are none.
 
-        Cost: O(blocks of the prompt), of which those behind the longest hit are not looked up if whole prefixes are
-        cached; O(blocks x replicas) for other models.
+        Cost: O(blocks of the prompt) for one group that keeps whole prefixes, where blocks after the longest hit are
+        not looked up; O(blocks x replicas) for other models.
         """
         tables = promised or self._unpromised
         most = max(0, prompt.num_tokens - 1)
@@ -317,18 +322,18 @@ class ReplicaIndex:
     # Inside
 
     def _lengths_of(self, bits: Sequence[Uint64Array], most: int) -> list[int]:
-        """Return how many tokens each replica hits, by its number, from the replicas that have each block."""
-        having = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
+        """Return how many tokens hit in each replica, by its number, given the replicas that have each block."""
+        present = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in bits if len(each)] or [0]))
         hits = [0] * MOST_REPLICAS
         for replica in self._replicas.values():
-            if having >> replica.number & 1:
+            if present >> replica.number & 1:
                 mask = np.uint64(1 << replica.number)
-                hits[replica.number] = self._lengths.of_replica([each & mask != 0 for each in bits], most)
+                hits[replica.number] = self._lengths.num_hit_tokens([each & mask != 0 for each in bits], most)
         return hits
 
     def _replica(self, name: str) -> _Replica:
         if name not in self._replicas:
-            raise ConfigurationError(f"there is no replica {name!r} in the index: there are {list(self._replicas)}")
+            raise ConfigurationError(f"the index has no replica {name!r}: it has {list(self._replicas)}")
         return self._replicas[name]
 
     def _pool(self, name: str) -> Residency:
@@ -366,5 +371,5 @@ class ReplicaIndex:
                 blocks.remove(words[some], events.groups[some], replica.number)
             elif kind is CacheEventKind.CLEARED:
                 blocks.clear(replica.number)
-            else:  # the replica's own log was too short
+            else:  # a gap: the replica's own log of events was too short
                 self._set_state(replica, IndexState.DEGRADED, now_s)

@@ -1,13 +1,13 @@
-"""Which replicas have a block: a hash table from a block's digest and group to one bit for each replica.
+"""Residency: a hash table from a block's digest and group to the replicas that have the block, one bit for each.
 
-Open addressing with linear probing, from the place that the digest itself gives. An entry that no replica has any more
-stays as a tombstone until the table is rebuilt. Of a digest 128 bits are kept, so that two blocks of one name are less
-likely than a fault of memory. The table is at most 60 % full. An entry is one piece of 24 bytes::
+Open addressing with linear probing; the digest's bits are the hash. An entry without replicas stays as a tombstone
+until the table is rebuilt. 128 bits of a digest are stored, so that two blocks with equal keys are less likely than a
+memory error. The table is at most 60 % full. An entry has 24 contiguous bytes::
 
     64 bits of digest, xor group | 64 bits of digest | a bit for each replica
 
-so that three of four probes read one line of the caches. A million entries are larger than the caches, and the time of
-a look-up is that of memory. So the entries of the next blocks are fetched ahead. Rejected: to fetch a block's entry as
+so that three of four probes read one cache line. A table of a million entries is larger than the caches, and memory
+latency dominates a look-up, so the entries of the next blocks are prefetched. Rejected: prefetching a block's entry as
 soon as it is hashed. That made hashing a prompt of 131,072 tokens 0.15 ms slower, and its look-up 0.04 to 0.09 faster.
 """
 
@@ -37,7 +37,7 @@ NUM_FIELDS: Final = 3
 ONE: Final = np.uint64(1)
 NOTHING: Final = np.uint64(0)
 HALF_WORD: Final = np.uint64(32)
-FETCHED_AHEAD: Final = 16  # blocks whose entries are fetched before they are compared
+FETCHED_AHEAD: Final = 16  # distance of prefetching, in blocks
 
 
 @inlined
@@ -52,7 +52,7 @@ def _high(digest: Uint32Array, group: int) -> np.uint64:
 
 @inlined
 def _place(rows: Uint64Array, high: np.uint64, low: np.uint64) -> int:
-    """Return the place of a key, or the empty one where it would be."""
+    """Return the place of a key, or the empty place where it would be inserted."""
     last = np.uint64(len(rows) - 1)
     place = high & last
     while True:
@@ -66,13 +66,13 @@ def _place(rows: Uint64Array, high: np.uint64, low: np.uint64) -> int:
 
 @inlined
 def _fetch(words: Uint32Array, digest: Uint32Array, group: int) -> None:
-    """Fetch a block's entry into the caches; ``words`` are those of the table."""
+    """Prefetch a block's entry; ``words`` is the table as uint32."""
     prefetch(words, int(_high(digest, group) & np.uint64(len(words) - 1)), 0)
 
 
 @inlined
 def _bits(rows: Uint64Array, digest: Uint32Array, group: int) -> np.uint64:
-    """Return the replicas that have a block."""
+    """Return the replicas that have a block, one bit for each."""
     bits: np.uint64 = rows[_place(rows, _high(digest, group), _word(digest, 2)), BITS]
     return bits
 
@@ -116,7 +116,7 @@ def _look_up(rows: Uint64Array, words: Uint32Array, digests: Uint32Array, group:
 
 @inlined
 def _note(num_blocks: Int32Array, replicas: np.uint64, number: int) -> None:
-    """Write a number for each of some replicas."""
+    """Write the number for each replica whose bit is set."""
     for replica in range(MOST_REPLICAS):
         if replicas >> np.uint64(replica) & ONE:
             num_blocks[replica] = number
@@ -133,29 +133,29 @@ def _lead(  # noqa: PLR0913, PLR0917 - three tables, what is looked up, and wher
     replicas: np.uint64,
     out: Int32Array,
 ) -> None:
-    """See :func:`leading_blocks`. It ends at the first block that no replica has behind all those before it."""
-    holding = having = replicas
+    """See :func:`leading_blocks`. Ends at the first block up to which no replica has all blocks."""
+    all_held = all_held_or_promised = replicas
     for index in range(len(digests)):
         if index + FETCHED_AHEAD < len(digests):
             _fetch(words, digests[index + FETCHED_AHEAD], group)
         bits = _bits(held, digests[index], group)
-        if holding & ~bits != NOTHING:
-            _note(out[0], holding & ~bits, index)
-            holding &= bits
-        if having & ~bits != NOTHING:
+        if all_held & ~bits != NOTHING:
+            _note(out[0], all_held & ~bits, index)
+            all_held &= bits
+        if all_held_or_promised & ~bits != NOTHING:
             bits |= _bits(young, digests[index], group) | _bits(old, digests[index], group)
-            if having & ~bits != NOTHING:
-                _note(out[1], having & ~bits, index)
-                having &= bits
-                if having == NOTHING:
+            if all_held_or_promised & ~bits != NOTHING:
+                _note(out[1], all_held_or_promised & ~bits, index)
+                all_held_or_promised &= bits
+                if all_held_or_promised == NOTHING:
                     return
-    _note(out[0], holding, len(digests))
-    _note(out[1], having, len(digests))
+    _note(out[0], all_held, len(digests))
+    _note(out[1], all_held_or_promised, len(digests))
 
 
 @compiled
 def _move(old: Uint64Array, rows: Uint64Array) -> int:
-    """Enter what an old table has into an empty one; return how many entries that are."""
+    """Copy the entries of an old table that have replicas into an empty table; return their number."""
     num_entries = 0
     for index in range(len(old)):
         if old[index, BITS] != NOTHING:
@@ -171,7 +171,7 @@ class Residency:
     """Blocks of up to 64 replicas.
 
     Args:
-        num_expected: blocks for which there is room at once; the table grows beyond.
+        num_expected: number of blocks for which memory is allocated at once; the table grows beyond.
     """
 
     def __init__(self, num_expected: int = 0) -> None:
@@ -181,7 +181,7 @@ class Residency:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
+        """Size of the table in bytes."""
         return self._rows.nbytes
 
     def __len__(self) -> int:
@@ -193,10 +193,11 @@ class Residency:
         return int(np.count_nonzero(self._rows[:, BITS] & self._mask(replica)))
 
     def add(self, digests: Uint32Array, groups: Int32Array, replica: int) -> None:
-        """Note that a replica has blocks.
+        """Set a replica's bit of some blocks.
 
         Args:
-            digests: uint32 ``[n, 8]``, words of the blocks' digests; groups: int32 ``[n]``, the group of each.
+            digests: uint32 ``[n, 8]``, the words of the blocks' digests.
+            groups: int32 ``[n]``, the blocks' groups.
             replica: number of the replica.
         """
         self._require(digests, groups)
@@ -205,26 +206,31 @@ class Residency:
         self._num_entries += int(_add(self._rows, self._words, digests, groups, self._number(replica)))
 
     def remove(self, digests: Uint32Array, groups: Int32Array, replica: int) -> int:
-        """Note that a replica has blocks no longer; return how many of them it had."""
+        """Clear a replica's bit of some blocks; return how many were set. Arguments as of :meth:`add`."""
         self._require(digests, groups)
         return int(_remove(self._rows, digests, groups, self._number(replica)))
 
     def clear(self, replica: int) -> None:
-        """Note that a replica has no block. O(table)."""
+        """Clear a replica's bit of all blocks. O(table)."""
         self._rows[:, BITS] &= ~self._mask(replica)
 
     def empty(self) -> None:
-        """Note that no replica has any block; the table keeps its room. O(table)."""
+        """Remove all blocks of all replicas; the table keeps its memory. O(table)."""
         self._rows.fill(0)
         self._num_entries = 0
 
     @property
     def arrays(self) -> tuple[Uint64Array, Uint32Array]:
-        """The table for loops of this module, until it grows: uint64 ``[places, 3]``, and its words, uint32."""
+        """The table, for loops of this module, valid until it grows: uint64 ``[places, 3]``, and the same as uint32."""
         return self._rows, self._words
 
     def look_up(self, digests: Uint32Array, group: int = 0) -> Uint64Array:
-        """Return the replicas that have each block of a group, uint32 ``[n, 8]``, a bit each: uint64 ``[n]``."""
+        """Return the replicas that have each block, one bit for each: uint64 ``[n]``.
+
+        Args:
+            digests: uint32 ``[n, 8]``, the words of the blocks' digests.
+            group: the blocks' group.
+        """
         out = np.empty(len(digests), np.uint64)
         _look_up(self._rows, self._words, digests, group, out)
         return out
@@ -242,7 +248,7 @@ class Residency:
             raise ConfigurationError(f"digests must be uint32 [n, 8], got {digests.dtype} {list(digests.shape)}")
         if groups.dtype != np.int32 or groups.shape != (len(digests),):
             raise ConfigurationError(
-                f"groups must be int32 [{len(digests)}], one a digest, got {groups.dtype} {list(groups.shape)}"
+                f"groups must be int32 [{len(digests)}], one for each digest, got {groups.dtype} {list(groups.shape)}"
             )
 
     def _allocate(self, num_entries: int) -> None:
@@ -253,7 +259,7 @@ class Residency:
         self._words = self._rows.view(np.uint32)
 
     def _rebuild(self, num_more: int) -> None:
-        """Drop tombstones, and make room for more entries."""
+        """Move the entries to a larger table, without tombstones."""
         rows = self._rows
         self._allocate(2 * (len(self) + num_more))
         self._num_entries = int(_move(rows, self._rows))
@@ -262,15 +268,17 @@ class Residency:
 def leading_blocks(
     held: Residency, promised: tuple[Residency, Residency], digests: Uint32Array, group: int, replicas: int
 ) -> Int32Array:
-    """Count the leading blocks of a prompt that each replica has; no block is looked up behind those that count.
+    """Count the leading blocks of a prompt that each replica has. Blocks after the longest such prefix are not read.
 
     Args:
-        held: blocks that replicas have; promised: two tables of those that they are promised to have.
-        digests: uint32 ``[n, 8]``; group: whose blocks they are.
-        replicas: the replicas of interest, a bit each.
+        held: blocks that replicas have.
+        promised: two tables of promised blocks.
+        digests: uint32 ``[n, 8]``, the words of the prompt's digests.
+        group: the blocks' group.
+        replicas: the replicas to count for, one bit for each.
 
     Returns:
-        int32 ``[2, 64]``, by number of the replica: leading blocks that it holds, and that it holds or is promised.
+        int32 ``[2, 64]``, by number of the replica: leading blocks that it has, and that it has or that are promised.
     """
     out = np.zeros((2, MOST_REPLICAS), np.int32)
     (young, _), (old, _) = (each.arrays for each in promised)

@@ -1,16 +1,17 @@
-"""Routers: which replica serves a request. Each decision is a :class:`~pagedkv.routing.Choice`, with its reason.
+"""Router: chooses the replica that serves a request; the result is a :class:`~pagedkv.routing.Choice` with its reason.
 
-The cost of a replica is in tokens of prompts::
+The cost of a replica is measured in prompt tokens::
 
-    cost = tokens of prompts queued there + lack_weight x tokens of this prompt that it lacks
+    cost = prompt tokens queued there + lack_weight x tokens of this prompt that are not cached there
          + decode_tokens x decoding requests
 
-What is queued delays this request; what the prompt lacks delays it too, and takes time from all others. So with
-``lack_weight`` 1 the second request of a burst would compute its prefix on an idle replica, since that is as soon as
-behind the first. (Dynamo's router adds the same terms, in blocks; its documentation, release 1.2.)
+Queued tokens delay this request. Tokens that are not cached delay it too, and also take time from other requests, so
+they weigh more. With ``lack_weight`` 1, the second request of a burst would compute its prefix on an idle replica,
+since it would be ready there as soon as after the first request. (Dynamo's router adds the same terms, in blocks; its
+documentation, release 1.2.)
 
-A replica that has computed more than its share of late, by more than ``most_over_share``, is passed over, whatever it
-has cached: one prefix must not occupy one replica while others are idle.
+A replica that has recently computed more than its share, by more than ``most_over_share``, is not chosen, whatever it
+has cached, so that one popular prefix does not occupy one replica while others are idle.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -40,12 +41,12 @@ class RoutingRules:
     """The numbers of a router.
 
     Args:
-        decode_tokens: tokens of prompts that a decoding request counts as.
-        lack_weight: how often a token counts that a replica would have to compute for the request.
-        most_over_share: a replica is passed over if what it computed of late, with this prompt, is above the mean of
-            all by more than this fraction and by more than ``share_slack_tokens``.
-        share_slack_tokens: so much more than the mean is always allowed.
-        memory_s: seconds after which computed tokens weigh a third.
+        decode_tokens: cost of a decoding request, in prompt tokens.
+        lack_weight: cost of each token of the prompt that a replica would have to compute.
+        most_over_share: a replica is not chosen if its recently computed tokens, this prompt's included, exceed the
+            mean of all replicas by more than this fraction and by more than ``share_slack_tokens``.
+        share_slack_tokens: excess over the mean that is always allowed, in tokens.
+        memory_s: seconds in which the weight of recently computed tokens decays by a factor of e.
         promise_s: promises last for one to two of these periods.
 
     Raises:
@@ -73,10 +74,10 @@ class Router:
     """Routes requests to the replicas of an index.
 
     Args:
-        index: what replicas have cached; the router adds and removes its replicas.
-        routing: "prefix" by cost; "least-loaded" by the cost of a prompt that no replica has; "round-robin" in turn.
-        rules: the numbers.
-        note: takes all inputs and choices from the first one on, as :class:`~pagedkv.routing.RecordWriter` does.
+        index: the replicas' cached blocks; the router adds and removes its replicas.
+        routing: ``prefix``: by cost; ``least-loaded``: by the cost without cached blocks; ``round-robin``: in turn.
+        rules: the numbers of the cost.
+        note: called with all inputs and choices from the first one on, such as :class:`~pagedkv.routing.RecordWriter`.
 
     Raises:
         ConfigurationError: an unknown routing.
@@ -108,35 +109,35 @@ class Router:
 
     @property
     def loads(self) -> ReplicaLoads:
-        """What is outstanding."""
+        """Outstanding work of each replica."""
         return self._loads
 
     def add_replica(self, name: str, now_s: float = 0.0) -> None:
-        """Add a replica. Raises ConfigurationError: it is there already, or there are too many."""
+        """Add a replica. Raises ConfigurationError if the index has it already, or has 64 replicas."""
         self.index.add_replica(name, now_s)
         self._loads.add_replica(name)
         self._noted("join", now_s, replica=name)
 
     def remove_replica(self, name: str) -> tuple[int, ...]:
-        """Remove a replica; return the numbers of its outstanding requests, which are to be routed again."""
+        """Remove a replica; return the numbers of its outstanding requests, which the caller should route again."""
         self._promises.clear(self.index.number_of(name))
         self.index.remove_replica(name)
         self._noted("leave", None, replica=name)
         return self._loads.remove_replica(name)
 
     def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool:
-        """Apply a batch of events, as :meth:`ReplicaIndex.apply`; it settles the promises of its blocks."""
+        """Apply a batch of events, as :meth:`ReplicaIndex.apply`, and end the promises of its blocks."""
         self._promises.settle(events, self.index.number_of(name))
         return self.index.apply(name, lifetime, batch, events, now_s)
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool:
-        """Take a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
+        """Apply a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
         return self.index.note_alive(name, lifetime, next_batch, now_s)
 
     def restore(
         self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
     ) -> None:
-        """Replace what the index has of a replica, as :meth:`ReplicaIndex.restore`. Promises stay until their end."""
+        """Replace the index of a replica by a snapshot, as :meth:`ReplicaIndex.restore`. Promises are not changed."""
         self.index.restore(name, lifetime, next_batch, blocks, now_s)
 
     def choose(
@@ -151,13 +152,14 @@ class Router:
         """Choose a replica for a request, and count the request as outstanding there until :meth:`ended`.
 
         Args:
-            request: a number of the caller's.
-            token_ids: the prompt, int32 ``[n]``; keys: its extra keys and salt.
-            now_s: the caller's clock.
+            request: the caller's number of the request.
+            token_ids: the prompt, int32 ``[n]``.
+            keys: its extra keys and salt.
+            now_s: the caller's time.
             among: replicas that may be chosen; None: all.
 
         Raises:
-            ConfigurationError: no replica may be chosen, an unknown one is named, or the request is outstanding.
+            ConfigurationError: no replica may be chosen, one is unknown, or the request is already outstanding.
 
         Cost: O(tokens + blocks x replicas).
         """
@@ -166,14 +168,14 @@ class Router:
     def choose_hashed(
         self, request: int, prompt: HashedPrompt, now_s: float, *, among: Iterable[str] | None = None
     ) -> Choice:
-        """Choose a replica for a prompt that :meth:`ReplicaIndex.hash` has hashed; else as :meth:`choose`."""
+        """Choose a replica as :meth:`choose` does, for a prompt hashed by :meth:`ReplicaIndex.hash`."""
         names = self.index.names if among is None else tuple(among)
         if not names:
-            raise ConfigurationError("no replica can serve: there is none, or none of those that may be chosen")
+            raise ConfigurationError("there is no replica to choose from: the router has none, or `among` is empty")
         self._promises.advance(now_s)
         confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
-        seen = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
-        chosen, reason = self._decide(seen)
+        candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
+        chosen, reason = self._decide(candidates)
         self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
         num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
         self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
@@ -181,16 +183,16 @@ class Router:
         if self._note is not None:
             of_prompt = {"num_tokens": prompt.num_tokens, "digests": prompt, "among": None if among is None else names}
             self._noted("arrival", now_s, request=request, **of_prompt, chosen=chosen.name, reason=str(reason))
-        others = tuple(each for each in seen if each.name != chosen.name)
+        others = tuple(each for each in candidates if each.name != chosen.name)
         return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
 
     def prefilled(self, request: int) -> None:
-        """Note that a request's first token came."""
+        """Record that a request's first token has arrived."""
         self._loads.prefilled(request)
         self._noted("first_token", None, request=request)
 
     def ended(self, request: int) -> None:
-        """Note that a request ended, whatever became of it."""
+        """Record that a request has ended, answered or not."""
         self._loads.end(request)
         self._noted("end", None, request=request)
 
@@ -201,12 +203,12 @@ class Router:
     def _candidates(
         self, names: Sequence[str], now_s: float, num_tokens: int, hits: Sequence[int], confirmed: Sequence[int]
     ) -> list[Candidate]:
-        """Weigh replicas; ``hits`` and ``confirmed`` are by number of a replica."""
+        """Compute the cost of each replica; ``hits`` and ``confirmed`` are indexed by the replica's number."""
         index, rules, counts_hits = self.index, self.rules, self._routing == "prefix"
         numbers = [index.number_of(name) for name in names]
         loads = [self._loads.load(name, now_s) for name in names]
         mean = sum(load.recent_tokens for load in loads) / len(names)
-        seen = []
+        candidates = []
         for name, number, load in zip(names, numbers, loads, strict=True):
             num_hit = hits[number]
             num_new = num_tokens - num_hit
@@ -214,7 +216,7 @@ class Router:
             most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
             lacks = num_new if counts_hits else num_tokens
             cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * load.num_decoding
-            seen.append(
+            candidates.append(
                 Candidate(
                     name,
                     index.state(name),
@@ -227,20 +229,20 @@ class Router:
                     load.recent_tokens + num_new > most,
                 )
             )
-        return seen
+        return candidates
 
-    def _decide(self, seen: list[Candidate]) -> tuple[Candidate, RoutingReason]:
-        if len(seen) == 1:
-            return seen[0], RoutingReason.ONLY
+    def _decide(self, candidates: list[Candidate]) -> tuple[Candidate, RoutingReason]:
+        if len(candidates) == 1:
+            return candidates[0], RoutingReason.ONLY
         if self._routing == "round-robin":
-            return seen[next(self._turns) % len(seen)], RoutingReason.IN_TURN
-        cheapest = min(seen, key=_by_cost)
+            return candidates[next(self._turns) % len(candidates)], RoutingReason.IN_TURN
+        cheapest = min(candidates, key=_by_cost)
         if self._routing == "least-loaded":
             return cheapest, RoutingReason.LEAST_LOADED
         chosen = cheapest
         if cheapest.is_over_share:
-            chosen = min((each for each in seen if not each.is_over_share), key=_by_cost, default=cheapest)
-        most = max(each.num_hit_tokens for each in seen)
+            chosen = min((each for each in candidates if not each.is_over_share), key=_by_cost, default=cheapest)
+        most = max(each.num_hit_tokens for each in candidates)
         if chosen is not cheapest:
             reason = RoutingReason.BALANCE
         elif not most:

@@ -2,26 +2,26 @@
 
 The modules, in the order in which data flows::
 
-    config      SchedulingConfig: the limits of a step, and what preemption does
-    intent      CacheIntent: what a caller says about a request's content
-    request     Request: what a request needs, and its progress
-    waiting     WaitingQueue: the requests that wait, in order
-    keeping     what requests leave in the cache: leases, supersession, retention
+    config      SchedulingConfig: the limits of a step, and the kind of preemption
+    intent      CacheIntent: a caller's wishes for a request's content: tenant, leases, retention, publishing
+    request     Request: the needs and the progress of one request
+    waiting     WaitingQueue: the waiting requests, in order of admission
+    keeping     content of ended requests in the cache: leases, supersession, retention
     decoding    Decoding: the sequences that decode together, in arrays
-    batch       Batch: what one step does; Progress: its results
-    loader      Loader: what brings prefixes from tiers before an admission
-    state       SchedulerState: the requests that wait, run and are swapped out
+    batch       Batch: the work of one step; Progress: its results
+    loader      Loader: the interface that loads prefixes from tiers before an admission
+    state       SchedulerState: the waiting, running and swapped-out requests
     branching   forks into samples, and the replacement of beams
-    preempting  which request is preempted when blocks run short
-    promises    reserved room that keeps a short pool from thrashing
+    preempting  chooses and preempts a request when blocks run short
+    promises    reserved room that prevents thrashing in a small pool
     growing     the phases for running requests: decode and prefill
-    admitting   the phase that lets further requests run: admit and swap in
-    drafting    the phase that appends drafts where there is spare room, and rolls rejected ones back
-    finishing   what the sampled tokens change
-    aborting    AbortedBatches: batches whose step failed are undone
+    admitting   the phase for other requests: admit and swap in
+    drafting    the phase that appends drafts if there is spare room, and the rollback of rejected ones
+    finishing   applies the sampled tokens
+    aborting    AbortedBatches: undoes batches whose step failed
     scheduler   Scheduler: schedule(), finish(), add(), abort(), abort_in_flight()
 
-There is no clock, model or trace here: an engine passes tokens that it sampled, a simulation passes scripted ones.
+The scheduler has no clock, model or trace: an engine passes sampled tokens, a simulation passes scripted ones.
 docs/replay.md has the rules.
 """
 

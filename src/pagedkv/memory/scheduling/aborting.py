@@ -1,14 +1,14 @@
-"""Batches whose step failed are undone: their requests go back to what finished batches computed, and go on.
+"""Undoes batches whose step failed: their requests continue after the tokens that finished batches computed.
 
 ::
 
     in an aborted batch a request          afterwards
-    decodes, or computes a chunk           its rows are rolled back to what is computed; it goes on from there
+    decodes, or computes a chunk           its rows are rolled back to the computed tokens; it continues from there
     is admitted                            it waits, as if it had not been admitted
     has a row whose memory is undefined    it waits, and computes its known tokens again, as after a preemption
 
-Tokens that aborted batches were to sample were never known. So what is sampled in their places later is what would have
-been sampled without the failure. Requests that were preempted, rejected or freed by an aborted batch stay so.
+The aborted batches have sampled no tokens. So the tokens that are sampled later at these positions are the same as
+without the failure. Requests that an aborted batch preempted, rejected or freed remain so.
 """
 
 from collections.abc import Iterable
@@ -27,13 +27,13 @@ __all__ = ["AbortedBatches", "abort_in_flight"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AbortedBatches:
-    """The batches that were undone.
+    """The result of aborting batches.
 
     Args:
-        steps: the answer of the space.
-        requests: those that compute in these batches and are not done, in the order of their keys.
-        withdrawn: those that were admitted by them, and wait again.
-        preempted: those that lost their blocks, wait, and compute their known tokens again.
+        steps: the aborted steps, from the block space.
+        requests: requests with computation in these batches that are not done, in order of their keys.
+        withdrawn: requests that these batches had admitted, and that wait again.
+        preempted: requests that lost their blocks; they wait, and compute their known tokens again.
     """
 
     steps: AbortedSteps
@@ -64,7 +64,7 @@ def abort_in_flight(state: SchedulerState) -> AbortedBatches | None:
             request.num_preemptions += 1
             preempted.append(request)
     for request in withdrawn + preempted:
-        _let_wait(state, request)
+        _requeue(state, request)
     requests = sorted((each for each in computed if not each.is_done), key=lambda each: each.key)
     return AbortedBatches(steps, tuple(requests), tuple(withdrawn), tuple(preempted))
 
@@ -85,7 +85,7 @@ def _is_of(awaited: object, batches: Iterable[Batch]) -> bool:
 
 
 def _rewind(state: SchedulerState, request: Request, computed: dict[Request, int | None]) -> bool:
-    """Roll a request of these batches back to what was computed before; return False if its rows cannot be."""
+    """Roll a request back to the tokens computed before these batches; return False if its rows cannot be."""
     if request not in computed or request in state.swapped:
         return True
     start = computed[request]
@@ -99,12 +99,12 @@ def _rewind(state: SchedulerState, request: Request, computed: dict[Request, int
     rows = np.array(request.rows, np.int32)[lengths > num_kept]
     try:
         state.space.truncate(rows, np.full(len(rows), num_kept))
-    except (TruncationError, SharedPrefixError):  # the window or the state there is gone, or a fork shares the block
+    except (TruncationError, SharedPrefixError):  # the window or state there was evicted, or a fork shares the block
         return False
     return True
 
 
-def _let_wait(state: SchedulerState, request: Request) -> None:
+def _requeue(state: SchedulerState, request: Request) -> None:
     """Free the rows of a request, and queue it again with its known tokens."""
     if request in state.swapped:
         state.free_rows(request, request.rows, is_over=False)

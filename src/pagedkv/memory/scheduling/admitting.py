@@ -1,8 +1,8 @@
-"""The phase of a step that lets requests run: waiting ones are admitted and swapped-out ones return, in one order.
+"""The phase of a step that admits waiting requests and swaps swapped-out ones in, in the order of their keys.
 
-A request for which the pools have too few blocks makes all behind it wait. Else smaller ones would pass it for ever. A
-request for which its tenant's cap leaves too few makes only the requests of that tenant wait, since no other tenant can
-take what it waits for.
+If the pools have too few blocks for a request, all requests after it wait too; otherwise smaller requests could
+overtake it without end. If only its tenant's cap leaves too few blocks, only the further requests of that tenant wait,
+since requests of other tenants do not use blocks under this cap.
 """
 
 from typing import Final, Literal
@@ -18,10 +18,10 @@ from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
 from pagedkv.memory.space import PrefixHit
 
-__all__ = ["fits_alone", "let_in"]
+__all__ = ["admit_waiting", "fits_alone"]
 
 BEYOND_CAP: Final = -1
-"""Stands for the tokens that an admission took, where the request waits for its tenant's cap."""
+"""Result of an admission in place of a number of tokens: the request waits because of its tenant's cap."""
 
 
 def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool = True) -> bool:
@@ -48,31 +48,31 @@ def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool =
     )
 
 
-def let_in(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
+def admit_waiting(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
     """Admit waiting requests, and swap swapped-out ones in, in order of their keys, as long as they fit.
 
-    Returns what is left of the budget.
+    Returns the rest of the budget.
     """
-    passed: set[str | None] = set()  # tenants whose first request waits for its tenant's own blocks
-    while (request := state.next_in_line(passed)) is not None:
+    skipped: set[str | None] = set()  # tenants whose first request waits because of the tenant's cap
+    while (request := state.next_to_run(skipped)) is not None:
         if state.num_sequences_with(request) > state.config.max_sequences:
             break
         if request.rows:
             if not _swap_in(state, draft, request):
                 if not _is_swapped_beyond_cap(state, request):
                     break
-                passed.add(request.intent.tenant)
+                skipped.add(request.intent.tenant)
         elif budget <= 0 or (num_taken := _admit(state, draft, request, budget)) is None:
             break
         elif num_taken == BEYOND_CAP:
-            passed.add(request.intent.tenant)
+            skipped.add(request.intent.tenant)
         else:
             budget -= num_taken
     return budget
 
 
 def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:
-    """Whether a swapped-out request has more blocks than its tenant's cap leaves."""
+    """Whether a swapped-out request needs more blocks than its tenant's cap leaves."""
     shares = {share.pool: share for share in state.space.tenant_shares(request.intent.tenant)}
     needed = dict.fromkeys(shares, 0)
     for index, group in enumerate(state.space.config.groups if shares else ()):
@@ -81,14 +81,14 @@ def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:
 
 
 def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
-    """Swap the first swapped-out request in, if there is room for its next tokens and for the promises."""
+    """Swap a request in if there is room for its next tokens and for the promises; return whether it was."""
     num_slots = -(-num_promised_slots(state, request) // len(request.rows))
     if request.num_known + num_slots > state.space.config.max_tokens:
         return False
     if state.space.can_swap_in(request.rows, num_lookahead=num_slots) is not AllocStatus.OK:
         return False
     moves = state.space.swap_in(request.rows)
-    assert not isinstance(moves, Shortage), f"a sequence that was to fit finds too few blocks: {moves}"
+    assert not isinstance(moves, Shortage), f"can_swap_in answered OK, but blocks are missing: {moves}"
     state.swapped.remove(request)
     promise(state, request)
     state.join(request)
@@ -97,19 +97,19 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
 
 
 def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
-    """Admit a waiting request, the first of its tenant; return how many tokens of the budget that took.
+    """Admit a waiting request, the first of its tenant; return the number of tokens that it uses of the budget.
 
-    Returns None if it has to wait for the pools, BEYOND_CAP if it has to wait for its tenant's cap. A request that
-    begins to wait for a load takes nothing, and those behind it go on.
+    Returns None if the pools have too few blocks, BEYOND_CAP if its tenant's cap leaves too few. A request that begins
+    to wait for a load uses 0 tokens, and the requests after it are considered.
     """
-    if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since it came
+    if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since add()
         return _reject(state, draft, request)
     request.load_tokens()
     match = state.space.match(
         _hittable(state, request),
         keys=request.keys,
         max_hit_tokens=request.max_hit_tokens,
-        max_replay_tokens=budget - 1 if state.replays else 0,  # a token behind the hit is computed as well
+        max_replay_tokens=budget - 1 if state.replays else 0,  # the token after the hit is computed as well
     )
     status = _admission_status(state, request, match)
     if status is AllocStatus.LATER:
@@ -124,7 +124,7 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
 
 
 def _reject(state: SchedulerState, draft: BatchDraft, request: Request) -> int:
-    """Reject the first waiting request of a tenant, which takes nothing of the budget."""
+    """Reject the first waiting request of a tenant; return 0, the tokens that it uses of the budget."""
     state.waiting.pop(request)
     request.drop()
     draft.rejected.append(request)
@@ -137,14 +137,14 @@ def _hittable(state: SchedulerState, request: Request) -> Int32Array:
 
 
 def _publish(state: SchedulerState, request: Request) -> bool | Literal["prompt"]:
-    """Return what others may hit of a request, as the space takes it."""
+    """Return which tokens of a request others may hit, as the argument ``publish`` of the space."""
     if request.intent.publish == "none":
         return False
     return True if state.config.publishes_answers and request.intent.publish == "all" else "prompt"
 
 
 def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
-    """Return whether a prompt fits beside the promises."""
+    """Return whether a prompt fits, with the promised slots left free."""
     tokens, keys, tenant = _hittable(state, request), request.keys, request.intent.tenant
     num_more = len(request.known_token_ids) - len(tokens)
     status = state.space.can_allocate(
@@ -155,19 +155,19 @@ def _admission_status(state: SchedulerState, request: Request, match: PrefixHit)
         return status
     if len(tokens) + num_more + num_slots > state.space.config.max_tokens:
         return AllocStatus.LATER
-    beside = state.space.can_allocate(
+    with_promises = state.space.can_allocate(
         tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
-    )  # num_slots already counts all its sequences, and those of other tenants: no cap limits them together
-    if beside is AllocStatus.OK and tenant is not None:
+    )  # num_slots counts all sequences, also of other tenants, so no tenant's cap applies here
+    if with_promises is AllocStatus.OK and tenant is not None:
         num_own = num_promised_slots(state, request, of_tenant=True)
-        beside = state.space.can_allocate(
+        with_promises = state.space.can_allocate(
             tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
         )
-    return AllocStatus.OK if beside is AllocStatus.OK else AllocStatus.LATER
+    return AllocStatus.OK if with_promises is AllocStatus.OK else AllocStatus.LATER
 
 
 def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) -> bool:
-    """Whether a request that has to wait needs more than its tenant's cap leaves, promises included."""
+    """Whether a waiting request needs more blocks than its tenant's cap leaves, promises included."""
     if request.intent.tenant is None:
         return False
     tokens = _hittable(state, request)
@@ -178,7 +178,7 @@ def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) ->
 
 
 def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
-    """Allocate the first blocks of a request; return how many tokens of the budget that took."""
+    """Allocate the first blocks of a request; return the number of tokens that it uses of the budget."""
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
     if state.splits_leases:
@@ -194,7 +194,7 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
         publish=_publish(state, request),
         tenant=request.intent.tenant,
     )
-    assert not isinstance(allocation, Shortage), f"a prompt that was to fit finds too few blocks: {allocation}"
+    assert not isinstance(allocation, Shortage), f"can_allocate answered OK, but blocks are missing: {allocation}"
     request.rows = [allocation.row]
     promise(state, request)
     schedule_chunk(state, draft, request, num_hit_tokens, len(first_chunk))

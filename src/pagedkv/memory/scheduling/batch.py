@@ -1,11 +1,11 @@
-"""What one step does, and its results: the scheduler's answers.
+"""Batch: the work of one step; Progress: its results.
 
-A batch samples a token for each sequence that decodes, then for each sequence of each prompt that is complete::
+A batch samples a token for each decoding sequence, then for each sequence of each completed prompt::
 
     token_ids   | decoding.rows[0] | decoding.rows[1] | ... | first of a prompt's n | ... | n-th | next prompt's | ...
 
-For a sequence with drafts a token is sampled behind each of them as well. The leading drafts that equal the tokens
-sampled in their places are right; the token sampled behind these is the sequence's token in the batch.
+For a sequence with drafts, a token is also sampled after each draft. The leading drafts that equal the tokens sampled
+at their positions are accepted; the token sampled after the last accepted one is the sequence's token of the batch.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Chunk:
         row: its row.
         start, stop: their positions.
         token_ids: int32 ``[stop - start]``.
-        num_samples: tokens sampled behind them, one a sequence; 0 unless they complete the prompt.
+        num_samples: tokens sampled after the chunk, one for each sequence; 0 unless it completes the prompt.
     """
 
     request: Request
@@ -43,7 +43,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:
-    """A waiting request that got its blocks.
+    """A waiting request that was given its blocks.
 
     Args:
         request: the request.
@@ -60,7 +60,7 @@ class Preempted:
 
     Args:
         request: the request.
-        kind: what happened to its blocks.
+        kind: whether its blocks were freed or swapped out.
         num_computed_tokens: tokens of a sequence that had been computed.
     """
 
@@ -71,12 +71,12 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Tokens guessed to follow those that a step decodes; the same step computes them.
+    """Drafts: guessed tokens after those that a step decodes, computed by the same step.
 
     Args:
-        counts: int32 ``[sequences]``, how many each decoding sequence has.
-        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` where the step is to find one
-            out, until ``fill_drafts``.
+        counts: int32 ``[sequences]``, number of drafts of each decoding sequence.
+        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` for a draft that the step computes,
+            until ``fill_drafts``.
     """
 
     counts: Int32Array
@@ -88,15 +88,16 @@ class Batch:
     """One step.
 
     Args:
-        plan: what it needs done in memory.
-        decoding: the sequences that decode a token; None without any. The same object as before for the same sequences.
+        plan: the memory operations of the step.
+        decoding: the sequences that decode a token; None without any. The same object as in the batch before, if the
+            sequences are the same.
         decoded_token_ids: int32 ``[sequences]``, the token that each of them appends and computes; ``UNKNOWN_TOKEN`` if
             a batch in flight samples it.
-        drafts: the drafts behind these tokens; None without any.
-        prefilling: known tokens that it computes.
-        admitted, resumed: requests that run from now on: from the queue, and swapped in.
+        drafts: the drafts after these tokens; None without any.
+        prefilling: chunks of known tokens to compute.
+        admitted, resumed: requests that run from this step on: admitted from the queue, and swapped in.
         preempted: requests that no longer run, in the order of preemption.
-        rejected: requests that cannot be served, and are dropped.
+        rejected: requests that were dropped, since they cannot be served.
     """
 
     plan: StepPlan
@@ -111,18 +112,18 @@ class Batch:
 
     @property
     def num_samples(self) -> int:
-        """Tokens to be passed to ``finish``: one a sequence, without those sampled only to verify drafts."""
+        """Number of tokens that ``finish`` takes: one for each sequence, without those that only verify drafts."""
         return len(self.decoded_token_ids) + sum(chunk.num_samples for chunk in self.prefilling)
 
     def sampled_rows(self) -> Int32Array:
-        """List the row of each token that is sampled: int32 ``[num_samples]``; that of a prompt for all its samples."""
+        """Return the row of each sampled token: int32 ``[num_samples]``; all samples of a prompt have its row."""
         rows = [] if self.decoding is None else [self.decoding.rows]
         rows += [np.full(chunk.num_samples, chunk.row, np.int32) for chunk in self.prefilling if chunk.num_samples]
         return rows[0] if len(rows) == 1 else np.concatenate([NO_TOKENS, *rows])
 
     @property
     def num_drafted(self) -> int:
-        """Drafts that are computed."""
+        """Number of drafts."""
         return 0 if self.drafts is None else len(self.drafts.token_ids)
 
 
@@ -144,7 +145,7 @@ class BatchDraft:
         return bool(self.preempted or self.rejected)
 
     def close(self, plan: StepPlan) -> Batch:
-        """Make the batch."""
+        """Return the finished batch."""
         return Batch(
             plan,
             self.decoding,
@@ -163,7 +164,7 @@ class Progress:
     """The results of a finished batch.
 
     Args:
-        first_tokens: requests with a prompt that it completed, for the first time or again after a preemption.
+        first_tokens: requests whose prompt the batch completed, for the first time or again after a preemption.
         finished: requests that are done, in order of their keys.
     """
 

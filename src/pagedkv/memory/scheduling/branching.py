@@ -1,6 +1,6 @@
-"""Several sequences of one prompt: forks into samples, the replacement of beams, and requests that fork another one.
+"""Several sequences with one prompt: forks into samples, the replacement of beams, and forks of other requests.
 
-All of these are forks and frees of the block space; the sampler decides which beam continues which.
+All of these are forks and frees of the block space. The sampler decides which old beam each new one continues.
 """
 
 from collections import Counter
@@ -22,10 +22,11 @@ def fork_sequences(state: SchedulerState, request: Request) -> None:
 
 
 def branch_off(state: SchedulerState, row: int, child: Request) -> int:
-    """Run a request that begins with the tokens of a row; return how many it shares, 0 if there is no room.
+    """Run a request that begins with the tokens of a row, by a fork; return the number of shared tokens.
 
-    Its last known token is never shared, since its logits are needed. If a window or a state of that place is gone, the
-    longest prefix is taken that every group still has.
+    Returns 0, and changes nothing, if there is no room. The request's last known token is never shared, since its
+    logits are needed. If a window or a state at that position has been evicted, the longest prefix that every group
+    still has is shared.
     """
     if state.num_sequences_with(child) > state.config.max_sequences or child.max_hit_tokens is not None:
         return 0
@@ -47,7 +48,7 @@ def branch_off(state: SchedulerState, row: int, child: Request) -> int:
 
 
 def replace_beams(state: SchedulerState) -> None:
-    """Let new beams continue the old ones, for all requests with parents from the sampler."""
+    """Replace old beams by new ones, for all requests with parents from the sampler."""
     branching = [request for request in state.running if request.parents is not None]
     if branching:
         state.close_decoding()

@@ -9,7 +9,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["PreemptionKind", "SchedulingConfig", "require_preemption"]
 
 PreemptionKind: TypeAlias = Literal["recompute", "swap"]
-"""How a preempted request gives its blocks back: freed and computed again, or swapped to the host."""
+"""What happens to the blocks of a preempted request: freed and computed again, or swapped to the host."""
 
 
 FIRST_PROMISE: Final = 64
@@ -17,20 +17,20 @@ FIRST_PROMISE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
-    """The limits of a step. The block space has the watermark and the sizes of pools.
+    """The limits of a step. Watermark and pool sizes are in the block space's configuration.
 
     Args:
         max_sequences: most sequences that run at once; samples and beams count one by one.
         max_batched_tokens: most tokens that a step computes, decoded ones included.
-        preemption: what happens to the blocks of a preempted request.
-        first_promise: tokens for which room is kept when a request returns from its first preemption, for it and for
-            each running request; twice as many after each further one. See
+        preemption: whether a preempted request's blocks are freed or swapped out.
+        first_promise: tokens for which blocks are reserved when a request returns from its first preemption, for it and
+            for each running request; twice as many after each further preemption. See
             :mod:`~pagedkv.memory.scheduling.promises`.
         most_drafts: most drafts of a sequence in a step; 0: no drafts. See :mod:`~pagedkv.memory.scheduling.drafting`.
-        publishes_answers: whether other requests can hit what a request generates, as they can hit its prompt. False if
-            the model computes a token differently in decoding than in a prompt.
+        publishes_answers: whether other requests can hit generated tokens, besides those of prompts. False for a model
+            that computes a token differently in decoding than in a prompt.
         overlap: whether a sequence may decode a token that a batch in flight still samples, as an unknown token. False:
-            such a sequence sits out until that batch is finished.
+            such a sequence is not scheduled until that batch is finished.
 
     Raises:
         ConfigurationError: a value is out of range, or two of them contradict each other.

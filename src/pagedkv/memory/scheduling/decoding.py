@@ -1,10 +1,11 @@
-"""The sequences that decode together, laid out in arrays.
+"""Decoding: the sequences that decode together, in arrays.
 
-As long as they stay the same, a step takes its tokens from here and only a counter moves: no Python object is touched
-for a sequence. When a request joins or leaves, this object ends, and a new one is made of those that continue.
+As long as the sequences stay the same, a step takes its tokens from these arrays and only increments a counter: no
+Python object is touched for each sequence. When a request joins or leaves, the object is closed, and a new one is made
+for the requests that continue.
 
-If steps overlap, sequences may decode while a batch in flight still samples the token that they append. Its place then
-holds :data:`UNKNOWN_TOKEN`, and a sequence is at most one such token ahead.
+If steps overlap, sequences may decode while a batch in flight still samples the token that they append. The token is
+then :data:`UNKNOWN_TOKEN`. A sequence is at most one such token ahead.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ from pagedkv.memory.scheduling.request import CommonSteps, Request
 __all__ = ["MOST_AHEAD", "UNKNOWN_TOKEN", "Decoding", "may_decode"]
 
 UNKNOWN_TOKEN: Final = -1
-"""Stands for a token that a batch in flight still samples."""
+"""In place of a token that a batch in flight still samples."""
 
 MOST_AHEAD: Final = 2
-"""Tokens of a sequence that batches in flight sample, at most: the second is sampled behind the first."""
+"""Most tokens of a sequence that batches in flight sample, one after the other."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -38,10 +39,11 @@ class Decoding(CommonSteps):
     Attributes:
         requests: the requests.
         rows: int32 ``[sequences]``, rows of all their sequences.
-        next_token_ids: int32 ``[sequences]``, what each appends next; while a batch is in flight, what it appended.
-        num_before: tokens that each request had generated when these steps began, the awaited ones included, and right
-            drafts since.
-        runs_ahead: whether all of them may decode tokens that are not known.
+        next_token_ids: int32 ``[sequences]``, the token that each appends next; while a batch is in flight, the token
+            that it appended.
+        num_before: for each request, tokens generated before these steps, awaited ones included, and drafts accepted
+            since.
+        runs_ahead: whether all requests may decode unknown tokens.
     """
 
     def __init__(self, requests: Sequence[Request], *, is_scheduled: bool = False) -> None:
@@ -58,19 +60,19 @@ class Decoding(CommonSteps):
 
     @property
     def num_steps_left(self) -> int:
-        """Steps until the first of the requests has its most tokens."""
+        """Number of steps until one of the requests reaches its ``max_new_tokens``."""
         return self._most_steps - self.num_steps
 
     @property
     def may_continue(self) -> bool:
-        """Whether all of them may decode once more, with unknown tokens if a batch in flight samples these."""
+        """Whether all sequences may decode once more, with unknown tokens if a batch in flight samples these."""
         if not self.num_ahead:
             return True
         return self.runs_ahead and self.num_ahead < MOST_AHEAD and self.num_ahead < self.num_steps_left
 
     @property
     def appended_token_ids(self) -> Int32Array:
-        """What the latest batch in flight appended: int32 ``[sequences]``."""
+        """The tokens that the latest batch in flight appended: int32 ``[sequences]``."""
         return self.next_token_ids if self.num_ahead == 1 else np.full(len(self.rows), UNKNOWN_TOKEN, np.int32)
 
     def take(self, token_ids: Int32Array) -> None:
@@ -80,7 +82,7 @@ class Decoding(CommonSteps):
         self.num_ahead -= 1
 
     def accept(self, num_accepted: Int32Array) -> None:
-        """Record how many drafts of each sequence were right: int32 ``[sequences]``, 0 if a request has several."""
+        """Record the numbers of accepted drafts: int32 ``[sequences]``, 0 for requests of several sequences."""
         for place, (request, part) in enumerate(zip(self.requests, self.parts(num_accepted), strict=True)):
             if part[0]:
                 request.accept(int(part[0]))
@@ -88,16 +90,16 @@ class Decoding(CommonSteps):
         self._most_steps = self._count_steps()
 
     def parts(self, values: npt.NDArray[Scalar]) -> list[npt.NDArray[Scalar]]:
-        """Split by request an array that begins with one value for each sequence."""
+        """Split an array with one value for each sequence into one array for each request; more values are ignored."""
         return [values[start:end] for start, end in pairwise((0, *self._ends))]
 
     def _count_steps(self) -> int:
         return min(request.max_new_tokens - num for request, num in zip(self.requests, self.num_before, strict=True))
 
     def close(self) -> None:
-        """Give the requests their own progress back; they no longer decode together.
+        """Write the progress back to the requests, which no longer decode together.
 
-        Where the next tokens were not known when these steps began, requests keep the last ones that they know.
+        A request whose next tokens are unknown keeps its last known ones.
         """
         any_unknown = bool((self.next_token_ids == UNKNOWN_TOKEN).any())
         for request, token_ids in zip(self.requests, self.parts(self.next_token_ids), strict=True):
@@ -106,7 +108,7 @@ class Decoding(CommonSteps):
 
 
 def runs_ahead(request: Request) -> bool:
-    """Whether a request may decode tokens that are not known yet: all its rows are there, and no value is needed."""
+    """Whether a request may decode tokens that are not known yet: it has all its rows, and needs no token's value."""
     return (
         request.runs_ahead
         and request.propose is None

@@ -1,13 +1,13 @@
-"""Drafts: guesses at a sequence's next tokens, computed in the step that would otherwise sample only the first of them.
+"""Drafts: guesses at a sequence's next tokens, computed in the same step as the token before them.
 
-This is the last phase of a step, so that drafts cost other requests nothing: they use what is left of the token budget
-and of the free blocks. A sequence without room for its drafts has none. No request is preempted, or waits, for a draft.
-Wrong drafts are rolled back when the batch is finished; until then the space does not publish drafts.
+This is the last phase of a step. Drafts use only the rest of the token budget and of the free blocks, so they take
+nothing from other requests: no request is preempted, or waits, for a draft. A sequence without room for its drafts has
+none. Rejected drafts are rolled back when the batch is finished; until then the space does not publish drafts.
 
-Only requests of one sequence have drafts: samples and beams of one prompt advance together.
+Only requests of one sequence have drafts, since samples and beams of one prompt advance together.
 
-A request may propose :data:`UNKNOWN_TOKEN` in place of each draft: then a model proposes them while the step runs, and
-:func:`fill_drafts` brings their ids before the batch is finished.
+A request may propose :data:`UNKNOWN_TOKEN` for each draft: a model computes the drafts while the step runs, and
+:func:`fill_drafts` sets their ids before the batch is finished.
 """
 
 import numpy as np
@@ -21,11 +21,11 @@ from pagedkv.memory.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.memory.scheduling.request import Request
 from pagedkv.memory.scheduling.state import SchedulerState
 
-__all__ = ["append_drafts", "as_accepted", "fill_drafts", "take_drafts_back"]
+__all__ = ["append_drafts", "as_accepted", "fill_drafts", "roll_back_drafts"]
 
 
 def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None:
-    """Append drafts to the decoding sequences, as many as there is room for. O(requests), beside the proposing."""
+    """Append drafts to the decoding sequences, as far as there is room. O(requests), and the time of ``propose``."""
     if draft.decoding is None or not state.config.most_drafts:
         return
     proposed = _proposed(draft.decoding, state.config.most_drafts, budget)
@@ -39,7 +39,10 @@ def append_drafts(state: SchedulerState, draft: BatchDraft, budget: int) -> None
 
 
 def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array | None:
-    """Check the numbers of right drafts; None for a batch without drafts. Raises TokenError."""
+    """Check the numbers of accepted drafts; return int32 ``[sequences]``; None for a batch without drafts.
+
+    Raises TokenError.
+    """
     num_decoded = len(batch.decoded_token_ids)
     if num_accepted is None:
         return None if batch.drafts is None else np.zeros(num_decoded, np.int32)
@@ -49,8 +52,8 @@ def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array 
         place = int(((accepted < 0) | (accepted > had)).argmax())
         num_drafts = 0 if batch.drafts is None else batch.drafts.counts[place]
         raise TokenError(
-            f"step {batch.plan.step_id} computes {num_drafts} drafts of sequence {place}, and {accepted[place]} of "
-            "them are said to be right"
+            f"step {batch.plan.step_id} computes {num_drafts} drafts of sequence {place}, but num_accepted is "
+            f"{accepted[place]}"
         )
     if accepted.any() and batch.drafts is not None and (batch.drafts.token_ids == UNKNOWN_TOKEN).any():
         raise TokenError(
@@ -60,7 +63,7 @@ def as_accepted(batch: Batch, num_accepted: npt.ArrayLike | None) -> Int32Array 
 
 
 def fill_drafts(state: SchedulerState, batch: Batch, token_ids: Int32Array) -> None:
-    """Bring the ids of all drafts of a batch, for requests that still have their rows. O(sequences + drafts)."""
+    """Set the ids of all drafts of a batch, for requests that still have their rows. O(sequences + drafts)."""
     decoding, drafts = batch.decoding, batch.drafts
     assert decoding is not None
     assert drafts is not None
@@ -71,8 +74,8 @@ def fill_drafts(state: SchedulerState, batch: Batch, token_ids: Int32Array) -> N
     state.space.replace_drafts(decoding.rows[places], token_ids[mine], counts[places])
 
 
-def take_drafts_back(state: SchedulerState, batch: Batch, num_accepted: Int32Array) -> None:
-    """Roll back the wrong drafts of requests that still have their rows, and accept the others."""
+def roll_back_drafts(state: SchedulerState, batch: Batch, num_accepted: Int32Array) -> None:
+    """Roll back the rejected drafts of requests that still have their rows."""
     decoding, drafts = batch.decoding, batch.drafts
     assert decoding is not None
     assert drafts is not None
@@ -100,11 +103,13 @@ def _proposed(decoding: Decoding, most_drafts: int, budget: int) -> dict[int, In
     proposed: dict[int, Int32Array] = {}
     place = 0
     for request in decoding.requests:
-        # If all drafts are right, the request also gets the token behind the last one.
+        # If all drafts are accepted, the request also gets the token after the last one.
         most = min(most_drafts, budget, request.max_new_tokens - request.num_generated - 1)
         if most > 0 and request.propose is not None and request.num_sequences == len(request.rows) == 1:
             token_ids = request.propose(most)
-            assert len(token_ids) <= most, f"request {request.number} was to guess {most} tokens, not {len(token_ids)}"
+            assert len(token_ids) <= most, (
+                f"request {request.number} proposed {len(token_ids)} drafts, not up to {most}"
+            )
             if len(token_ids):
                 proposed[place] = token_ids
                 budget -= len(token_ids)

@@ -12,7 +12,7 @@ __all__ = ["decode", "prefill", "schedule_chunk"]
 
 
 def decode(state: SchedulerState, draft: BatchDraft) -> int:
-    """Append a token to every sequence that can decode; return how many."""
+    """Append a token to every sequence that can decode; return the number of sequences."""
     replace_beams(state)
     while decoding := state.gather_decoding():
         shortage = _append(state, decoding)
@@ -21,16 +21,16 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
             draft.decoding = decoding
             return len(decoding.rows)
         if state.config.overlap and _drains(state):
-            state.close_decoding()  # tokens that it has not appended may be known when it is gathered again
+            state.close_decoding()  # its unknown tokens may be known when it is gathered again
             return 0
-        if state.is_coming(shortage):
+        if state.will_be_free(shortage):
             return 0
         preempt_last(state, draft, shortage)
     return 0
 
 
 def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
-    """Append the next chunks of prompts; return what is left of the budget."""
+    """Append the next chunks of prompts; return the rest of the budget."""
     for request in list(state.prefilling):
         while budget > 0 and request in state.prefilling:
             stop = request.end_of_chunk(request.num_scheduled, budget)
@@ -40,7 +40,7 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
                 schedule_chunk(state, draft, request, request.num_scheduled, stop)
                 budget -= len(chunk)
                 break
-            if state.is_coming(shortage) or (state.config.overlap and _drains(state)):
+            if state.will_be_free(shortage) or (state.config.overlap and _drains(state)):
                 return 0
             preempt_last(state, draft, shortage)
     return budget
@@ -62,7 +62,7 @@ def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, s
 
 
 def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
-    """Append a token to each decoding sequence, an unknown one where a batch in flight samples it."""
+    """Append a token to each decoding sequence; an unknown one if a batch in flight samples it."""
     space = state.space
     if not state.config.overlap:
         return space.append(decoding.rows, decoding.next_token_ids)
@@ -72,20 +72,21 @@ def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
     if is_known.all():
         return space.append(decoding.rows, decoding.next_token_ids)
     if not space.can_append(decoding.rows):
-        return space.append(decoding.rows, None)  # only for the shortage: nothing is appended
+        return space.append(decoding.rows, None)  # appends nothing, and returns the shortage
     for rows, token_ids in (
         (decoding.rows[is_known], decoding.next_token_ids[is_known]),
         (decoding.rows[~is_known], None),
     ):
         shortage = space.append(rows, token_ids)
-        assert shortage is None, f"rows that were to have room find too few blocks: {shortage}"
+        assert shortage is None, f"can_append answered True, but blocks are missing: {shortage}"
     return None
 
 
 def _drains(state: SchedulerState) -> bool:
-    """Let no batch compute anything before those in flight are finished, if there are any; return whether there are.
+    """Schedule nothing until the batches in flight are finished; return whether there are any.
 
-    Then the same requests are preempted as without overlap, with all their tokens known, so that they can be swapped.
+    Then the same requests are preempted as without overlap, and all their tokens are known, so that they can be swapped
+    out.
     """
     state.is_draining = state.is_computing
     return state.is_draining

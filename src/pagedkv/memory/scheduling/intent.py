@@ -1,10 +1,10 @@
-"""What a caller can say about a request's content: the tenant that is charged, how long it is kept, who may hit it.
+"""CacheIntent: a caller's wishes for a request's content: the charged tenant, how long it is kept, what others may hit.
 
-An intent changes no token. It reaches the block space with the request's blocks, and again when the request ends.
-:class:`NO_INTENT` is the intent of a request without one.
+An intent changes no token. The scheduler passes it to the block space with the request's blocks, and again when the
+request ends. A request without an intent has :data:`NO_INTENT`.
 
-Leases are given as durations. A caller does not have the clock of the space, and a lease begins when its content is
-computed, or hit again, which no caller can date beforehand.
+Leases are durations, not times: a caller does not have the clock of the space, and a lease begins when its content is
+computed, or hit again, at a time that is not known in advance.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from pagedkv.memory.contract.errors import RequestError
 __all__ = ["LONGEST_LEASE_S", "NO_INTENT", "Breakpoint", "CacheIntent", "PublishLimit"]
 
 PublishLimit: TypeAlias = Literal["all", "prompt", "none"]
-"""What other requests may hit of a request: prompt and answer, its prompt, or nothing."""
+"""Which tokens of a request others may hit: prompt and answer, the prompt alone, or none."""
 
-MOST_BREAKPOINTS: Final = 4  # as many as the APIs of OpenAI and Anthropic take
+MOST_BREAKPOINTS: Final = 4  # the limit of OpenAI's and Anthropic's APIs
 LONGEST_LEASE_S: Final = 2.0**32
 
 
@@ -27,11 +27,11 @@ class Breakpoint:
     """Leading tokens of a prompt that are leased once they are computed.
 
     Args:
-        num_tokens: how many; rounded down to where a later prompt can hit in all groups.
-        keep_for_s: seconds from then on. Each hit of a request through all of these tokens begins them anew.
+        num_tokens: number of tokens; rounded down to where a later prompt can hit in all groups.
+        keep_for_s: duration of the lease in seconds. Each hit that includes all these tokens renews it.
 
     Raises:
-        RequestError: not at least 1 token, or no positive number of seconds.
+        RequestError: ``num_tokens`` is below 1, or ``keep_for_s`` is not positive.
     """
 
     num_tokens: int
@@ -49,11 +49,11 @@ class CacheIntent:
     """The part of an intent that the scheduler passes on to the block space.
 
     Args:
-        tenant: the tenant that is charged for its blocks; None: the unnamed one.
-        keep_for_s: seconds for which what it leaves is leased when it ends; None: no lease.
-        breakpoints: at most 4 places of its prompt, whose tokens are leased when they are computed.
-        retention: 1: what it leaves is evicted after all other unleased content; -1: before all other content.
-        publish: what others may hit of it.
+        tenant: the tenant that is charged for its blocks; None: the unnamed tenant.
+        keep_for_s: seconds for which its content is leased when it ends; None: no lease.
+        breakpoints: at most 4 places in its prompt, up to which tokens are leased when they are computed.
+        retention: 1: its content is evicted after all other unleased content; -1: before all other content.
+        publish: which of its tokens others may hit.
 
     Raises:
         RequestError: a value is out of range, or ``keep_for_s`` and ``retention`` are both given.

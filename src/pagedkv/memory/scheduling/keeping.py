@@ -1,7 +1,7 @@
-"""What requests leave in the cache: leases at breakpoints and at ends, supersession, the order of eviction.
+"""Content of requests in the cache: leases at breakpoints and at ends, supersession, retention.
 
-The scheduler has no clock. A lease runs from the time that the space's clock shows, which its caller advances. Without
-``SpaceConfig.leases`` there are no leases, and nothing here takes time.
+The scheduler has no clock: a lease begins at the space's time, which the caller advances. Without
+``SpaceConfig.leases`` there are no leases, and no function here costs time.
 """
 
 from hashlib import blake2b
@@ -19,14 +19,14 @@ from pagedkv.memory.space import BlockSpace
 
 __all__ = ["LeaseBook", "lease_breakpoints", "release", "supersede"]
 
-MOST_RENEWED: Final = 1024  # a hit looks each of them up, in about 1 us
+MOST_RENEWED: Final = 1024  # each hit looks all of them up, in about 1 us each
 NO_TOKEN: Final = np.zeros(1, np.int32)
 
 
 class LeaseBook:
-    """The latest leases at breakpoints, at most 1,024 of them, so that hits through them renew them.
+    """The latest leases at breakpoints, at most 1,024, which hits of their tokens renew.
 
-    A request that has a breakpoint itself leases its tokens anyway. The book is for hits of requests without one.
+    A request with breakpoints of its own leases its tokens anyway; the book is for hits of requests without them.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class LeaseBook:
             del self._leases[next(iter(self._leases))]
 
     def renew(self, space: BlockSpace, request: Request, num_hit_tokens: int) -> None:
-        """Begin the leases anew through which a request has hit. O(leases + tokens of the hit), 0 without leases."""
+        """Renew the leases whose tokens a request has hit. O(leases + tokens of the hit), 0 without leases."""
         if not self._leases or not num_hit_tokens:
             return
         now_s = space.now_s
@@ -72,7 +72,7 @@ def lease_breakpoints(space: BlockSpace, book: LeaseBook, request: Request, num_
 
 
 def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Receipt, ...]:
-    """Free rows of a request that end, as its intent says. A request that replaces it decides before its own intent."""
+    """Free the rows of ended sequences by the request's intent; if another request replaces it, by that instead."""
     intent, successor = request.intent, request.superseded_by
     num_generated = [request.num_generated] * len(rows)
     if successor is not None and successor.rows:
@@ -93,9 +93,9 @@ def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Recei
 
 
 def supersede(space: BlockSpace, request: Request) -> None:
-    """Let a request that has got its blocks supersede the one that it replaces.
+    """Make a request that has its blocks supersede the request that it replaces.
 
-    If that one has ended, what only it had left is evicted first from now on; else this happens when it ends.
+    Content of the replaced request that no other request uses is evicted first from now on, or from its end on.
     """
     former, request.replaces = request.replaces, None
     if former is None:
@@ -108,12 +108,15 @@ def supersede(space: BlockSpace, request: Request) -> None:
 
 
 def _end_of(now_s: float, keep_for_s: float) -> float:
-    """Return when a lease ends that begins now: later than now, however short it is."""
+    """Return the end of a lease that begins now; always later than now, however short the lease is."""
     return max(now_s + keep_for_s, nextafter(now_s, inf))
 
 
 def _lease(space: BlockSpace, token_ids: Int32Array, keys: RequestKeys, until_s: float) -> int:
-    """Lease all of these tokens; return how many. A prompt's last token does not count, so one more is needed."""
+    """Lease all of these tokens; return how many were leased.
+
+    The space does not lease a prompt's last token, so one more token is appended.
+    """
     prompt = np.concatenate([token_ids, NO_TOKEN]) if len(token_ids) < space.config.max_tokens else token_ids
     return space.lease(prompt, until_s, keys=keys)
 

@@ -1,14 +1,14 @@
-"""Loader: what a scheduler needs of the tiers below the device, so that prefixes can be loaded before an admission.
+"""Loader: the interface by which prefixes are loaded from tiers below the device before an admission.
 
-The scheduler knows no tier. It asks the loader about each request that could be admitted now::
+The scheduler has no tiers. It calls the loader for each request that could be admitted now::
 
     waiting --could be admitted--> loader.begins_load? --no--> admitted
        ^                                 | yes
        +-- Scheduler.loaded(request) -- loading              others are admitted and compute meanwhile
 
-A request that waits for a load holds no row. The blocks of its load are reserved in the space
-(:meth:`BlockSpace.load <pagedkv.BlockSpace.load>`), so a running request may find too few free blocks because of it.
-Then the loads give way before any request is preempted.
+A request that waits for a load has no row. The blocks of the load are reserved in the space
+(:meth:`BlockSpace.load <pagedkv.BlockSpace.load>`), so running requests may run short of blocks because of it. Then the
+loads are ended before any request is preempted.
 """
 
 from typing import Protocol
@@ -24,12 +24,12 @@ class Loader(Protocol):
     """Begins and ends loads."""
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
-        """Begin a load behind a request's hit, or join one under way; return whether the request is to wait for it.
+        """Begin a load after a request's hit, or join one under way; return whether the request must wait for it.
 
         Args:
-            request: it could be admitted now.
+            request: a request that could be admitted now.
             token_ids: int32 ``[n]``, its known tokens that may hit.
-            match: their hit. It is out of date if the answer is True.
+            match: their hit. It is no longer valid if the result is True.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Preemption when blocks run short: the last running request is swapped out, or freed to be recomputed.
 
-Where a tenant is short of blocks, it is the last one that has blocks which the tenant may take: at its cap one of its
-own, else one of its own or of a tenant above its floor.
+If a tenant is short of blocks, it is the last running request whose blocks the tenant may take: one of its own if the
+tenant is at its cap, else one of its own or of a tenant above its floor.
 """
 
 from bisect import insort
@@ -18,11 +18,11 @@ __all__ = ["preempt_last"]
 def preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -> None:
     """Preempt the last running request, by swap or recompute. If it runs alone, reject it.
 
-    If there are loads under way, they give way instead, and no request is preempted.
+    If there are loads under way, they are ended instead, and no request is preempted.
     """
     if state.loader is not None and state.loader.give_way():
         return
-    request = state.running[-1] if shortage.share is None else _last_that_helps(state, shortage, shortage.share)
+    request = state.running[-1] if shortage.share is None else _last_with_usable_blocks(state, shortage, shortage.share)
     request.num_preemptions += 1
     if len(state.running) == 1:
         _free(state, draft, request)
@@ -34,17 +34,17 @@ def preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -
         _recompute(state, draft, request)
 
 
-def _last_that_helps(state: SchedulerState, shortage: Shortage, short: TenantShare) -> Request:
-    """Return the last running request whose blocks a tenant may take that is short of them. O(tenants + requests)."""
-    helpful = {short.tenant}
+def _last_with_usable_blocks(state: SchedulerState, shortage: Shortage, short: TenantShare) -> Request:
+    """Return the last running request whose blocks a tenant short of blocks may take. O(tenants + requests)."""
+    usable = {short.tenant}
     if shortage.num_needed <= short.cap - short.num_taken:
         shares = state.space.statistics().tenants
-        helpful |= {each.tenant for each in shares if each.pool == shortage.pool and each.num_taken > each.floor}
-    return next(request for request in reversed(state.running) if request.intent.tenant in helpful)
+        usable |= {each.tenant for each in shares if each.pool == shortage.pool and each.num_taken > each.floor}
+    return next(request for request in reversed(state.running) if request.intent.tenant in usable)
 
 
 def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
-    """Whether a request can be swapped out: nothing of it is being computed, and there are host blocks and rows."""
+    """Whether a request can be swapped out: none of its tokens are being computed, and host blocks and rows suffice."""
     return (
         state.config.preemption == "swap"
         and _has_spare_rows(state, request)
@@ -56,7 +56,7 @@ def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> boo
 
 
 def _has_spare_rows(state: SchedulerState, request: Request) -> bool:
-    """Whether enough rows are left for ``max_sequences`` running sequences, since swapped-out ones keep their rows."""
+    """Whether ``max_sequences`` rows remain for running sequences, since swapped-out ones keep their rows."""
     num_swapped = request.num_sequences + sum(other.num_sequences for other in state.swapped)
     return num_swapped <= state.space.config.max_sequences - state.config.max_sequences
 
@@ -69,7 +69,7 @@ def _swap_out(state: SchedulerState, draft: BatchDraft, request: Request) -> Non
     num_computed = int(state.space.lengths(request.rows).max())
     state.leave(request)
     moves = state.space.swap_out(request.rows)
-    assert not isinstance(moves, Shortage), f"a host pool that was to have room has none: {moves}"
+    assert not isinstance(moves, Shortage), f"can_swap_out answered OK, but host blocks are missing: {moves}"
     insort(state.swapped, request, key=BY_KEY)
     draft.preempted.append(Preempted(request, "swap", num_computed))
 
@@ -86,4 +86,4 @@ def _free(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
     decoded = draft.decoding if _has_decoded(draft, request) else None
     state.free(request, is_over=False)
     if decoded is not None:
-        draft.decoding = state.without(decoded, request)
+        draft.decoding = state.without_request(decoded, request)

@@ -1,14 +1,14 @@
-"""One request under way: what it needs, its progress, and which rows serve it.
+"""Request: the needs of one request, its progress, and its rows.
 
-A ``Request`` owns no block and decides nothing; the scheduler moves it through its life::
+A ``Request`` owns no block and makes no decision; the scheduler changes its state::
 
     waiting --admitted--> prefilling --prompt computed--> decoding --last token--> finished
        ^                      |                              |  ^
        |                      |                              v  |
        +----- recompute ------+------------------------------+  +--- swapped out
 
-Only the last generated token of each sequence is held here. The caller that samples keeps all tokens, and provides them
-again (``load``) when they are to be recomputed.
+It stores only the last generated token of each sequence. The caller that samples stores all tokens, and returns them
+from ``load`` when they must be recomputed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,10 +25,10 @@ from pagedkv.memory.space import Receipt
 __all__ = ["NO_TOKENS", "CommonSteps", "Propose", "Request", "RequestKey"]
 
 RequestKey: TypeAlias = tuple[int, int]
-"""``(-priority, number)``: smaller goes first."""
+"""``(-priority, number)``: the smallest is first."""
 
 Propose: TypeAlias = Callable[[int], Int32Array]
-"""Proposes at most this many tokens that may follow those of a request: int32; empty without a proposal."""
+"""Returns at most the given number of guessed next tokens of a request, int32; an empty array: no guess."""
 
 EMPTY_RECEIPT: Final = Receipt()
 NO_TOKENS: Final = np.zeros(0, np.int32)
@@ -40,7 +40,7 @@ class CommonSteps:
 
     Args:
         num_steps: tokens that each of their sequences has generated in these steps.
-        num_ahead: batches that are not finished and sample the next ones, one token of each sequence each.
+        num_ahead: unfinished batches that sample further tokens, one token of each sequence in each batch.
     """
 
     num_steps: int = 0
@@ -49,51 +49,52 @@ class CommonSteps:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request under way. The scheduler alone changes the attributes behind ``propose``.
+    """One request. The scheduler alone changes the attributes after ``propose``.
 
     Args:
         number: its place in the order of arrival; unique.
         num_prompt_tokens: tokens of its prompt, at least 1.
-        max_new_tokens: most tokens that each sequence generates; 0 to compute the prompt and nothing else.
-        load: returns int32 ``[num_prompt_tokens + n]``, the prompt and the first n tokens generated. Called with n = 0
-            when the request is admitted, so that a long queue takes no memory; with n > 0 for a request of one
+        max_new_tokens: most tokens that each sequence generates; 0: only the prompt is computed.
+        load: returns int32 ``[num_prompt_tokens + n]``, the prompt and the first n generated tokens. Called with n = 0
+            when the request is admitted, so that waiting requests take little memory; with n > 0 for a request of one
             sequence, after a preemption or if it continues an answer.
         num_sequences: samples or beams that have not ended.
-        priority: higher goes first.
+        priority: requests with a higher priority are scheduled first.
         keys: extra keys of its blocks.
-        max_hit_tokens: leading tokens that may hit when it is admitted; None: all. Its engine may change it.
-        propose: proposes drafts that may follow its tokens, the last generated one included; None: no drafts. Called
-            while it decodes as one sequence. Drafts may be ``UNKNOWN_TOKEN``: their ids come while the step runs.
-        intent: what its caller says about its content. A preempted request keeps it.
+        max_hit_tokens: most leading tokens that may hit at its admission; None: all. Its engine may change it.
+        propose: returns drafts, guesses at the tokens after its last generated one; None: no drafts. Called while it
+            decodes as one sequence. Drafts may be ``UNKNOWN_TOKEN``: their ids are set while the step runs.
+        intent: its caller's wishes for its content. A preempted request keeps it.
         replaces: the request that this one supersedes, such as an earlier turn of its conversation; None once it has
             been admitted.
-        sequences: returns the tokens of each of its sequences, also after it has ended; needed where another request
+        sequences: returns the tokens of each of its sequences, also after it has ended; needed if another request
             replaces it.
         runs_ahead: whether it may decode a token before its value is known, if the scheduler overlaps steps. False if
-            a token's value decides how the next one is sampled on the host, if its tokens may be held, and for beams.
-            Requests with ``propose`` never run ahead.
-        num_continued: tokens of its single sequence that were generated before it came; ``load`` is called with them.
-        rows: rows of its sequences while it has blocks; one until the prompt is computed.
-        known_token_ids: int32, the tokens to be computed before it can decode.
-        num_scheduled: tokens of these that are in the space.
-        checkpoint: where a chunk is to end, so that its recurrent states are kept there; 0: nowhere.
-        next_token_ids: int32 ``[num_sequences]``, tokens that it appends next; while it decodes, ``decoding`` has them.
-        num_preemptions: how often it was preempted.
-        promised_tokens: length up to which blocks were kept for each of its sequences when a request returned.
-        receipt: the receipts of its freed rows; complete when it is done, if the space keeps receipts.
-        parents: which old beam each new one is to continue, until that is done.
+            the host needs a token's value to sample the next one, if its tokens may be held, and for beams. Requests
+            with ``propose`` never run ahead.
+        num_continued: tokens of its single sequence that were generated before it arrived; ``load`` returns them too.
+        rows: rows of its sequences while it has blocks; one row until the prompt is computed.
+        known_token_ids: int32, the tokens to compute before it can decode.
+        num_scheduled: number of these that are in the space.
+        checkpoint: position at which a chunk must end, so that its recurrent states are stored there; 0: none.
+        next_token_ids: int32 ``[num_sequences]``, the tokens that it appends next; while it decodes, ``decoding`` has
+            them.
+        num_preemptions: number of its preemptions.
+        promised_tokens: length of each of its sequences up to which blocks are promised.
+        receipt: the receipts of its freed rows; complete when it is done, if the space has receipts.
+        parents: for each new beam, the old beam that it continues; None once that is done.
         decoding: the steps that it takes together with other requests, while it decodes.
         awaited: the scheduled chunks and ``Decoding`` objects that will sample its next tokens, oldest first, one entry
-            for each token; those of ``decoding`` come behind them.
-        superseded_by: the request that replaces it, if that was admitted before this one has ended.
+            for each token; tokens of ``decoding`` follow them.
+        superseded_by: the request that replaces it, if that was admitted before this one ended.
         num_leased_tokens: leading tokens that were leased when it ended.
-        leased_at: for each breakpoint the leading tokens that were leased there; None until it is computed, or if the
-            space keeps no leases.
-        stops: places where chunks are to end, so that windows and states can be leased there.
-        epochs: the oldest and the newest weights epoch that computed what its freed rows held, if epochs are counted.
+        leased_at: for each breakpoint, the number of leading tokens that were leased; None until it is computed, or if
+            the space has no leases.
+        stops: positions at which chunks must end, so that windows and states can be leased there.
+        epochs: oldest and newest weights epoch that computed its freed rows, if epochs are counted.
         is_done: whether it is finished, aborted or rejected.
-        key: its place in every order; smaller goes first.
-        most_tokens: tokens of each sequence when it has its last block.
+        key: its place in every order; the smallest is first.
+        most_tokens: most tokens of each sequence in the space.
     """
 
     number: int
@@ -132,7 +133,7 @@ class Request:
     _num_generated: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute its key, and its largest length: the last generated token is never appended."""
+        """Compute its key and its largest length, without the last generated token, which is never appended."""
         self.key = -self.priority, self.number
         self._num_generated = self.num_continued
         self.leased_at = [None] * len(self.intent.breakpoints)
@@ -155,12 +156,12 @@ class Request:
 
     @property
     def is_awaiting(self) -> bool:
-        """Whether its next tokens are sampled by a batch that is not finished."""
+        """Whether an unfinished batch will sample its next tokens."""
         return self.num_ahead > 0
 
     @property
     def num_ahead(self) -> int:
-        """Tokens of each sequence that batches which are not finished will sample."""
+        """Tokens of each sequence that unfinished batches will sample."""
         return len(self.awaited) + (self.decoding.num_ahead if self.decoding is not None else 0)
 
     @property
@@ -170,44 +171,44 @@ class Request:
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether it has generated its most tokens, or all its sequences ended."""
+        """Whether it has generated ``max_new_tokens``, or all its sequences have ended."""
         return self.num_generated >= self.max_new_tokens or not self.num_sequences
 
     def end_of_chunk(self, start: int, budget: int) -> int:
-        """Return where a chunk of its known tokens ends that begins at ``start`` and has at most ``budget``."""
+        """Return the end of a chunk of known tokens that begins at ``start`` and has at most ``budget`` tokens."""
         end = min(start + budget, len(self.known_token_ids))
         if start < self.checkpoint < end:
             end = self.checkpoint
         return min((stop for stop in self.stops if start < stop < end), default=end)
 
     def load_tokens(self) -> None:
-        """Load the known tokens if they are not here: the prompt, and what was generated before a preemption."""
+        """Load the known tokens if they are not loaded: the prompt, and those generated before a preemption."""
         if not len(self.known_token_ids):
             self.known_token_ids = self.load(self._num_generated)
 
     def take(self, token_ids: Int32Array) -> None:
-        """Record the next token of each sequence, if it comes from what it awaits and not from common steps."""
+        """Record the next token of each sequence, sampled by the first entry of ``awaited``, not by common steps."""
         self.awaited = self.awaited[1:]
         self._num_generated += 1
         self.next_token_ids = token_ids
 
     def accept(self, num_drafts: int) -> None:
-        """Record that drafts were right: they count as generated before the token that it takes."""
+        """Record accepted drafts: they count as generated before the next token of :meth:`take`."""
         self._num_generated += num_drafts
 
     def leave_decoding(self, token_ids: Int32Array) -> None:
-        """Leave the common steps; ``token_ids`` come next, unless they are still awaited."""
+        """Leave the common steps; ``token_ids`` are the tokens to append next, unless they are still awaited."""
         decoding = self.decoding
-        assert decoding is not None, "a request that decodes with nobody"
+        assert decoding is not None, "a request without common steps leaves them"
         self._num_generated += decoding.num_steps
         self.awaited += (decoding,) * decoding.num_ahead
         self.decoding = None
         self.next_token_ids = token_ids
 
     def start_over(self) -> None:
-        """Go back to waiting, with the tokens known by now; its blocks have been freed.
+        """Reset it to a waiting request with its known tokens; its blocks have been freed.
 
-        Several sequences begin again at their prompt.
+        A request of several sequences begins again after its prompt.
         """
         if self.num_sequences > 1:
             self._num_generated = 0
@@ -217,7 +218,7 @@ class Request:
         self.parents, self.awaited = None, ()
 
     def note_epochs(self, oldest: int, newest: int) -> None:
-        """Add the range of epochs that computed what a freed row held."""
+        """Add the range of epochs that computed a freed row."""
         before = self.epochs or (oldest, newest)
         self.epochs = min(before[0], oldest), max(before[1], newest)
 

@@ -1,4 +1,4 @@
-"""Scheduler: what each step decodes, computes, swaps in, admits and preempts, over one block space.
+"""Scheduler: decides what each step decodes, computes, swaps in, admits and preempts, over one block space.
 
 The loop of an engine, or of a simulation of one::
 
@@ -7,17 +7,17 @@ The loop of an engine, or of a simulation of one::
     token_ids = run(batch)                                  carries the plan out, runs the model, samples
     progress = scheduler.finish(batch, token_ids, ended)    the step is over: requests with first or last tokens
 
-The scheduler has no clock and does not know how long answers are: a request ends when it has its most tokens, or when
-:meth:`Scheduler.finish` says so. A preempted request returns under a promise
+The scheduler has no clock, and the length of an answer is not known in advance: a sequence ends when it has
+``max_new_tokens``, or when ``ended`` of :meth:`Scheduler.finish` lists it. A preempted request returns under a promise
 (:mod:`~pagedkv.memory.scheduling.promises`) that prevents thrashing: some sequence always advances, no request starves,
 and under constant load the set of running requests settles.
 
-Several batches may be in flight; the next batch is planned without the tokens that an earlier one still samples. The
-sequences that wait for these tokens sit out, or, if steps overlap (``SchedulingConfig.overlap``), they decode them as
-unknown tokens, which ``finish`` fills in. A sequence that has ended by then is freed, and what the later batch samples
-for it is ignored: only ``max_new_tokens`` is known when a batch is planned.
+Several batches may be in flight; the next batch is planned without the tokens that an earlier one still samples.
+Sequences that await these tokens are not scheduled, or, if steps overlap (``SchedulingConfig.overlap``), decode them as
+unknown tokens, which ``finish`` fills in. If such a sequence turns out to have ended, it is freed, and the tokens that
+the later batch samples for it are ignored.
 
-This class checks arguments; the modules beside it do the work: ``growing``, ``admitting``, ``preempting``,
+This class checks arguments; the other modules of the package do the work: ``growing``, ``admitting``, ``preempting``,
 ``drafting``, ``finishing``, ``aborting``.
 """
 
@@ -31,7 +31,7 @@ from pagedkv.memory.contract.arguments import as_token_array
 from pagedkv.memory.contract.errors import StepError, TokenError
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.scheduling.aborting import AbortedBatches, abort_in_flight
-from pagedkv.memory.scheduling.admitting import fits_alone, let_in
+from pagedkv.memory.scheduling.admitting import admit_waiting, fits_alone
 from pagedkv.memory.scheduling.batch import Batch, BatchDraft, Progress
 from pagedkv.memory.scheduling.branching import branch_off
 from pagedkv.memory.scheduling.config import SchedulingConfig
@@ -49,11 +49,11 @@ NO_PARENTS: Final[Mapping[Request, Sequence[int]]] = MappingProxyType({})
 
 
 class Scheduler:
-    """Serves requests through one block space, which nothing else may change.
+    """Schedules requests over one block space, which no other code may change.
 
     Args:
         config: the limits of a step.
-        space: the block space, with as many rows as sequences may run, and as many more as may be swapped out.
+        space: the block space, with a row for each sequence that may run or be swapped out.
         loader: begins loads of prefixes for requests that could be admitted; None: prefixes are computed.
     """
 
@@ -61,9 +61,9 @@ class Scheduler:
         self._state = SchedulerState(config, space, loader)
 
     def add(self, request: Request) -> bool:
-        """Queue a request; or return False, and drop it, if it could not be served even alone.
+        """Queue a request; or drop it and return False, if it could not be served even alone.
 
-        Raises ConfigurationError if its intent names a tenant that the space does not have; nothing is changed.
+        Raises ConfigurationError, and changes nothing, if the space does not have the tenant of its intent.
         """
         if fits_alone(self._state, request):
             self._state.waiting.push(request)
@@ -72,18 +72,18 @@ class Scheduler:
         return not request.is_done
 
     def fork(self, parent: Request, child: Request, *, sequence: int = 0) -> int | None:
-        """Add a request that begins with another one's tokens; it forks that one's blocks if it runs and there is room.
+        """Add a request that begins with another one's tokens, by a fork if the other runs and there is room.
 
-        Else the request waits like any other, and hits what is cached.
+        Otherwise the request waits like any other, and hits cached blocks.
 
         Args:
             parent: a request that was added before, in any state; its rows have no unknown tokens.
-            child: begins with all or some tokens of the parent's sequence, and has at least one more to compute, such
-                as the parent's next token.
-            sequence: which of the parent's sequences.
+            child: a request that begins with all or some tokens of a sequence of the parent, and has at least one more
+                to compute, such as the parent's next token.
+            sequence: number of the parent's sequence.
 
         Returns:
-            How many tokens it shares from now on, 0 if it waits; or None if it could not be served even alone.
+            The number of shared tokens, 0 if it waits; None if it could not be served even alone.
         """
         if not fits_alone(self._state, child):
             child.drop()
@@ -98,7 +98,7 @@ class Scheduler:
         return num_shared
 
     def abort(self, request: Request) -> bool:
-        """Drop a request that was added, in any state; return whether it was not done yet.
+        """Drop a request, in any state; return False if it was already done.
 
         Tokens that batches in flight sample for it are ignored.
         """
@@ -118,51 +118,48 @@ class Scheduler:
         return True
 
     def end_loading(self) -> None:
-        """Load no prefixes from now on; the loads under way were ended."""
+        """Load no prefixes from now on. The caller has ended the loads under way."""
         self._state.loader = None
 
     def loaded(self, request: Request) -> None:
-        """Let a request that waited for a load wait for its admission again, in its old place; others are left alone.
-
-        A request that was aborted meanwhile is left alone too.
-        """
+        """Queue a request again whose load has ended, at its old place. Does nothing for other or aborted requests."""
         if request in self._state.loading:
             self._state.loading.remove(request)
             self._state.waiting.push(request)
 
     def schedule(self, max_batched_tokens: int | None = None) -> Batch:
-        """Go through the phases of a step and close it.
+        """Run the phases of a step and close it; return its batch.
 
-        Decoding sequences are served first; the rest of the budget goes to prompts under way, then to new prompts, then
-        to drafts. While blocks are short, no request is admitted or swapped in, and there are no drafts. The batch may
-        be empty while others are in flight.
+        Decoding sequences are scheduled first; the rest of the budget is used for prompts under way, then for new
+        prompts, then for drafts. While blocks are short, no request is admitted or swapped in, and there are no drafts.
+        The batch may be empty while others are in flight.
 
         Args:
-            max_batched_tokens: the budget of this step, if it is less than that of the configuration. Sequences that
-                decode are not limited by it.
+            max_batched_tokens: the budget of this step, if less than that of the configuration. It does not limit
+                decoding sequences.
 
-        Cost: O(sequences), but little more than one append while the same sequences decode.
+        Cost: O(sequences); little more than one append while the same sequences decode.
         """
         state, draft = self._state, BatchDraft()
         state.is_draining = state.is_draining and state.is_computing
         if not state.is_draining:
             most = state.config.max_batched_tokens
-            self._go_through(draft, most if max_batched_tokens is None else min(most, max_batched_tokens))
+            self._run_phases(draft, most if max_batched_tokens is None else min(most, max_batched_tokens))
         batch = draft.close(state.space.plan_step())
         state.in_flight.append(batch)
         return batch
 
-    def _go_through(self, draft: BatchDraft, most_tokens: int) -> None:
+    def _run_phases(self, draft: BatchDraft, most_tokens: int) -> None:
         state = self._state
         budget = most_tokens - decode(state, draft)
         if not state.is_draining:
             budget = prefill(state, draft, budget)
         if not (draft.lacks_blocks or state.is_draining):
-            budget = let_in(state, draft, budget)
+            budget = admit_waiting(state, draft, budget)
             append_drafts(state, draft, budget)
 
     def fill_drafts(self, batch: Batch, token_ids: TokenIds) -> None:
-        """Bring the ids of a batch's drafts, where requests proposed unknown ones; before it is finished.
+        """Set the ids of a batch's drafts that requests proposed as unknown, before the batch is finished.
 
         Args:
             batch: the newest batch in flight; the ids of its drafts change.
@@ -184,7 +181,7 @@ class Scheduler:
         if batch.drafts is not None:
             fill_drafts(state, batch, tokens)
 
-    def finish(  # noqa: PLR0913 - the sampled tokens, and all that goes with them, by keywords
+    def finish(  # noqa: PLR0913 - the sampled tokens, and their further properties by keywords
         self,
         batch: Batch,
         token_ids: TokenIds,
@@ -194,39 +191,37 @@ class Scheduler:
         held: Collection[Request] = (),
         num_accepted: npt.ArrayLike | None = None,
     ) -> Progress:
-        """Acknowledge the oldest batch in flight, and take in the tokens that it sampled.
+        """Acknowledge the oldest batch in flight, and apply the tokens that it sampled.
 
         Args:
             batch: the batch.
-            token_ids: int32 ``[batch.num_samples]``, in the order that :mod:`~pagedkv.memory.scheduling.batch` draws.
-            ended: places in ``token_ids`` of tokens that are the last of their sequence.
-            parents: for requests that decode beams: which old beam each new one continues, one for each sequence;
-                ``token_ids`` are the new beams'. Old beams without a child are freed.
+            token_ids: int32 ``[batch.num_samples]``, in the order drawn in :mod:`~pagedkv.memory.scheduling.batch`.
+            ended: indices in ``token_ids`` of tokens that are the last of their sequence.
+            parents: for requests that decode beams, the old beam that each new one continues, one for each sequence;
+                ``token_ids`` has the tokens of the new beams. Old beams without a child are freed.
             held: requests whose tokens are not known yet; their entries of ``token_ids`` are ignored. They keep their
-                blocks, and continue when :meth:`supply` brings the tokens. A held request that is preempted or aborted
-                meanwhile is no longer held.
-            num_accepted: int32 ``[sequences that decoded]``, how many drafts of each one were right. A sequence has
+                blocks, and continue after :meth:`supply`. A held request that is preempted or aborted meanwhile is no
+                longer held.
+            num_accepted: int32 ``[sequences that decoded]``, the number of accepted drafts of each. A sequence has
                 generated these drafts, and then its token in ``token_ids``; the other drafts are rolled back. None: no
-                draft was right.
+                draft is accepted.
 
         Raises:
-            StepError: another batch is the oldest in flight, or a held request was scheduled beyond these tokens: it
-                needs ``runs_ahead=False``.
-            TokenError: not as many tokens as were to be sampled, or more accepted drafts than there were.
+            StepError: another batch is the oldest in flight, or a later batch has scheduled a held request beyond these
+                tokens: such a request needs ``runs_ahead=False``.
+            TokenError: the number of tokens is not ``batch.num_samples``, or more drafts are accepted than computed.
         """
         state = self._state
         if not state.in_flight or state.in_flight[0] is not batch:
             oldest = f"step {state.in_flight[0].plan.step_id}" if state.in_flight else "none"
-            raise StepError(
-                f"batches finish in order: step {batch.plan.step_id} is given, the oldest in flight is {oldest}"
-            )
+            raise StepError(f"batches finish in order: got step {batch.plan.step_id}, the oldest in flight is {oldest}")
         tokens = as_token_array(token_ids)
         if len(tokens) != batch.num_samples:
             raise TokenError(f"step {batch.plan.step_id} samples {batch.num_samples} tokens, got {len(tokens)}")
         accepted = as_accepted(batch, num_accepted)
         for request in held:
             if request.num_ahead > 1:
-                raise StepError(f"request {request.number} cannot be held: a later step decodes its token already")
+                raise StepError(f"request {request.number} cannot be held: a later step already decodes its token")
         state.space.acknowledge(batch.plan.step_id)
         state.in_flight.popleft()
         return finish(state, batch, Sampled(tokens, ended, parents, held, accepted))
@@ -234,26 +229,27 @@ class Scheduler:
     def abort_in_flight(self) -> AbortedBatches | None:
         """Abort all batches in flight, since a step failed; None if there are none.
 
-        They are aborted in the space too. Their requests go back to the tokens that finished batches computed, and are
-        scheduled again (:mod:`~pagedkv.memory.scheduling.aborting`).
+        They are aborted in the space too. Their requests are rolled back to the tokens that finished batches computed,
+        and scheduled again (:mod:`~pagedkv.memory.scheduling.aborting`).
 
         Cost: that of :meth:`BlockSpace.abort`, and O(running sequences).
         """
         return abort_in_flight(self._state)
 
     def supply(self, request: Request, token_ids: TokenIds, *, ended: Sequence[int] = ()) -> Progress:
-        """Bring the tokens of a held request.
+        """Supply the tokens of a held request.
 
         Args:
             request: a request that was held when its batch finished.
-            token_ids: int32 ``[request.num_sequences]``; ended: places of those that are the last of their sequence.
+            token_ids: int32 ``[request.num_sequences]``.
+            ended: indices of tokens that are the last of their sequence.
 
         Raises:
             StepError: the request is not held.
-            TokenError: not as many tokens as were to be sampled.
+            TokenError: the number of tokens is not that of its sequences.
         """
         if not request.awaited or self._state.is_in_flight(request.awaited[0]):
-            raise StepError(f"request {request.number} is not held: it waits for no tokens that could be supplied")
+            raise StepError(f"request {request.number} is not held: it awaits no tokens that could be supplied")
         tokens = as_token_array(token_ids)
         if len(tokens) != request.num_sequences:
             raise TokenError(f"request {request.number} samples {request.num_sequences} tokens, got {len(tokens)}")
@@ -270,7 +266,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request to serve."""
+        """Whether no request runs, waits, loads or is swapped out."""
         state = self._state
         return not (state.running or state.waiting or state.swapped or state.loading)
 
@@ -281,12 +277,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, including those preempted by recompute and those that wait for a load."""
+        """Number of waiting requests, with those preempted by recompute and those that wait for a load."""
         return len(self._state.waiting) + len(self._state.loading)
 
     @property
     def num_loading(self) -> int:
-        """Of these, the requests that wait for a load."""
+        """Number of requests that wait for a load."""
         return len(self._state.loading)
 
     def has_tenant(self, tenant: str) -> bool:
@@ -295,7 +291,7 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        """Requests that are swapped out."""
+        """Number of swapped-out requests."""
         return len(self._state.swapped)
 
     @property
@@ -305,6 +301,6 @@ class Scheduler:
 
 
 def _may_share_blocks(parent: Request, child: Request) -> bool:
-    """Whether a child's tenant, keys and publishing are its parent's; a fork's row has them from its parent."""
+    """Whether a child has its parent's tenant, keys and publishing: a forked row always has those of its parent."""
     ours, theirs = parent.intent, child.intent
     return parent.keys == child.keys and (ours.tenant, ours.publish) == (theirs.tenant, theirs.publish)

@@ -1,4 +1,4 @@
-"""The requests that wait, run, are swapped out, and decode together: the lists that all phases share."""
+"""SchedulerState: the waiting, running, swapped-out and decoding requests, shared by all phases."""
 
 from bisect import insort
 from collections import deque
@@ -13,7 +13,7 @@ from pagedkv.memory.scheduling.decoding import MOST_AHEAD, Decoding, may_decode
 from pagedkv.memory.scheduling.keeping import LeaseBook, lease_breakpoints, release
 from pagedkv.memory.scheduling.loader import Loader
 from pagedkv.memory.scheduling.request import Request
-from pagedkv.memory.scheduling.waiting import NONE_PASSED, WaitingQueue
+from pagedkv.memory.scheduling.waiting import NONE_SKIPPED, WaitingQueue
 from pagedkv.memory.space import BlockSpace
 
 __all__ = ["SchedulerState"]
@@ -27,19 +27,19 @@ class SchedulerState:
     Args:
         config: the limits.
         space: the block space.
-        loader: brings prefixes from elsewhere; None: they are computed.
+        loader: loads prefixes from tiers; None: prefixes are computed.
 
     Attributes:
-        waiting, running, swapped: the requests that wait, run and are swapped out, in order of their keys.
-        loading: the requests that wait for a load, in the order in which they began to.
+        waiting, running, swapped: the waiting, running and swapped-out requests, in order of their keys.
+        loading: the requests that wait for a load, in the order in which they began to wait.
         prefilling: running requests with known tokens that are not scheduled, in order of their keys.
-        in_flight: batches that are not finished, oldest first.
-        block_size: tokens of the largest block.
-        keeps_states: whether prompts are split where their recurrent states are kept, which takes one more step.
-        replays: whether windows that are gone may be computed again.
-        leases: the leases at breakpoints; None if the space keeps no leases.
-        splits_leases: whether chunks end at breakpoints, since windows or states must be leased where they end.
-        num_changes: grows whenever a row begins or ceases to run.
+        in_flight: unfinished batches, oldest first.
+        block_size: the largest block size of the groups, in tokens.
+        keeps_states: whether prompts are split at checkpoints of recurrent states, which takes one more step.
+        replays: whether evicted windows may be computed again.
+        leases: the leases at breakpoints; None if the space has no leases.
+        splits_leases: whether chunks end at breakpoints, since windows and states can be leased only at a chunk's end.
+        num_changes: incremented whenever the running rows change.
         is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
     """
 
@@ -76,7 +76,7 @@ class SchedulerState:
             self._has_newcomers = True
 
     def prefill_again(self, request: Request) -> None:
-        """Let a running request compute known tokens again that had been scheduled."""
+        """Schedule known tokens of a running request again."""
         if request not in self.prefilling:
             insort(self.prefilling, request, key=BY_KEY)
 
@@ -90,12 +90,15 @@ class SchedulerState:
             self.prefilling.remove(request)
 
     def free(self, request: Request, *, is_over: bool) -> None:
-        """Remove a request from the running ones, and free its blocks; ``is_over``: it ends, and is not preempted."""
+        """Remove a request from the running ones, and free its blocks.
+
+        ``is_over``: whether it ends; False: it is preempted.
+        """
         self.leave(request)
         self.free_rows(request, request.rows, is_over=is_over)
 
     def free_rows(self, request: Request, rows: list[int], *, is_over: bool = True) -> None:
-        """Free rows of a request, as its intent says if they are over, and keep their receipts."""
+        """Free rows of a request, by its intent if ``is_over``, and add their receipts to the request."""
         if self.space.config.counts_epochs and request not in self.swapped:
             for span in (span for row in rows for span in self.space.epochs(row)):
                 request.note_epochs(span.oldest, span.newest)
@@ -110,34 +113,31 @@ class SchedulerState:
             lease_breakpoints(self.space, self.leases, request, num_computed)
 
     def num_sequences_with(self, newcomer: Request) -> int:
-        """Count the sequences of all running requests and one more, including those to be forked."""
+        """Count the sequences of all running requests and of one more, including those still to be forked."""
         return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
 
-    def next_in_line(self, passed: Collection[str | None] = NONE_PASSED) -> Request | None:
-        """Return the request to run next, of those that wait and those swapped out; None if there is none.
-
-        Requests of tenants that are passed over do not count.
-        """
-        waiting = self.waiting.first(passed) if self.waiting else None
+    def next_to_run(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
+        """Return the first of the waiting and swapped-out requests, except those of skipped tenants; None if none."""
+        waiting = self.waiting.first(skipped) if self.waiting else None
         if not self.swapped:
             return waiting
-        swapped = next((request for request in self.swapped if request.intent.tenant not in passed), None)
+        swapped = next((request for request in self.swapped if request.intent.tenant not in skipped), None)
         if swapped is not None and (waiting is None or swapped.key < waiting.key):
             return swapped
         return waiting
 
-    def is_coming(self, shortage: Shortage) -> bool:
-        """Whether the missing blocks become free when the steps in flight are acknowledged."""
+    def will_be_free(self, shortage: Shortage) -> bool:
+        """Whether the missing blocks will be free when the steps in flight are acknowledged."""
         num_free = shortage.num_free if shortage.share is None else shortage.share.num_permitted
         return shortage.num_needed <= num_free + self.space.num_deferred_blocks(shortage.pool)
 
     def has_tenant(self, tenant: str) -> bool:
-        """Whether a request of a tenant waits, runs or is swapped out. O(requests that run, load or are swapped)."""
+        """Whether a request of a tenant waits, runs or is swapped out. O(running, loading and swapped-out requests)."""
         under_way = (*self.running, *self.swapped, *self.loading)
         return self.waiting.has_tenant(tenant) or any(request.intent.tenant == tenant for request in under_way)
 
     def is_in_flight(self, awaited: object) -> bool:
-        """Whether a batch that is not finished samples the awaited tokens."""
+        """Whether an unfinished batch samples the awaited tokens."""
         return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
 
     @property
@@ -163,7 +163,7 @@ class SchedulerState:
         return self._decoding if ready else None
 
     def _gather_ahead(self) -> Decoding | None:
-        """Return the requests that can decode now, those among them that append an unknown token included."""
+        """Return the requests that can decode now, including those that append an unknown token; None if none."""
         current = self._decoding
         is_simple = not self._has_newcomers and len(self.in_flight) < MOST_AHEAD
         if current is not None and is_simple and current.may_continue:
@@ -178,27 +178,27 @@ class SchedulerState:
         return self._decoding
 
     def _is_held(self, request: Request) -> bool:
-        """Whether the batch is finished that was to sample a request's next tokens."""
+        """Whether a request's next tokens belong to a finished batch, and have not been supplied."""
         return bool(request.awaited) and not self.is_in_flight(request.awaited[0])
 
-    def without(self, decoding: Decoding, request: Request) -> Decoding | None:
-        """Remove a request that left from those that the open step decodes."""
+    def without_request(self, decoding: Decoding, request: Request) -> Decoding | None:
+        """Remove a request that no longer runs from the sequences that the open step decodes."""
         others = [other for other in decoding.requests if other is not request]
         for other in others:
-            other.awaited = ()  # the open step's token, which the new object stands for
+            other.awaited = ()  # the open step's token, which the new object counts
         self._decoding = Decoding(others, is_scheduled=True) if others else None
         return self._decoding
 
     def is_current(self, decoding: Decoding) -> bool:
-        """Whether the requests that decode together are still the same."""
+        """Whether the requests that decode together have not changed since."""
         return decoding is self._decoding
 
     def close_decoding(self) -> None:
-        """End the present ``Decoding``: its requests get their own progress back."""
+        """Close the current ``Decoding``; its progress is written back to its requests."""
         if self._decoding is not None:
             self._decoding.close()
             self._decoding = None
 
     def note_newcomer(self) -> None:
-        """Note that a running request can decode from the next step on."""
+        """Record that a further running request can decode."""
         self._has_newcomers = True

@@ -1,7 +1,7 @@
-"""The waiting requests, in the order of admission: by priority, then by arrival.
+"""WaitingQueue: the waiting requests in the order of admission: by priority, then by arrival.
 
-A preempted request returns with its old key, and so is ahead of all that arrived after it. Each tenant has a queue of
-its own, so that a tenant whose cap is reached can be passed over without a look at its requests.
+A preempted request is queued with its old key, before all that arrived after it. Each tenant has its own queue, so that
+a tenant at its cap can be skipped without iterating over its requests.
 """
 
 import heapq
@@ -10,13 +10,13 @@ from typing import Final
 
 from pagedkv.memory.scheduling.request import Request, RequestKey
 
-__all__ = ["NONE_PASSED", "WaitingQueue"]
+__all__ = ["NONE_SKIPPED", "WaitingQueue"]
 
-NONE_PASSED: Final[frozenset[str | None]] = frozenset()
+NONE_SKIPPED: Final[frozenset[str | None]] = frozenset()
 
 
 class WaitingQueue:
-    """Requests in order of their keys. O(log n) to push or pop; O(tenants that wait) to find the first."""
+    """Requests in order of their keys. O(log n) to push or pop; O(waiting tenants) to find the first."""
 
     def __init__(self) -> None:
         self._heaps: dict[str | None, list[tuple[RequestKey, Request]]] = {}
@@ -31,9 +31,9 @@ class WaitingQueue:
         heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, request))
         self._num_requests += 1
 
-    def first(self, passed: Collection[str | None] = NONE_PASSED) -> Request | None:
-        """Return the next request of tenants that are not passed over, without removing it; None if there is none."""
-        heads = (heap[0] for tenant, heap in self._heaps.items() if tenant not in passed)
+    def first(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
+        """Return the first request of tenants that are not skipped, without removing it; None if there is none."""
+        heads = (heap[0] for tenant, heap in self._heaps.items() if tenant not in skipped)
         first = min(heads, default=None)
         return None if first is None else first[1]
 

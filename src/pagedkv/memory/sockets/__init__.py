@@ -1,14 +1,14 @@
-"""The sockets of KV events: a publisher beside an engine, and what follows it.
+"""The sockets of KV events: an engine's publisher, and its followers.
 
 ::
 
-    opening         sockets at endpoints
-    publisher       an engine's events: published, sent again, snapshots
-    follower        one publisher of ours, as messages that an index takes
-    subscription    one publisher of any engine, message by message
+    opening         binds and connects sockets
+    publisher       EventPublisher: publishes an engine's events, sends them again, sends snapshots
+    follower        EventFollower: follows a publisher of pagedkv; yields messages for an index
+    subscription    Subscription: receives the messages of a publisher of any engine
 
-What goes through them is in :mod:`pagedkv.memory.wire`, and named here again, so that users have one door. They need
-pyzmq and msgspec (``pip install 'pagedkv[record]'``).
+The messages are in :mod:`pagedkv.memory.wire`; those that users need can be imported from here too. Both need pyzmq and
+msgspec (``pip install 'pagedkv[record]'``).
 """
 
 from pagedkv.memory.sockets.follower import EventFollower

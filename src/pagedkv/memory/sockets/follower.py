@@ -1,4 +1,4 @@
-"""Follows the KV events of one publisher over sockets; :class:`~pagedkv.memory.wire.Following` has the rules."""
+"""EventFollower: follows the KV events of one publisher over sockets, by :class:`~pagedkv.memory.wire.Following`."""
 
 import math
 import time
@@ -16,10 +16,10 @@ from pagedkv.memory.wire import (
     FollowedMessage,
     Following,
     FollowingRules,
-    Wanted,
+    OutgoingRequest,
     answered,
     published,
-    question,
+    request_frames,
 )
 
 with needing("record", "a stream of KV events"):
@@ -28,28 +28,28 @@ with needing("record", "a stream of KV events"):
 __all__ = ["EventFollower"]
 
 MOST_AT_ONCE: Final = 1000
-"""Messages that are read from a socket before the caller gets their contents."""
+"""Most messages that one poll reads from a socket."""
 
 
 @final
 class EventFollower:
     """Follows one publisher. One thread at a time may use it.
 
-    Connections that break are made again. What is lost meanwhile is requested again, or replaced by a snapshot.
+    Broken connections are made again. Batches that were lost meanwhile are requested again, or replaced by a snapshot.
 
     Args:
         endpoint: address of the publisher's messages.
-        replay_endpoint: address for requests; None: gaps stay.
+        replay_endpoint: address for requests; None: lost batches are not requested.
         groups: the model's KV-cache groups.
         topic: required beginning of topics.
-        rules: patience, and how much is held.
-        clock: returns seconds, never backwards.
+        rules: timeouts and limits.
+        clock: returns monotonic seconds.
 
     Raises:
         ConfigurationError: an endpoint is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - two addresses, and what is expected there
+    def __init__(  # noqa: PLR0913 - two addresses, and the expected messages
         self,
         endpoint: str,
         replay_endpoint: str | None,
@@ -87,7 +87,7 @@ class EventFollower:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything up to the last batch came, from the first one or a snapshot on."""
+        """Whether the messages up to the last batch are complete, from the first batch or a snapshot on."""
         return self._following.is_whole
 
     @property
@@ -96,10 +96,10 @@ class EventFollower:
         return self._clock() - self._heard_s
 
     def poll(self, timeout_s: float) -> list[FollowedMessage]:
-        """Wait for messages, no longer than the timeout; return what came, in order; [] if nothing did.
+        """Wait for messages until the timeout; return those that arrived, in order, perhaps none.
 
         Raises:
-            RecordingError: what comes are no KV events of pagedkv's, or of another model.
+            RecordingError: a message is not one of pagedkv's KV events, or of another model.
         """
         ends_at = self._clock() + max(0.0, timeout_s)
         messages = self._advance()
@@ -116,7 +116,7 @@ class EventFollower:
         self._context.destroy(linger=0)
 
     def _advance(self) -> list[FollowedMessage]:
-        """Go on at this time: request what is missing, and take the messages that there are."""
+        """Request missing batches or a snapshot if due; return the messages that are ready."""
         self._following.advance(self._clock())
         self._request()
         return self._following.take_messages()
@@ -127,7 +127,7 @@ class EventFollower:
         if wanted is None or endpoint is None:
             return
         self._drop_requests()
-        self._requests = self._context.socket(zmq.DEALER)  # a new one, so that no earlier answer comes through it
+        self._requests = self._context.socket(zmq.DEALER)  # a new socket, which receives no earlier answer
         self._requests.set_hwm(0)
         self._requests.linger = 0
         connect(self._requests, endpoint)
@@ -172,5 +172,5 @@ def _next(source: "zmq.Socket[bytes]") -> list[bytes] | None:
         return None
 
 
-def _frames_of(wanted: Wanted) -> list[bytes]:
-    return SNAPSHOT_REQUEST if wanted.first is None else question(wanted.first)
+def _frames_of(wanted: OutgoingRequest) -> list[bytes]:
+    return SNAPSHOT_REQUEST if wanted.first is None else request_frames(wanted.first)

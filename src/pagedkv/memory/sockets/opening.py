@@ -1,11 +1,11 @@
-"""Sockets at endpoints: bound or connected, IPv6 where the address is one, refusals as errors of ours."""
+"""Binds and connects sockets, also with IPv6, and turns the system's errors into ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
-from pagedkv.memory.wire import WHAT_TO_NAME
+from pagedkv.memory.wire import ENDPOINT_ADVICE
 
 with needing("record", "a stream of KV events"):
     import zmq
@@ -14,10 +14,10 @@ __all__ = ["bind", "connect", "is_ipv6", "refusals", "require_endpoint"]
 
 
 def require_endpoint(endpoint: str) -> None:
-    """Refuse what is no endpoint. Raises ConfigurationError."""
+    """Raise ConfigurationError if a text is not an endpoint."""
     scheme, found, rest = endpoint.partition("://")
     if not found or scheme not in {"tcp", "ipc"} or not rest:
-        raise ConfigurationError(f"{endpoint!r} is no endpoint. {WHAT_TO_NAME}")
+        raise ConfigurationError(f"{endpoint!r} is not an endpoint. {ENDPOINT_ADVICE}")
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
@@ -37,14 +37,17 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Return whether an address is IPv6. For names, sockets that allow both versions would try only the first one."""
+    """Return whether an address is IPv6.
+
+    Sockets are opened for one version: for a name, a socket that allows both would try only the first address.
+    """
     return "[" in endpoint
 
 
 @contextmanager
 def refusals(endpoint: str) -> Iterator[None]:
-    """Turn the system's refusal of an endpoint into a ConfigurationError."""
+    """Turn the system's error about an endpoint into a ConfigurationError."""
     try:
         yield
     except zmq.ZMQError as error:
-        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {WHAT_TO_NAME}") from error
+        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {ENDPOINT_ADVICE}") from error

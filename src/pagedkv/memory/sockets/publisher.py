@@ -1,18 +1,18 @@
-"""Publishes the changes of an engine's cache, in a thread of its own.
+"""EventPublisher: publishes the changes of an engine's cache, in a thread of its own.
 
 ::
 
     engine's thread                          publisher's thread                     sockets
-    publish: copy what was stored,   ------> encode, send, keep the latest  ------> PUB      topic, number, payload
+    publish: copy the stored blocks, ------> encode, send, keep the latest  ------> PUB      topic, number, payload
       number the batch, queue it             answer requests                <-----> ROUTER   batches again, snapshots
     take a snapshot between two steps <----- request one
-                                             a heartbeat where nothing was sent
+                                             send a heartbeat if no batch was sent
 
-The engine's thread never waits for the publisher's. Where that falls behind by 100,000 batches, new ones are
-dropped; their numbers are missing, so that every consumer notices and takes a snapshot.
+The engine's thread never waits for the publisher's thread. If that falls behind by 100,000 batches, further ones are
+dropped; their numbers are missing, so that every consumer detects the gap and requests a snapshot.
 
-A heartbeat is a batch without events, with a number as any batch has, since consumers without a rule for heartbeats
-read it too. So the loss of a last batch is noticed within ``heartbeat_s``.
+A heartbeat is a numbered batch without events, so that consumers that do not distinguish heartbeats can read it too. A
+lost last batch is therefore detected within ``heartbeat_s``.
 """
 
 import logging
@@ -58,7 +58,7 @@ __all__ = ["EventPublisher"]
 LOG: Final = logging.getLogger("pagedkv.events")
 
 MOST_UNSENT: Final = 100_000
-"""Messages that wait for a slow subscriber, as in vLLM; further ones are lost for it."""
+"""Most messages that wait for a slow subscriber, as in vLLM; it loses further ones."""
 MOST_QUEUED: Final = 100_000
 LEAST_HEARTBEAT_S: Final = 0.01
 MOST_BUFFERED: Final = 10**7
@@ -75,15 +75,15 @@ class EventPublisher:
     Args:
         endpoint: address to bind to: tcp://HOST:PORT or ipc://PATH; ``tcp://*:5557`` for all addresses of the machine,
             ``tcp://127.0.0.1:*`` for any free port.
-        replay_endpoint: address for requests of earlier batches and of snapshots; None: there is none.
+        replay_endpoint: address for requests of earlier batches and of snapshots; None: requests are not served.
         groups: the model's KV-cache groups.
         topic: the first frame of all messages.
         rank: rank of the data-parallel engine, a field of all batches. Each rank has its own endpoints.
-        heartbeat_s: seconds after which a batch without events is sent if no other one was.
-        buffer_batches: the latest batches, heartbeats included, that are kept to be sent again.
+        heartbeat_s: seconds without a batch after which a heartbeat is sent.
+        buffer_batches: number of latest batches, heartbeats included, that are kept for requests.
 
     Attributes:
-        lifetime: a name that no other publisher has.
+        lifetime: a unique name of this publisher.
         endpoint, replay_endpoint: the addresses, with the ports that the system chose.
         num_dropped: batches that were dropped because the publisher's thread fell behind.
 
@@ -91,7 +91,7 @@ class EventPublisher:
         ConfigurationError: an endpoint cannot be bound, or a number is out of range.
     """
 
-    def __init__(  # noqa: PLR0913 - an address, and the options of other engines' publishers
+    def __init__(  # noqa: PLR0913 - an address, and the options that other engines' publishers have
         self,
         endpoint: str,
         replay_endpoint: str | None = None,
@@ -112,9 +112,9 @@ class EventPublisher:
         self._heartbeat_s = heartbeat_s
         self._encoder = BatchEncoder(groups, self.lifetime, rank)
         self._sent = SentBatches(buffer_batches)
-        self._take: Callable[[], CacheSnapshot] | None = None
+        self._take_snapshot: Callable[[], CacheSnapshot] | None = None
         self._before_beat: Callable[[], None] = _do_nothing
-        self._lock = threading.Lock()  # of the next four
+        self._lock = threading.Lock()  # guards the next four attributes
         self._next_batch = 0
         self._queue: deque[tuple[int, float, Changes]] = deque()
         self._is_woken = False
@@ -145,11 +145,11 @@ class EventPublisher:
     # Called by the engine's thread
 
     def publish(self, events: Sequence[CacheEvents], space: CachedSpace) -> None:
-        """Queue a batch of events, if there are any. Waits for nothing.
+        """Queue a batch of events, if there are any. Never waits.
 
         Args:
-            events: of each pool, as from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
-            space: the block space that they are from, unchanged since: what the stored blocks hold is copied.
+            events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
+            space: the block space of the events, unchanged since: the contents of the stored blocks are copied from it.
 
         Raises:
             ConfigurationError: the publisher is closed.
@@ -171,7 +171,7 @@ class EventPublisher:
                 self._waking.send(b"\0")
 
     def snapshot(self, space: CachedSpace) -> CacheSnapshot:
-        """Publish the events that wait in the space, and copy all its blocks, between two steps.
+        """Publish the undrained events of the space, and copy all its blocks, between two steps.
 
         Raises ConfigurationError: the publisher is closed. O(blocks x block size).
         """
@@ -185,25 +185,25 @@ class EventPublisher:
     def serve_snapshots(
         self, take: Callable[[], CacheSnapshot], *, before_beat: Callable[[], None] | None = None
     ) -> None:
-        """Answer requests for snapshots from now on; before, they are answered as vLLM does: by the end alone.
+        """Answer requests for snapshots from now on; before, the answer is empty, as vLLM's.
 
         Args:
-            take: called by the publisher's thread; it lets the engine's thread call :meth:`snapshot` between two steps,
-                and returns the result. Meanwhile nothing is sent. An error that it raises is logged, and the answer is
-                empty.
-            before_beat: called by the publisher's thread before each heartbeat. It may let the engine's thread publish
-                the events of an engine that makes no steps. It must not wait.
+            take: called by the publisher's thread. It makes the engine's thread call :meth:`snapshot` between two
+                steps, and returns the result. The publisher sends no message meanwhile. If it raises an error, the
+                error is logged, and the answer is empty.
+            before_beat: called by the publisher's thread before each heartbeat. It may schedule the publishing of
+                events that arose without a step. It must not wait.
         """
-        self._take = take
+        self._take_snapshot = take
         self._before_beat = before_beat or _do_nothing
 
     def close(self) -> None:
-        """Send what is queued, for a second at most, and close the sockets. May be called again."""
+        """Send the queued batches, for at most a second, and close the sockets. May be called again."""
         with self._lock:
             is_closed, self._is_closed = self._is_closed, True
         if is_closed:
             return
-        self._take = None
+        self._take_snapshot = None
         self._waking.send(b"\0")
         self._thread.join()
         self._waking.close()
@@ -246,7 +246,7 @@ class EventPublisher:
                 if answers:
                     self._send_part(answers)
         except Exception:
-            LOG.exception("KV events are not published any more")
+            LOG.exception("the publishing of KV events has failed and is over")
             raise
         finally:
             self._close_sockets()
@@ -291,10 +291,10 @@ class EventPublisher:
             yield _answer_of(request.client, found)
 
     def _snapshot_parts(self) -> Iterable[Message]:
-        if self._take is None:
+        if self._take_snapshot is None:
             return ()
         try:
-            snapshot = self._take()
+            snapshot = self._take_snapshot()
         except (PagedKVError, OSError, RuntimeError) as problem:
             LOG.warning("a snapshot of the cache could not be taken: %s", problem)
             return ()

@@ -1,8 +1,8 @@
-"""The sockets of one publisher of KV events: messages as they arrive, and those that are requested again.
+"""Subscription: receives the messages of one publisher of KV events, and requests missed ones again.
 
 Missed messages are requested at a second socket, if the publisher has one. The request is a number; the answer has the
-messages from that number on, as far as the publisher kept them, then an end. ZeroMQ reconnects by itself. A
-reconnection is reported, since a restarted process counts from 0, and nothing else distinguishes it from the old one.
+messages from that number on, as far as the publisher has kept them, then an end. ZeroMQ reconnects by itself. A
+reconnection is reported, since a restarted process counts from 0 and sends no other sign of the restart.
 
 Payloads are not decoded here.
 """
@@ -16,7 +16,7 @@ from typing import Final, Self
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets.opening import connect, is_ipv6, refusals, require_endpoint
-from pagedkv.memory.wire import SNAPSHOT_REQUEST, WHAT_TO_NAME, Message, answered, published, question
+from pagedkv.memory.wire import ENDPOINT_ADVICE, SNAPSHOT_REQUEST, Message, answered, published, request_frames
 
 with needing("record", "a stream of KV events"):
     import zmq
@@ -27,7 +27,8 @@ __all__ = ["Endpoints", "Subscription"]
 MOST_WAITING: Final = 100_000
 """Most messages that wait to be read, the usual default of publishers; further messages are a gap."""
 REPLAY_PATIENCE_MS: Final = 5000
-"""Long, because a publisher answers only between two messages of its own."""
+"""Milliseconds to wait for the next part of an answer. Long, since a publisher answers only between two of its own
+messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Endpoints:
         events: address of its messages: tcp://HOST:PORT or ipc://PATH.
         replay: address for requesting messages again, if it has one.
         topic: required beginning of topics.
-        bind: whether the publisher connects to this endpoint; it does if its own endpoint names a machine.
+        bind: whether to bind this endpoint, since the publisher connects to it: its own endpoint names a machine.
 
     Raises:
         ConfigurationError: an endpoint is invalid.
@@ -54,7 +55,7 @@ class Endpoints:
         for endpoint in (self.events, *([] if self.replay is None else [self.replay])):
             require_endpoint(endpoint)
             if "*" in endpoint and (not self.bind or endpoint == self.replay):
-                raise ConfigurationError(f"{endpoint} stands for every address of a machine. {WHAT_TO_NAME}")
+                raise ConfigurationError(f"{endpoint} means all addresses of a machine. {ENDPOINT_ADVICE}")
 
 
 class Subscription:
@@ -104,12 +105,12 @@ class Subscription:
 
     @property
     def num_breaks(self) -> int:
-        """Number of broken connections after the messages received so far."""
+        """Number of connections that have broken so far."""
         return self._num_breaks
 
     @property
     def silence(self) -> str | None:
-        """Reason why the last request for messages got no complete answer; None if it did."""
+        """Reason why the answer to the last request was incomplete; None if it was complete."""
         return self._silence
 
     def __enter__(self) -> Self:
@@ -123,9 +124,9 @@ class Subscription:
         self._close()
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Wait for the next message, or for a change of the connection; None if no message came.
+        """Wait for the next message, or for a change of the connection; return None without a message.
 
-        Messages that came before the connection broke are returned first.
+        Messages that arrived before the connection broke are returned first.
 
         Raises:
             RecordingError: a message does not have the frames of KV events.
@@ -138,22 +139,22 @@ class Subscription:
         return None
 
     def replayed(self, first: int) -> Iterator[Message]:
-        """Request all messages from a number on, as far as the publisher kept them.
+        """Request all messages from a number on, as far as the publisher has kept them.
 
-        The answer may be incomplete, because a publisher drops messages that its queue cannot hold; `silence` then has
+        The answer may be incomplete, since a publisher drops messages that its queue cannot hold; `silence` then has
         the reason.
 
         Raises:
             ConfigurationError: the system refuses the endpoint.
             RecordingError: a message does not have the frames of an answer.
         """
-        return self._answer(question(first))
+        return self._answer(request_frames(first))
 
     def snapshot(self) -> list[Message]:
         """Request all stored blocks; return the parts of the answer, all with the number of the next message.
 
-        [] from a publisher that has no snapshots, as those of vLLM and SGLang. The answer may be incomplete, as with
-        :meth:`replayed`, and the errors are the same.
+        The list is empty for a publisher without snapshots, such as those of vLLM and SGLang. The answer may be
+        incomplete, as with :meth:`replayed`, and the errors are the same.
         """
         return list(self._answer(SNAPSHOT_REQUEST))
 
@@ -171,7 +172,7 @@ class Subscription:
                 if message is None:
                     return
                 yield message
-        self._silence = f"{endpoint} answered nothing more for {REPLAY_PATIENCE_MS / 1000:g} s"
+        self._silence = f"{endpoint} sent no further part of its answer for {REPLAY_PATIENCE_MS / 1000:g} s"
 
     def _close(self) -> None:
         self._socket.disable_monitor()

@@ -75,7 +75,7 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     stranded = _stranded(state, rewound)
     lost |= stranded
     _declare_lost(state, lost)
-    _tell_tables_again(state, aborted)
+    _mark_tables_changed(state, aborted)
     renew_new_blocks(state, ledger, aborted)
     uncomputed = (state.rows[:, STATUS] == RUNNING) & (state.rows[:, NUM_PLANNED] < state.rows[:, NUM_TOKENS])
     running = np.flatnonzero(uncomputed).astype(np.int32)
@@ -188,7 +188,7 @@ def _stranded(state: SpaceState, rewound: list[int]) -> set[int]:
     }
 
 
-def _tell_tables_again(state: SpaceState, aborted: list[InFlightStep]) -> None:
+def _mark_tables_changed(state: SpaceState, aborted: list[InFlightStep]) -> None:
     """Mark the table entries of running rows that aborted plans carried as changed, for the next plan."""
     for writes in (writes for step in aborted for writes in step.plan.table_writes):
         table = state.tables[writes.group].arrays

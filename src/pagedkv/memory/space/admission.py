@@ -51,7 +51,7 @@ class Admission(NamedTuple):
         num_lookahead: slots reserved beyond it, for each sequence.
         num_sequences: sequences that are to share it, all but one by forks.
         max_chunk: most tokens of it that one step computes.
-        num_reached: leading tokens that an earlier life of the request had, as its receipt says.
+        num_reached: leading tokens that an earlier life of the request had, according to its receipt.
         publishes: whether other sequences may hit what it computes; prompt_only: only its prompt, not what is appended.
         tenant: number of the tenant that is charged.
         prompt_length: tokens of the whole prompt, of which ``prompt`` may be a first part.
@@ -91,7 +91,7 @@ def answer_for_whole(
     if answer is None:
         return match_prompt(state, prompt)
     if isinstance(answer, PrefixHit) and not np.array_equal(answer.prompt.tokens, prompt.tokens):
-        raise TokenError("match is the answer for another prompt than the one that prompt says")
+        raise TokenError("match is the answer for another prompt than prompt")
     return answer
 
 

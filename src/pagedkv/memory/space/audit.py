@@ -120,8 +120,8 @@ def _check_epochs_of_row(state: SpaceState, row: int) -> None:
     for group in state.cached_groups:
         pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
         blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
-        is_told = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
-        dates = pool.arrays.epochs[blocks[is_told]]  # blocks that the open step computes are dated later
+        is_dated = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
+        dates = pool.arrays.epochs[blocks[is_dated]]  # blocks that the open step computes are dated later
         is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
         assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
@@ -170,13 +170,13 @@ def _check_known(state: SpaceState) -> None:
     statuses = state.rows[:, STATUS]
     for is_wrong, what in (
         (overlapped & (statuses == VACANT), "overlapped, and vacant"),
-        (overlapped & (known < accepted), "accepted beyond what it knows"),
-        (overlapped & (known > tokens), "knows more tokens than it has"),
+        (overlapped & (known < accepted), "accepted beyond its known tokens"),
+        (overlapped & (known > tokens), "has more known tokens than tokens"),
         (overlapped & (known < tokens) & np.isin(statuses, (SWAPPED, LOST_ON_HOST)), "unknown tokens on the host"),
     ):
         rows = np.flatnonzero(is_wrong)
         assert len(rows) == 0, f"row {rows[0]}: {what}"
-    assert state.is_overlapped or not overlapped.any(), "rows are overlapped, and no operation looks at that"
+    assert state.is_overlapped or not overlapped.any(), "rows are overlapped, but is_overlapped is false"
 
 
 def _check_pending(state: SpaceState, group: Group) -> None:
@@ -198,7 +198,7 @@ def _check_pending(state: SpaceState, group: Group) -> None:
     for row in running:
         blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
-        assert len(orphaned) == 0, f"group {group.index}, row {row}: nobody computes the pending block {orphaned[0]}"
+        assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
 
 
 def _check_inexact(state: SpaceState, group: Group) -> None:

@@ -30,7 +30,7 @@ __all__ = ["as_num_outputs", "as_num_reached", "as_step_id", "require_known", "r
 def as_step_id(step_id: int) -> StepId:
     """Check a step's number. Raises StepError."""
     if isinstance(step_id, StepPlan):
-        raise StepError("a plan was given where its number is wanted: give plan.step_id")
+        raise StepError("got a plan instead of its number: give plan.step_id")
     return StepId(as_count(step_id, "step_id", most=2**63 - 1, error=StepError))
 
 

@@ -27,15 +27,15 @@ def as_time(state: SpaceState, now: object) -> float:
 
 def as_seconds(value: object, what: str) -> float:
     """Check a time. Raises ConfigurationError if it is none."""
-    told = f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}"
+    message = f"{what} must be a number of seconds from 0 to {LATEST_S:.0f}, got {value!r}"
     if isinstance(value, NO_NUMBERS) or not isinstance(value, Real):
-        raise ConfigurationError(told)
+        raise ConfigurationError(message)
     try:
         seconds = float(value)
     except OverflowError:
         seconds = math.inf
     if not 0 <= seconds <= LATEST_S:
-        raise ConfigurationError(told)
+        raise ConfigurationError(message)
     return seconds
 
 

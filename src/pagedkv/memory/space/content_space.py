@@ -296,9 +296,9 @@ class ContentSpace(SpaceView):
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         most = as_count(num_tokens, "num_tokens")
         brought = as_epochs(self._state, epochs)
-        payer = as_tenant(self._state, tenant)
+        charged = as_tenant(self._state, tenant)
         self._state.version += 1
-        return loading.load(self._state, self._ledger, prompt, most, brought, payer)
+        return loading.load(self._state, self._ledger, prompt, most, brought, charged)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
         """End a load; loads may end in any order. What it brought can be hit, and is cached.

@@ -47,7 +47,7 @@ from pagedkv.memory.tables.rows import (
 
 __all__ = ["EpochFeature", "as_epochs", "as_next_epoch", "begin_epoch", "epochs_of_block", "epochs_of_row"]
 
-NOT_TOLD: Final = -1
+NOT_RECORDED: Final = -1
 
 
 # A new epoch
@@ -245,38 +245,38 @@ def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:
     groups. O(groups x positions).
     """
     planned = int(state.rows[row, NUM_PLANNED])
-    told = np.full((planned, 2), (UNDATED, NOT_TOLD), np.int32)
+    position_epochs = np.full((planned, 2), (UNDATED, NOT_RECORDED), np.int32)
     is_on_host = state.rows[row, STATUS] in {SWAPPED, LOST_ON_HOST}
     for group in state.cached_groups:
         pool = group.pool if group.host_pool is None or not is_on_host else group.host_pool
         blocks = group.arrays.table[row, : blocks_for(planned, group.block_size)]
-        _widen(told, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
-    _fill_gaps(told, int(state.oldest_epochs[row]))
-    return tuple(_spans(told))
+        _widen(position_epochs, pool.arrays.epochs[blocks], blocks != NULL_BLOCK, group)
+    _fill_gaps(position_epochs, int(state.oldest_epochs[row]))
+    return tuple(_spans(position_epochs))
 
 
-def _widen(told: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:
+def _widen(position_epochs: Int32Array, ranges: Int32Array, is_held: npt.NDArray[np.bool_], group: Group) -> None:
     """Widen the ranges by what one group holds: keys and values of whole blocks, or the state at a block's end."""
     first = np.arange(len(ranges)) * group.block_size
-    stop = np.minimum(first + group.block_size, len(told))
+    stop = np.minimum(first + group.block_size, len(position_epochs))
     for index in np.flatnonzero(is_held).tolist():
-        part = told[(stop[index] - 1 if keeps_state(group.spec) else first[index]) : stop[index]]
+        part = position_epochs[(stop[index] - 1 if keeps_state(group.spec) else first[index]) : stop[index]]
         oldest, newest = ranges[index].tolist()
         part[:, OLDEST] = np.minimum(part[:, OLDEST], oldest)
         part[:, NEWEST] = np.maximum(part[:, NEWEST], newest)
 
 
-def _fill_gaps(told: Int32Array, row_oldest: int) -> None:
+def _fill_gaps(position_epochs: Int32Array, row_oldest: int) -> None:
     """Date positions that have left all windows: they were computed before the positions behind them."""
-    for position in range(len(told) - 2, -1, -1):
-        if told[position, NEWEST] == NOT_TOLD:
-            told[position] = row_oldest, told[position + 1, NEWEST]
+    for position in range(len(position_epochs) - 2, -1, -1):
+        if position_epochs[position, NEWEST] == NOT_RECORDED:
+            position_epochs[position] = row_oldest, position_epochs[position + 1, NEWEST]
 
 
-def _spans(told: Int32Array) -> Iterator[EpochSpan]:
+def _spans(position_epochs: Int32Array) -> Iterator[EpochSpan]:
     """Yield runs of positions with equal ranges."""
-    is_dated = (told[:, NEWEST] != NOT_TOLD) & (told[:, NEWEST] != UNDATED)
-    told = told[: int(is_dated.argmin()) if not is_dated.all() else len(told)]
-    changes = 1 + np.flatnonzero((told[1:] != told[:-1]).any(axis=1))
-    for start, stop in pairwise([*([0] if len(told) else []), *changes.tolist(), len(told)]):
-        yield EpochSpan(start, stop, *told[start].tolist())
+    is_dated = (position_epochs[:, NEWEST] != NOT_RECORDED) & (position_epochs[:, NEWEST] != UNDATED)
+    position_epochs = position_epochs[: int(is_dated.argmin()) if not is_dated.all() else len(position_epochs)]
+    changes = 1 + np.flatnonzero((position_epochs[1:] != position_epochs[:-1]).any(axis=1))
+    for start, stop in pairwise([*([0] if len(position_epochs) else []), *changes.tolist(), len(position_epochs)]):
+        yield EpochSpan(start, stop, *position_epochs[start].tolist())

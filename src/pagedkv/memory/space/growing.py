@@ -15,7 +15,7 @@ from pagedkv.memory.contract.arguments import as_count, as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TokenError
 from pagedkv.memory.pool.blocks import NUM_FREE
-from pagedkv.memory.pool.tenant_charges import NOBODY
+from pagedkv.memory.pool.tenant_charges import NO_TENANT
 from pagedkv.memory.space.batches import require_known, require_status
 from pagedkv.memory.space.draft_states import count_draft_blocks, require_drafts, take_states
 from pagedkv.memory.space.pending import leave_shared_blocks
@@ -170,7 +170,7 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
     """
     if not state.tenant_names:
         needed, keeping = _needed_blocks_of_one(state, growth)
-        return {NOBODY: needed}, {NOBODY: keeping}
+        return {NO_TENANT: needed}, {NO_TENANT: keeping}
     counted = {
         tenant: _needed_blocks_of_one(state, growth.at(places))
         for tenant, places in batches_by_tenant(state, growth.batch)

@@ -192,16 +192,16 @@ class PrefixHit:
 
     def _require_beginning(self, tokens: Int32Array) -> None:
         """Raise TokenError unless the tokens are a beginning of the prompt that was matched."""
-        asked = self._prompt.tokens
-        if tokens is asked:
+        matched = self._prompt.tokens
+        if tokens is matched:
             return
-        if len(tokens) > len(asked):
-            raise TokenError(f"match is the answer for a prompt of {len(asked)} tokens, not for one of {len(tokens)}")
-        differs = asked[: len(tokens)] != tokens
+        if len(tokens) > len(matched):
+            raise TokenError(f"match is the answer for a prompt of {len(matched)} tokens, not for one of {len(tokens)}")
+        differs = matched[: len(tokens)] != tokens
         if differs.any():
             place = int(differs.argmax())
             raise TokenError(
-                f"match is the answer for another prompt: token {place} was {asked[place]}, it is {tokens[place]} now"
+                f"match is the answer for another prompt: token {place} was {matched[place]}, it is {tokens[place]} now"
             )
 
     def _require_same_content(self, tokens: Int32Array) -> None:

@@ -69,7 +69,7 @@ def release(state: SpaceState, ticket: Ticket) -> None:
     if not isinstance(ticket, Ticket):
         raise BlockError(f"release takes the ticket that hold returned, got {ticket!r}")
     if ticket not in state.held:
-        raise BlockError(f"{ticket!r} holds nothing here: it was released before, or another space gave it out")
+        raise BlockError(f"{ticket!r} holds no blocks of this space: it was released before, or is another space's")
     state.is_changing = True
     give_back(state, ticket)
     state.is_changing = False
@@ -145,7 +145,7 @@ def _require_content(pool: BlockPool, held: Int32Array) -> None:
     is_empty = (records[held, QUEUE] == FREE) & (records[held, NAME] == 0)
     if is_empty.any():
         block = int(held[is_empty.argmax()])
-        raise BlockError(f"block {block} of pool {pool.name!r} is free and has no content: nobody holds it")
+        raise BlockError(f"block {block} of pool {pool.name!r} is free and has no content, so it cannot be held")
     is_planned = (records[held, QUEUE] != NEW) & (records[held, PENDING_STEP] != counts[OPEN_STEP])
     if not is_planned.all():
         block = int(held[is_planned.argmin()])

@@ -27,9 +27,9 @@ def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: G
     step = ledger.in_flight[-1] if ledger.in_flight else None
     if step is None or step.plan.step_id != plan.step_id:
         last = "none is in flight" if step is None else f"the last in flight is {step.plan.step_id}"
-        raise StepError(f"slots of step {plan.step_id} cannot be told: {last}; ask right after plan_step")
+        raise StepError(f"slots of step {plan.step_id} cannot be computed: {last}; call this right after plan_step")
     if step.plan is not plan and step.plan != plan:
-        raise StepError(f"slots of step {plan.step_id} cannot be told: the plan is another space's")
+        raise StepError(f"slots of step {plan.step_id} cannot be computed: the plan is another space's")
     compute = step.plan.compute_in(group.index)
     slots = np.empty(compute.num_tokens, np.int64)
     place = write_slots(
@@ -45,7 +45,7 @@ def slot_mapping(state: SpaceState, ledger: StepLedger, plan: StepPlan, group: G
     if place >= 0:
         raise SequenceError(
             f"row {compute.rows[place]} does not hold positions {compute.starts[place]} to {compute.ends[place]} of "
-            f"step {plan.step_id} any more as planned: ask right after plan_step, before rows change"
+            f"step {plan.step_id} any more as planned: call this right after plan_step, before rows change"
         )
     return slots
 

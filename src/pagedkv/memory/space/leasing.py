@@ -52,12 +52,12 @@ def as_intent(state: SpaceState, superseded_by: object, keep_until_s: object, pr
     Raises:
         ConfigurationError: more than one of them is given, or an impossible one.
     """
-    wish = as_count(priority, "priority", least=-1, most=1)
-    if (superseded_by is not None) + (keep_until_s is not None) + (wish != 0) > 1:
+    retention = as_count(priority, "priority", least=-1, most=1)
+    if (superseded_by is not None) + (keep_until_s is not None) + (retention != 0) > 1:
         raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")
     if keep_until_s is not None:
         return as_end(state, keep_until_s)
-    if wish == 1:
+    if retention == 1:
         _require_leases(state)
         return HIGH
     return None

@@ -5,7 +5,7 @@ finished, in whole or in part, or fail, in any order and independent of the step
 
     load ------------------------------> finish_load(load)           published: the next prompt hits it
       |   blocks reserved, to be filled      |                       not loaded: freed without content
-      |   a match says where a load begins   finish_load(load, 0)    it failed
+      |   a match shows where a load begins  finish_load(load, 0)    it failed
 
 Before that nothing of a load is hit, since its blocks are not in the prefix index. If one step both brings content and
 computes on top of it, one call suffices: ``allocate(prompt, num_external_tokens=n)``.
@@ -162,7 +162,7 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
     if not isinstance(answer, Load):
         raise BlockError(f"finish_load takes what load returned, got {answer!r}")
     if answer not in state.loads:
-        raise BlockError(f"{answer!r} is not under way here: it was finished before, or another space gave it out")
+        raise BlockError(f"{answer!r} is not under way in this space: it was finished before, or is another space's")
     loaded = answer.num_tokens if num_tokens is None else num_tokens
     if loaded > answer.num_tokens:
         raise TokenError(f"{loaded} tokens were loaded, but {answer!r} was to bring {answer.num_tokens}")

@@ -2,7 +2,7 @@
 
 from pagedkv.memory.contract.miss_causes import Miss
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.miss_analysis import tell_misses
+from pagedkv.memory.space.miss_analysis import explain_misses
 from pagedkv.memory.space.space_view import SpaceView
 from pagedkv.memory.space.state import SpaceState
 
@@ -30,4 +30,4 @@ class ObservedSpace(SpaceView):
         Args:
             hit: what the prompt hits now.
         """
-        return tell_misses(self._state, hit)
+        return explain_misses(self._state, hit)

@@ -15,7 +15,7 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import CHARGED, FREE, QUEUE
-from pagedkv.memory.pool.tenant_charges import NOBODY, NUM_TAKEN
+from pagedkv.memory.pool.tenant_charges import NO_TENANT, NUM_TAKEN
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.tenants import share_of
 
@@ -64,7 +64,7 @@ def find_shortage(state: SpaceState, needs: Needs) -> Shortage | None:
     """Return the shortage of the first pool with too few free blocks, or too few for a tenant, if any."""
     for name, pool in state.pools.items():
         if not state.tenant_names:
-            count = needs[NOBODY][name]
+            count = needs[NO_TENANT][name]
             if count > pool.num_free:
                 return Shortage(name, count, pool.num_free)
             continue
@@ -112,7 +112,7 @@ def _has_room(state: SpaceState, needs: Needs, name: str, num_in_use: int, num_t
     """Return whether a pool would have enough blocks beside ``num_in_use`` ones, ``num_taken`` of each tenant."""
     num_free = state.pools[name].num_usable - num_in_use
     if not state.tenant_names:
-        return needs[NOBODY][name] <= num_free
+        return needs[NO_TENANT][name] <= num_free
     return _first_too_needy(_Room(state.limits[name], num_taken, num_free), needs, name) is None
 
 
@@ -120,7 +120,7 @@ def fits_now(state: SpaceState, needs: Needs) -> bool:
     """Return whether the pools have enough blocks beside the watermark."""
     for name, pool in state.pools.items():
         if not state.tenant_names:
-            if needs[NOBODY][name] > spare_room(state, pool, NOBODY):
+            if needs[NO_TENANT][name] > spare_room(state, pool, NO_TENANT):
                 return False
             continue
         if _first_too_needy(_room_now(state, pool, kept_free(state, pool)), needs, name) is not None:

@@ -9,14 +9,14 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import EXTRA, FREE, LIFE, NULL_BLOCK, NUM_EVENTS, QUEUE
-from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.event_log import set_parent_digest
 from pagedkv.memory.pool.keep_reasons import add_reasons_of
 from pagedkv.memory.space.checkpoints import TailNote, keys_of_tail
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tails import Tail
-from pagedkv.memory.tables.checkpoints import give_names_up, name_tail, resume, surrender
+from pagedkv.memory.tables.checkpoints import drop_tail_names, name_tail, resume, surrender
 from pagedkv.memory.tables.retaining import AT_END, AT_JUNCTION, PROMPT_END
 from pagedkv.memory.tables.rows import AT, FROZEN, NUM_ACCEPTED, NUM_DIGESTED, SHEDS
 
@@ -65,7 +65,7 @@ def _keep_state(state: SpaceState, group: Group, row: int, index: int, length: i
     if block == NULL_BLOCK:
         return
     if pool.arrays.counts[NUM_EVENTS] > num_events and index > 0:
-        tell_parent(pool.arrays, parent)
+        set_parent_digest(pool.arrays, parent)
     _keep(group, block, AT_END)
     life = int(pool.arrays.records[block, LIFE])
     state.checkpoints.note(pool.name, block, TailNote(group.index, parent.tobytes(), length, life))
@@ -126,4 +126,4 @@ def resume_states(state: SpaceState, ledger: StepLedger, row: int, tails: tuple[
 def give_way(state: SpaceState, batch: Int32Array) -> None:
     """Let growing rows overwrite their kept states in place if there is no block for a copy."""
     for group in state.state_groups:
-        give_names_up(*group.view, batch)
+        drop_tail_names(*group.view, batch)

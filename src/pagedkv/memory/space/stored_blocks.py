@@ -81,14 +81,14 @@ def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
     blocks = pool.prefix_index.named_blocks().astype(np.int32)
     parents = records[blocks, PARENT]
     has_parent = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[blocks, PARENT_LIFE])
-    told = np.zeros((len(blocks), DIGEST_NBYTES), np.uint8)
-    told[has_parent] = _as_bytes(digests[parents[has_parent]])
+    parent_digests = np.zeros((len(blocks), DIGEST_NBYTES), np.uint8)
+    parent_digests[has_parent] = _as_bytes(digests[parents[has_parent]])
     groups = records[blocks, NAME] - 1
     keeps_whole_prefix = np.array([group.keeps_whole_prefix for group in state.groups], np.bool_)
     is_first = (parents == NULL_BLOCK) & keeps_whole_prefix[groups]
     for index in np.flatnonzero((parents == NULL_BLOCK) & ~is_first).tolist():
         is_first[index] = _is_first(state, pool, int(blocks[index]))
-    return StoredBlocks(pool.name, groups, blocks, _as_bytes(digests[blocks]), told, has_parent | is_first)
+    return StoredBlocks(pool.name, groups, blocks, _as_bytes(digests[blocks]), parent_digests, has_parent | is_first)
 
 
 def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | StoredBlocks) -> BlockContents:

@@ -19,7 +19,7 @@ from pagedkv.memory.contract.plan import BlockMoves
 from pagedkv.memory.contract.spec import AllocStatus, keeps_state
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import FREE, QUEUE
-from pagedkv.memory.pool.tenant_charges import NOBODY
+from pagedkv.memory.pool.tenant_charges import NO_TENANT
 from pagedkv.memory.space.draft_states import give_states_back, has_open_states
 from pagedkv.memory.space.pending import hand_over, stop_relying
 from pagedkv.memory.space.publishing import publish
@@ -244,7 +244,7 @@ class _Arrival:
 def _by_tenant(state: SpaceState, batch: Int32Array) -> list[tuple[int, Int32Array]]:
     """Return each tenant with rows in a batch, and the places of these rows."""
     if not state.tenant_names:
-        return [(NOBODY, np.arange(len(batch), dtype=np.int32))]
+        return [(NO_TENANT, np.arange(len(batch), dtype=np.int32))]
     return list(batches_by_tenant(state, batch))
 
 
@@ -252,14 +252,14 @@ def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
     """Find out what swapping rows in takes; the tenant of the first row that holds a shared block is charged for it."""
     found = _survey(state, batch, _host_pool, _device_pool)
     if not state.tenant_names:
-        return _Arrival(found, {NOBODY: found.num_taken}, {NOBODY: found.num_distinct}, {})
+        return _Arrival(found, {NO_TENANT: found.num_taken}, {NO_TENANT: found.num_distinct}, {})
     tenants = [tenant for tenant, _ in batches_by_tenant(state, batch)]
     arrival = _Arrival(found, {it: {} for it in tenants}, {it: {} for it in tenants}, {it: {} for it in tenants})
     for name, pool in state.pools.items():
-        moved_to, payers = found.moved_to[name], _payers(state, batch, name)
+        moved_to, charged = found.moved_to[name], _tenants_to_charge(state, batch, name)
         was_counted = np.zeros(pool.num_blocks, np.bool_)
         for tenant in tenants:
-            places = moved_to[(payers == tenant) & (moved_to != 0)]
+            places = moved_to[(charged == tenant) & (moved_to != 0)]
             twins = np.unique(-places[places != NEW_PLACE])
             own = twins[(pool.arrays.records[twins, QUEUE] == FREE) & ~was_counted[twins]].astype(np.int32)
             was_counted[own] = True
@@ -269,14 +269,14 @@ def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
     return arrival
 
 
-def _payers(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
+def _tenants_to_charge(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
     """Return the tenant of the first row of a batch that holds each block of a host pool: int32 ``[blocks]``."""
-    payers = np.zeros(state.host_pools[pool].num_blocks, np.int32)
+    tenants = np.zeros(state.host_pools[pool].num_blocks, np.int32)
     for group in state.groups:
         for row in batch[::-1].tolist() if group.pool.name == pool else ():
             num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
-            payers[group.arrays.table[row, :num_blocks]] = tenant_of(state, row)
-    return payers
+            tenants[group.arrays.table[row, :num_blocks]] = tenant_of(state, row)
+    return tenants
 
 
 def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.pool import tenant_victims
-from pagedkv.memory.pool.tenant_charges import NOBODY, NUM_TAKEN, add_account, hand_charges_over, set_limits
+from pagedkv.memory.pool.tenant_charges import NO_TENANT, NUM_TAKEN, add_account, move_charges, set_limits
 from pagedkv.memory.space.state import VACANT_NUMBER, SpaceState
 from pagedkv.memory.space.tenants import as_tenant
 from pagedkv.memory.tables.rows import STATUS, TENANT, VACANT
@@ -53,7 +53,7 @@ def config_without(state: SpaceState, name: object) -> SpaceConfig:
     """
     tenants = _require_tenants(state)
     number = as_tenant(state, name)
-    if number == NOBODY:
+    if number == NO_TENANT:
         raise ConfigurationError("the unnamed tenant cannot be removed: name a tenant")
     num_rows = int(((state.rows[:, TENANT] == number) & (state.rows[:, STATUS] != VACANT)).sum())
     if num_rows:
@@ -94,7 +94,7 @@ def _keep_within(state: SpaceState, pool_name: str, number: int, cap: int) -> No
     """Evict cached blocks of a tenant until all of its blocks are within a cap."""
     pool = state.pools[pool_name]
     set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, 0)
-    pool.let_pay(number)
+    pool.charge_to(number)
     tenant_victims.keep_cap(pool.arrays, number, 0)
 
 
@@ -106,7 +106,7 @@ def remove_tenant(state: SpaceState, name: str, config: SpaceConfig) -> None:
     names[number] = VACANT_NUMBER
     state.take_tenants(tuple(names), config)
     for pool_name, pool in state.pools.items():
-        hand_charges_over(pool.arrays, number, NOBODY)
+        move_charges(pool.arrays, number, NO_TENANT)
         set_limits(pool.arrays.tenants, pool.num_blocks, number, *state.limits[pool_name][number])
-        pool.let_pay(NOBODY)
+        pool.charge_to(NO_TENANT)
     state.is_changing = False

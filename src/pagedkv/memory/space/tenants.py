@@ -15,7 +15,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.pool import tenant_charges, tenant_victims
 from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NOBODY, NUM_RESTING, NUM_TAKEN
+from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NO_TENANT, NUM_RESTING, NUM_TAKEN
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.state import VACANT_NUMBER, SpaceState
 from pagedkv.memory.tables.row_record import set_tenant
@@ -35,7 +35,7 @@ __all__ = [
 def as_tenant(state: SpaceState, tenant: object) -> int:
     """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
     if tenant is None:
-        return NOBODY
+        return NO_TENANT
     if not isinstance(tenant, str) or tenant == VACANT_NUMBER or tenant not in state.tenant_names:
         names = [name for name in state.tenant_names[1:] if name != VACANT_NUMBER]
         known = f"they are {names}" if state.tenant_names else "set tenants in the configuration"
@@ -45,7 +45,7 @@ def as_tenant(state: SpaceState, tenant: object) -> int:
 
 def tenant_of(state: SpaceState, row: int) -> int:
     """Return the tenant of a row."""
-    return int(state.rows[row, TENANT]) if state.tenant_names else NOBODY
+    return int(state.rows[row, TENANT]) if state.tenant_names else NO_TENANT
 
 
 def batches_by_tenant(state: SpaceState, batch: Int32Array) -> Iterator[tuple[int, Int32Array]]:
@@ -73,7 +73,7 @@ class TenantFeature(SpaceFeature):
     def taking(self, tenant: int) -> None:
         """Charge blocks that are taken from the device pools from now on to this tenant."""
         for pool in self._state.pools.values():
-            pool.let_pay(tenant)
+            pool.charge_to(tenant)
 
     def reviving(self, pool: BlockPool, blocks: Int32Array) -> None:
         """Charge the unreferenced ones of blocks that are about to be taken to the paying tenant."""

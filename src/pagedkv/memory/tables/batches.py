@@ -3,18 +3,18 @@
 from pagedkv.memory.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import PoolArrays
-from pagedkv.memory.pool.moments import counts_takes, note_payer
+from pagedkv.memory.pool.moments import counts_takes, note_current_tenant
 from pagedkv.memory.tables.row_record import mark_row
 from pagedkv.memory.tables.rows import MARK, OCCUPIED, STATUS, TENANT, VACANT
 
-__all__ = ["first_unfit_row", "let_row_pay"]
+__all__ = ["charge_to_tenant_of_row", "first_unfit_row"]
 
 
 @inlined
-def let_row_pay(pool: PoolArrays, rows: Int32Array, row: int) -> None:
+def charge_to_tenant_of_row(pool: PoolArrays, rows: Int32Array, row: int) -> None:
     """Charge all later allocations to a row's tenant, where there are tenants."""
     if counts_takes(pool):
-        note_payer(pool, rows[row, TENANT])
+        note_current_tenant(pool, rows[row, TENANT])
 
 
 @compiled

@@ -30,7 +30,7 @@ from pagedkv.memory.pool.prefix_index import find, name_block
 from pagedkv.memory.tables.matching import holds_tokens
 from pagedkv.memory.tables.rows import AT, BLOCK_SIZE, LAST_STEP, NAME_IN_POOL, NUM_TOKENS, TAIL, TAIL_LIFE, GroupArrays
 
-__all__ = ["find_tail", "give_names_up", "name_tail", "resume", "surrender"]
+__all__ = ["drop_tail_names", "find_tail", "name_tail", "resume", "surrender"]
 
 
 @compiled
@@ -85,7 +85,7 @@ def name_tail(
 
 
 @compiled
-def give_names_up(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
+def drop_tail_names(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: Int32Array) -> None:
     """Remove the names of rows' partly filled blocks, so that the rows continue in place."""
     block_size = group.parameters[BLOCK_SIZE]
     for row in batch:

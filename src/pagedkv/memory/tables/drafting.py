@@ -30,7 +30,7 @@ from pagedkv.memory.pool.blocks import NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT
 from pagedkv.memory.pool.contents import copy_content
 from pagedkv.memory.pool.life_cycle import acquire, release
 from pagedkv.memory.pool.moments import note_copy
-from pagedkv.memory.tables.batches import let_row_pay
+from pagedkv.memory.tables.batches import charge_to_tenant_of_row
 from pagedkv.memory.tables.row_record import add_blocks, clear_changes, note_change, put_entry
 from pagedkv.memory.tables.rows import (
     AT,
@@ -129,7 +129,7 @@ def take_slots(
         if growth[place] == 0:
             continue
         row = batch[place]
-        let_row_pay(pool, rows, row)
+        charge_to_tenant_of_row(pool, rows, row)
         end = rows[row, NUM_TOKENS] + growth[place]
         first = rows[row, NUM_ACCEPTED] if is_unknown else end - num_draft
         for position in range(first, end):

@@ -20,7 +20,7 @@ from pagedkv.memory.pool.blocks import NAME, OPEN_STEP, REF_COUNT, PoolArrays
 from pagedkv.memory.pool.contents import copy_content, set_token, write_down
 from pagedkv.memory.pool.life_cycle import acquire, acquire_all, acquire_often, release
 from pagedkv.memory.pool.moments import note_copy
-from pagedkv.memory.tables.batches import let_row_pay
+from pagedkv.memory.tables.batches import charge_to_tenant_of_row
 from pagedkv.memory.tables.row_record import mark_row, note_change, put_entry, set_num_blocks, set_tokens, touch
 from pagedkv.memory.tables.rows import (
     AT,
@@ -218,7 +218,7 @@ def extend_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     at = group.parameters[AT]
     held = rows[row, at + NUM_BLOCKS]
     wanted = blocks_for(num_slots, group.parameters[BLOCK_SIZE])
-    let_row_pay(pool, rows, row)
+    charge_to_tenant_of_row(pool, rows, row)
     if wanted == held + 1:
         put_entry(group.table, row, held, acquire_often(pool))
     else:
@@ -244,7 +244,7 @@ def copy_on_write(
     """Replace a row's shared, partly filled block by a copy, and return the copy."""
     index = int(entry)
     shared = group.table[row, index]
-    let_row_pay(pool, rows, row)
+    charge_to_tenant_of_row(pool, rows, row)
     own = copy_block(pool, shared)
     release(pool, shared, rows[row, LAST_STEP])
     put_entry(group.table, row, index, own)

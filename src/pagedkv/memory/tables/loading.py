@@ -6,7 +6,7 @@ from pagedkv.memory.pool.block_record import note_content
 from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolArrays
 from pagedkv.memory.pool.causes import CALLED_OFF
 from pagedkv.memory.pool.contents import set_digest, write_down
-from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.event_log import set_parent_digest
 from pagedkv.memory.pool.keep_reasons import add_reasons, forget_reasons
 from pagedkv.memory.pool.life_cycle import acquire, drop_name
 from pagedkv.memory.tables.publishing import publish_block
@@ -84,7 +84,7 @@ def publish_loaded(
         num_events = pool.counts[NUM_EVENTS]
         carrier = publish_block(pool, group, block, parent, pool.records[parent, LIFE])
         if pool.counts[NUM_EVENTS] > num_events and first + place > 0:
-            tell_parent(pool, digests[first + place - 1])
+            set_parent_digest(pool, digests[first + place - 1])
         if not pool.records[carrier, NAME]:
             return
         if group.parameters[SHEDS] and carrier == block:

@@ -20,7 +20,7 @@ from pagedkv.memory.pool.blocks import (
     PARENT_LIFE,
     PoolArrays,
 )
-from pagedkv.memory.pool.event_log import tell_parent
+from pagedkv.memory.pool.event_log import set_parent_digest
 from pagedkv.memory.pool.keep_reasons import note_ahead
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.pool.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
@@ -176,9 +176,9 @@ def publish_new_blocks(
             if pool.counts[NUM_EVENTS] > num_events and index > 0:
                 previous = group.table[row, index - 1]
                 if previous != NULL_BLOCK:
-                    tell_parent(pool, pool.digests[previous])
+                    set_parent_digest(pool, pool.digests[previous])
                 elif index == digested[row]:
-                    tell_parent(pool, chains[row])
+                    set_parent_digest(pool, chains[row])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
                 note_ahead(pool.records, group.table[row, index - LOOKAHEAD], carrier)
             set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])

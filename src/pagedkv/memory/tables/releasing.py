@@ -8,7 +8,7 @@ from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.memory.pool.moments import note_request
-from pagedkv.memory.tables.retaining import give_up
+from pagedkv.memory.tables.retaining import release_or_shed
 from pagedkv.memory.tables.row_record import put_entry, set_num_blocks
 from pagedkv.memory.tables.rows import (
     AT,
@@ -66,6 +66,6 @@ def release_rows(
             block = group.table[row, index]
             if block == NULL_BLOCK:
                 continue
-            give_up(pool, group, block, rows[row, LAST_STEP])
+            release_or_shed(pool, group, block, rows[row, LAST_STEP])
             put_entry(group.table, row, index, NULL_BLOCK)
         set_num_blocks(rows, row, at, 0)

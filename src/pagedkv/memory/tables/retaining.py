@@ -69,12 +69,12 @@ __all__ = [
     "PROMPT_END",
     "PROMPT_LENGTH",
     "carrier_of",
-    "give_up",
     "keep",
     "keep_ends",
     "move_boundary",
     "move_end_on",
     "note_junction",
+    "release_or_shed",
     "shed_unkept",
 ]
 
@@ -140,7 +140,7 @@ def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
 
 
 @inlined
-def give_up(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
     """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
     record = pool.records[block]
     if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
@@ -169,11 +169,11 @@ def move_boundary(
     before = ends[row, LAST_BOUNDARY]
     ends[row, LAST_BOUNDARY] = boundary
     if boundary > before and before != ends[row, PROMPT_END]:
-        give_end_up(pool, group, rows, row, before, boundary, 0, chain_pool, chains)
+        drop_end_reasons(pool, group, rows, row, before, boundary, 0, chain_pool, chains)
 
 
 @compiled
-def give_end_up(
+def drop_end_reasons(
     pool: PoolArrays,
     group: GroupArrays,
     rows: Int32Array,
@@ -220,7 +220,7 @@ def keep_ends(
             boundary = ends[row, LAST_BOUNDARY]
             is_prompt = boundary == ends[row, PROMPT_LENGTH] and group.parameters[KIND] != RECURRENT
             why = AT_RESEND if is_prompt else 0
-            give_end_up(pool, group, rows, row, ends[row, PROMPT_END], boundary, why, chain_pool, chains)
+            drop_end_reasons(pool, group, rows, row, ends[row, PROMPT_END], boundary, why, chain_pool, chains)
 
 
 @inlined

@@ -3,7 +3,7 @@
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.memory.tables.retaining import give_up, keep, move_boundary
+from pagedkv.memory.tables.retaining import keep, move_boundary, release_or_shed
 from pagedkv.memory.tables.row_record import put_entry, set_first_block
 from pagedkv.memory.tables.rows import (
     AT,
@@ -61,6 +61,6 @@ def slide(
                 continue
             if group.parameters[SHEDS]:
                 keep(pool, group, rows, ends, row, index)
-            give_up(pool, group, block, rows[row, LAST_STEP])
+            release_or_shed(pool, group, block, rows[row, LAST_STEP])
             put_entry(group.table, row, index, NULL_BLOCK)
         set_first_block(rows, row, at, stop)

@@ -29,7 +29,7 @@ from pagedkv.memory.pool.contents import copy_content, copy_digest
 from pagedkv.memory.pool.life_cycle import acquire, release, reuse
 from pagedkv.memory.pool.moments import are_alike, note_copy
 from pagedkv.memory.pool.prefix_index import find, is_child_of
-from pagedkv.memory.tables.batches import let_row_pay
+from pagedkv.memory.tables.batches import charge_to_tenant_of_row
 from pagedkv.memory.tables.publishing import publish_block
 from pagedkv.memory.tables.row_record import clear_changes, note_change, publish_to, put_entry, set_num_blocks, set_tail
 from pagedkv.memory.tables.rows import (
@@ -168,7 +168,7 @@ def move_rows(
     at = group.parameters[AT]
     for row in batch:
         num_blocks = blocks_for(rows[row, NUM_TOKENS], group.parameters[BLOCK_SIZE])
-        let_row_pay(destination, rows, row)
+        charge_to_tenant_of_row(destination, rows, row)
         for index in range(num_blocks):
             block = group.table[row, index]
             if block == NULL_BLOCK:

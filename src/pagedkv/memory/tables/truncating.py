@@ -13,7 +13,7 @@ from pagedkv.memory.pool.blocks import DIGEST_WORDS, NAME, NULL_BLOCK, OPEN_STEP
 from pagedkv.memory.pool.digests import ROOT_WORDS
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.tables.publishing import rewind_tail
-from pagedkv.memory.tables.retaining import give_up
+from pagedkv.memory.tables.retaining import release_or_shed
 from pagedkv.memory.tables.row_record import (
     cut_changes,
     digest_to,
@@ -167,7 +167,7 @@ def give_back(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, 
     for index in range(record[at + NUM_BLOCKS] - 1, kept - 1, -1):
         if table[index] == NULL_BLOCK:
             continue
-        give_up(pool, group, table[index], record[LAST_STEP])
+        release_or_shed(pool, group, table[index], record[LAST_STEP])
         put_entry(group.table, row, index, NULL_BLOCK)
     set_num_blocks(rows, row, at, kept)
     set_first_block(rows, row, at, min(record[at + FIRST_BLOCK], kept))

@@ -28,7 +28,7 @@ def recorded(rehearsals: Sequence[Rehearsal]) -> list[Request]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"pagedkv cannot tell which loops to compile: {done.stderr.decode()[-2000:]}")
+        raise RuntimeError(f"the process that lists the loops to compile has failed: {done.stderr.decode()[-2000:]}")
     return cast("list[Request]", pickle.loads(done.stdout))  # noqa: S301  # our own process wrote it
 
 

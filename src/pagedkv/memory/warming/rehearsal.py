@@ -166,9 +166,11 @@ class _Build:
         pools: int | dict[str, int],
         *,
         max_sequences: int = 8,
-        **told: Any,  # noqa: ANN401 - fields of the configuration
+        **fields: Any,  # noqa: ANN401 - fields of the configuration
     ) -> BlockSpace:
-        config = SpaceConfig(groups, pools, max_sequences=max_sequences, max_tokens=64, eviction=self.eviction, **told)
+        config = SpaceConfig(
+            groups, pools, max_sequences=max_sequences, max_tokens=64, eviction=self.eviction, **fields
+        )
         assert config.has_features == self.has_features or self.eviction != DEFAULT_EVICTION
         return BlockSpace(config)
 

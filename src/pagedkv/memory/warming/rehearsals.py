@@ -71,8 +71,8 @@ def of_spaces(eviction: str, *, has_features: bool = True) -> Rehearsal:
     ``has_features``: as in :attr:`SpaceConfig.has_features <pagedkv.SpaceConfig>`.
     """
     with_all = has_features or policy_named(eviction) is not DEFAULT
-    told = (policy_named(eviction).name, FEATURES if with_all else NO_FEATURES)
-    return Rehearsal("pagedkv.memory.warming.rehearsal", told)
+    arguments = (policy_named(eviction).name, FEATURES if with_all else NO_FEATURES)
+    return Rehearsal("pagedkv.memory.warming.rehearsal", arguments)
 
 
 def of_curves(eviction: str) -> Rehearsal:

@@ -49,7 +49,7 @@ def warm_up(
     *,
     target: str | None = None,
     num_processes: int | None = None,
-    told: Callable[[int, int], None] = lambda _done, _all: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> WarmUp:
     """Compile all loops of spaces with these eviction policies, of curves and of engines, unless they are on disk.
 
@@ -60,7 +60,7 @@ def warm_up(
         evictions: names of policies (:class:`~pagedkv.SpaceConfig`); all other settings share machine code.
         target: a class of processors, such as ``"x86-64-v3"``; None: this machine's processor, which is fastest.
         num_processes: processes that compile in parallel; by default one for each core.
-        told: called with the number of loops done and of all loops, after each.
+        on_progress: called after each loop with the number of compiled loops and of all loops.
 
     Raises:
         ConfigurationError: an unknown policy or target.
@@ -69,7 +69,7 @@ def warm_up(
     """
     chosen = None if target is None else target_named(target)
     rehearsals = list(dict.fromkeys(rehearsal for eviction in evictions for rehearsal in all_of(eviction)))
-    return compile_all(rehearsals, chosen, num_processes=num_processes, told=told)
+    return compile_all(rehearsals, chosen, num_processes=num_processes, on_progress=on_progress)
 
 
 def compile_all(
@@ -77,7 +77,7 @@ def compile_all(
     target: Target | None = None,
     *,
     num_processes: int | None = None,
-    told: Callable[[int, int], None] = lambda _done, _all: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> WarmUp:
     """Compile all loops that rehearsals reach; see :func:`warm_up` for the arguments and errors."""
     began = time.perf_counter()
@@ -88,11 +88,14 @@ def compile_all(
     )
     processes = min(num_processes or os.cpu_count() or 1, max(1, len(requests)))
     waiting = Runs(requests, processes)
-    told(0, len(requests))
+    on_progress(0, len(requests))
     with ThreadPoolExecutor(processes) as threads:
         workers = [
             threads.submit(
-                _drive, partial(waiting.take, i), environment, lambda: told(len(requests) - len(waiting), len(requests))
+                _drive,
+                partial(waiting.take, i),
+                environment,
+                lambda: on_progress(len(requests) - len(waiting), len(requests)),
             )
             for i in range(processes)
         ]

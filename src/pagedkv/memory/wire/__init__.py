@@ -2,16 +2,16 @@
 
 In the order in which data flows::
 
-    changes         what the engine's thread copies after a step: events, and what the stored blocks hold
+    changes         what the engine's thread copies after a step: events, and the contents of stored blocks
     parent_order    the order of a snapshot: each block after its parent
     encoding        changes as MessagePack, in the form of vLLM
     frames          frames of published messages, of requests and of answers
     sent_batches    the latest batches, to be sent again
-    decoding        MessagePack as values, in the forms of vLLM and SGLang
-    cache_events    values as the events of a block space
+    decoding        MessagePack to values, in the forms of vLLM and SGLang
+    cache_events    values to the events of a block space
     following       the batches of one publisher in order: gaps, lifetimes, snapshots
 
-No socket, no thread, no clock: :mod:`pagedkv.memory.sockets` has those. Messages need msgspec
+No socket, no thread, no clock: these are in :mod:`pagedkv.memory.sockets`. Messages need msgspec
 (``pip install 'pagedkv[record]'``).
 """
 
@@ -33,13 +33,13 @@ from pagedkv.memory.wire.following import (
     FollowedMessage,
     Following,
     FollowingRules,
+    OutgoingRequest,
     Snapshot,
-    Wanted,
     follow,
 )
 from pagedkv.memory.wire.frames import (
+    ENDPOINT_ADVICE,
     SNAPSHOT_REQUEST,
-    WHAT_TO_NAME,
     Message,
     Request,
     answer,
@@ -47,16 +47,16 @@ from pagedkv.memory.wire.frames import (
     broadcast,
     end_of_answer,
     published,
-    question,
+    request_frames,
     requested,
 )
 from pagedkv.memory.wire.sent_batches import SentBatches
 
 __all__ = [
     "DEVICE",
+    "ENDPOINT_ADVICE",
     "SNAPSHOT_REQUEST",
     "UNKNOWN_PARENT",
-    "WHAT_TO_NAME",
     "Alive",
     "Applied",
     "BatchEncoder",
@@ -73,10 +73,10 @@ __all__ = [
     "Following",
     "FollowingRules",
     "Message",
+    "OutgoingRequest",
     "Request",
     "SentBatches",
     "Snapshot",
-    "Wanted",
     "answer",
     "answered",
     "broadcast",
@@ -86,6 +86,6 @@ __all__ = [
     "follow",
     "listed_pools",
     "published",
-    "question",
+    "request_frames",
     "requested",
 ]

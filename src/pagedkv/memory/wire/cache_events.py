@@ -1,4 +1,4 @@
-"""Turns decoded batches of pagedkv's own events into events and lists of blocks, as a block space gives them."""
+"""CacheEventReader: turns decoded batches of pagedkv's events into the events and stored blocks of a block space."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, assert_never, final
@@ -40,7 +40,7 @@ class CacheEventReader:
     """Reads the events of one model.
 
     Args:
-        groups: its KV-cache groups.
+        groups: the model's KV-cache groups.
     """
 
     def __init__(self, groups: Sequence[GroupSpec]) -> None:
@@ -48,14 +48,16 @@ class CacheEventReader:
         self._pools = list(dict.fromkeys(self._pool_of_group))
 
     def events(self, batch: EventBatch, source: str) -> tuple[CacheEvents, ...]:
-        """Return the events of a batch, of the pools that have any. Media other than the device are left out.
+        """Return the events of a batch, for each pool that has any. Events of other media than the device are ignored.
 
         Args:
             batch: the batch.
             source: the endpoint and the message, for errors.
 
         Raises:
-            RecordingError: a group is not the model's, or a hash is no digest. O(blocks).
+            RecordingError: the model has no such group, or a hash is not a digest.
+
+        Cost: O(blocks).
         """
         columns = {pool: _Columns() for pool in self._pools}
         for event in batch.events:
@@ -88,13 +90,13 @@ class CacheEventReader:
         )
 
     def blocks(self, parts: Sequence[EventBatch], source: str) -> tuple[StoredBlocks, ...]:
-        """Return the blocks of a snapshot, of every pool. Arguments and errors are as in :meth:`events`. O(blocks)."""
+        """Return the blocks of a snapshot for every pool. Arguments and errors are as in :meth:`events`. O(blocks)."""
         columns = {pool: _Columns() for pool in self._pools}
-        knows: dict[str, list[bool]] = {pool: [] for pool in self._pools}
+        known_parents: dict[str, list[bool]] = {pool: [] for pool in self._pools}
         for part in parts:
             for event in self.stored(part):
                 self._add_stored(columns, event, source)
-                known = knows[self._pool_of_group[event.group]]
+                known = known_parents[self._pool_of_group[event.group]]
                 known += [event.parent_hash != UNKNOWN_PARENT, *[True] * (len(event.block_hashes) - 1)]
         return tuple(
             StoredBlocks(
@@ -103,7 +105,7 @@ class CacheEventReader:
                 np.zeros(len(each.groups), np.int32),
                 _as_array(each.digests),
                 _as_array(each.parents),
-                np.array(knows[pool], np.bool_),
+                np.array(known_parents[pool], np.bool_),
             )
             for pool, each in columns.items()
         )
@@ -122,7 +124,7 @@ class CacheEventReader:
 
     def _columns(self, columns: dict[str, _Columns], group: int, source: str) -> _Columns:
         if not 0 <= group < len(self._pool_of_group):
-            raise RecordingError(source, f"group {group}, and the model has {len(self._pool_of_group)}", REMEDY)
+            raise RecordingError(source, f"group {group}, but the model has {len(self._pool_of_group)} groups", REMEDY)
         return columns[self._pool_of_group[group]]
 
 
@@ -130,7 +132,7 @@ def _digests(hashes: Sequence[BlockHash], source: str) -> list[bytes]:
     digests = [each for each in hashes if isinstance(each, bytes) and len(each) == DIGEST_NBYTES]
     if len(digests) != len(hashes):
         odd = next(each for each in hashes if not isinstance(each, bytes) or len(each) != DIGEST_NBYTES)
-        raise RecordingError(source, f"{odd!r:.80} is no digest of {DIGEST_NBYTES} bytes", REMEDY)
+        raise RecordingError(source, f"{odd!r:.80} is not a digest of {DIGEST_NBYTES} bytes", REMEDY)
     return digests
 
 

@@ -1,7 +1,7 @@
-"""What changed in a cache since the last step, as the engine's thread hands it to a publisher.
+"""Changes of a cache since the last step, which the engine's thread passes to a publisher.
 
-The engine's thread copies arrays and does nothing else. Everything that costs time by the block is done by the
-publisher's thread (:mod:`pagedkv.memory.wire.encoding`).
+The engine's thread only copies arrays. All work for each block is done by the publisher's thread
+(:mod:`pagedkv.memory.wire.encoding`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["CacheSnapshot", "CachedSpace", "ChangedPool", "Changes", "ListedPool
 
 
 class CachedSpace(Protocol):
-    """Where blocks are cached: a :class:`~pagedkv.BlockSpace`, which documents the methods."""
+    """The methods of :class:`~pagedkv.BlockSpace` that this module calls; documented there."""
 
     @property
     def config(self) -> SpaceConfig: ...  # noqa: D102 - see above
@@ -29,7 +29,7 @@ class CachedSpace(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPool:
-    """Events of one pool, with what its stored blocks hold."""
+    """Events of one pool, and the contents of its stored blocks."""
 
     events: CacheEvents
     contents: BlockContents
@@ -37,14 +37,14 @@ class ChangedPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListedPool:
-    """All cached blocks of one pool, with what they hold."""
+    """All cached blocks of one pool, and their contents."""
 
     blocks: StoredBlocks
     contents: BlockContents
 
 
 Changes: TypeAlias = tuple[ChangedPool, ...] | tuple[ListedPool, ...]
-"""Events of pools, or all blocks of all pools, which replace everything that was sent before."""
+"""Events of pools; or all blocks of all pools, which replace all blocks that were sent before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,15 +61,15 @@ class CacheSnapshot:
 
 
 def changes_of(space: CachedSpace, events: Sequence[CacheEvents]) -> Changes:
-    """Copy what stored blocks hold. Changes nothing.
+    """Copy the contents of stored blocks. Changes nothing.
 
-    If the space's log of events was too short (GAP), the result lists all blocks instead, so that consumers miss
-    nothing.
+    If the space's log of events was too short (GAP), the result lists all blocks instead, so that consumers are
+    complete again.
 
     Args:
         space: the space from which the events were drained.
-        events: of each pool, as from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`, before any
-            other change of the space.
+        events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`; the space
+            must not have changed since.
 
     Cost: O(events x block size); after a GAP O(blocks x block size).
     """

@@ -1,9 +1,9 @@
-"""Decodes KV events: one MessagePack payload into values.
+"""Decodes KV events: one MessagePack payload to values.
 
-vLLM and SGLang send the same three events in two spellings, which may be mixed:
+vLLM and SGLang send the same three events in two forms, which may be mixed:
 
 ==================  =========================================  ==================================================
-what                as an array                                as a map
+value               as an array                                as a map
 ==================  =========================================  ==================================================
 batch               ``[ts, events, data_parallel_rank, ...]``  ``{"ts": ..., "events": ..., ...}``
 stored              ``["BlockStored", block_hashes, ...]``     ``{"type": "BlockStored", "block_hashes": ..., ...}``
@@ -11,8 +11,8 @@ removed             ``["BlockRemoved", block_hashes, ...]``    ``{"type": "Block
 device cleared      ``["AllBlocksCleared"]``                   ``{"type": "AllBlocksCleared"}``
 ==================  =========================================  ==================================================
 
-Fields at an array's end, and keys of a map, may be missing. Other fields are ignored, events of other kinds are
-counted. A hash is a number or bytes, and only its identity matters.
+Fields at an array's end, and keys of a map, may be missing. Other fields are ignored, and events of other kinds are
+listed by name. A hash is a number or bytes, and is compared for equality only.
 
 pagedkv's own batches have a fourth field, the lifetime of the publisher's process. In a part of a snapshot a fifth one
 is the number of blocks of the whole snapshot.
@@ -37,7 +37,7 @@ __all__ = ["DEVICE", "BlockHash", "BlocksRemoved", "BlocksStored", "Cleared", "E
 BlockHash: TypeAlias = int | bytes
 
 DEVICE: Final = "GPU"
-"""Medium of events that name none."""
+"""The device's medium, and that of events without one."""
 REMOTE: Final = "REMOTE"
 MAX_BLOCK_SIZE: Final = 2**24
 MAX_TOKEN_ID: Final = 2**31 - 1
@@ -77,11 +77,11 @@ class BlocksStored:
         block_hashes: hash of each block.
         parent_hash: hash of the block before the first; None: the first begins a prompt.
         token_ids: int32 ``[len(block_hashes) * block_size]``; None: the event has other tokens, or no block size.
-        block_size: tokens of a block; 0 where there is no size, as for blocks that vLLM's connectors offloaded.
+        block_size: tokens of a block; 0 without a size, as for blocks that vLLM's connectors have offloaded.
         medium: GPU, CPU, STORAGE, ...; with the owning tier, and whether it is remote, to distinguish media of one
             kind.
         group: number of the group of layers, 0 by default.
-        has_keys: whether their content depends on more than tokens: an adapter, a salt, an image.
+        has_keys: whether the blocks' content depends on more than tokens: an adapter, a salt, an image.
         has_lookahead: whether the content of a block also depends on the tokens after it.
     """
 
@@ -106,7 +106,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Every block of the device was removed at once. SGLang's host memory is emptied with it, no other medium is."""
+    """All blocks of the device were removed at once; from SGLang also those of host memory, but of no other medium."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | Cleared
@@ -174,10 +174,12 @@ def decode_batch(payload: bytes, source: str, *, has_tokens: bool = True) -> Eve
     Args:
         payload: MessagePack.
         source: the endpoint and the message, for errors.
-        has_tokens: whether the tokens of stored blocks are wanted; False: they are None.
+        has_tokens: whether the tokens of stored blocks are decoded; False: they are None.
 
     Raises:
-        RecordingError: the payload is not MessagePack, or not a batch of events. O(tokens).
+        RecordingError: the payload is not MessagePack, or not a batch of events.
+
+    Cost: O(tokens).
     """
     try:
         value = msgspec.msgpack.decode(payload)
@@ -250,16 +252,16 @@ def _stored(stored: _Stored) -> BlocksStored:
 
 
 def _medium(event: _Stored | _Removed) -> str:
-    """Return the name of a medium: a second tier of the same kind, and a remote tier, are separate media."""
-    told = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
+    """Return the name of a medium. A second tier of the same kind, and a remote tier, have names of their own."""
+    qualifiers = [event.ownership] if isinstance(event.ownership, str) and event.ownership else []
     if isinstance(event.locality, str) and event.locality.upper() == REMOTE:
-        told.append(REMOTE.lower())
+        qualifiers.append(REMOTE.lower())
     medium = event.medium or DEVICE
-    return f"{medium} ({', '.join(told)})" if told else medium
+    return f"{medium} ({', '.join(qualifiers)})" if qualifiers else medium
 
 
 def _tokens(token_ids: Sequence[object] | None, num_tokens: int) -> Int32Array | None:
-    """Return the tokens if they are valid and fill the blocks, else None; some publishers send pairs of tokens."""
+    """Return the tokens if they are valid and fill the blocks, else None: some publishers send pairs of tokens."""
     if token_ids is None or len(token_ids) != num_tokens:
         return None
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in token_ids):

@@ -1,17 +1,17 @@
-"""Encodes KV events: changes of a cache as MessagePack, in the form of vLLM 0.33.
+"""BatchEncoder: encodes changes of a cache as MessagePack, in the form of vLLM 0.33.
 
-Maps have vLLM's fields in vLLM's order, and fields at their defaults are left out as vLLM leaves them out, so that
-equal events are equal bytes (``tests/peers`` compares them). A batch is ``[time, events, rank, lifetime]``. The fourth
-field is an addition: vLLM's msgspec classes, and readers that skip what follows the third field, ignore it. In a part
-of a snapshot a fifth field is the number of blocks of the whole snapshot.
+Maps have vLLM's fields in vLLM's order, and fields with default values are left out as by vLLM, so that equal events
+are equal bytes (``tests/peers`` compares them). A batch is ``[time, events, rank, lifetime]``. The fourth field is an
+addition: vLLM's msgspec classes, and readers that skip fields after the third, ignore it. In a part of a snapshot a
+fifth field is the number of blocks of the whole snapshot.
 
     block hashes    digests of 32 bytes
-    parent          None for a first block; 32 zero bytes for a parent that is not known any more, which no block has
+    parent          None for a first block; 32 zero bytes for an unknown parent; no block has this digest
     extra keys      for each block: name of the adapter, ``(digest, offset)`` of media, salt
-    block_size      the tokens of a block: fewer than others for a state that is kept inside an interval
+    block_size      the tokens of a block: fewer than others for a state that is stored inside an interval
 
-A block that is stored and evicted between two steps is in no event, since its tokens are gone and nothing can hit it. A
-clear removes everything, so what a batch has before it is left out.
+A block that is stored and evicted between two steps is in no event, since its tokens are gone and no prompt can hit it.
+A clear removes all blocks, so events of a batch before a clear are left out.
 """
 
 import struct
@@ -39,7 +39,7 @@ __all__ = ["UNKNOWN_PARENT", "BatchEncoder"]
 DIGEST_NBYTES: Final = 32
 UNKNOWN_PARENT: Final = bytes(DIGEST_NBYTES)
 BLOCKS_OF_PART: Final = 1000
-"""Blocks of a part of a snapshot: some 100 KB."""
+"""Most blocks of a part of a snapshot, so that a part has some 100 KB."""
 
 ExtraKeys: TypeAlias = list[tuple[Any, ...] | None]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -50,7 +50,7 @@ class _Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(_Event):
-    """Consecutive blocks of one prefix. The last four fields are never set; their number is in the map's header."""
+    """Consecutive blocks of one prefix. The last four fields are never set, but are counted in the map's header."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
@@ -88,13 +88,13 @@ class _Blocks:
     groups: npt.NDArray[np.int32]
     digests: npt.NDArray[np.uint8]
     parent_digests: npt.NDArray[np.uint8]
-    knows_parent: BoolArray
+    is_parent_known: BoolArray
     contents: BlockContents
 
 
 @final
 class BatchEncoder:
-    """Encodes the batches of one process. It remembers the adapter of every block that has one.
+    """Encodes the batches of one process. Stores the adapter of every block that has one.
 
     Args:
         groups: the model's KV-cache groups.
@@ -111,18 +111,18 @@ class BatchEncoder:
         self._encoder = msgspec.msgpack.Encoder()
 
     def batch(self, sent_s: float, changes: Changes) -> bytes:
-        """Encode changes; none for a heartbeat.
+        """Encode changes as one batch.
 
         Args:
             sent_s: seconds since 1970.
-            changes: of the pools.
+            changes: changes of the pools; empty for a heartbeat.
 
         Cost: O(tokens); some 150 us for 4 blocks of 16 tokens.
         """
         return self._encoder.encode([sent_s, self._events(changes), self._rank, self._lifetime])
 
     def snapshot(self, sent_s: float, pools: Sequence[ListedPool]) -> Iterator[bytes]:
-        """Encode all blocks, in parts of up to a thousand, each block after its parent. There is at least one part."""
+        """Yield all blocks, encoded in at least one part, of up to a thousand blocks. Parents precede children."""
         num_blocks = sum(len(pool.blocks) for pool in pools)
         adapters: dict[tuple[int, bytes], str] = {}
         part: list[_Event] = []
@@ -158,7 +158,9 @@ class BatchEncoder:
     ) -> Iterator[BlockStored]:
         for pool in pools:
             blocks, order = pool.blocks, in_parent_order(pool.blocks)
-            stored = _Blocks(blocks.groups, blocks.digests, blocks.parent_digests, blocks.knows_parent, pool.contents)
+            stored = _Blocks(
+                blocks.groups, blocks.digests, blocks.parent_digests, blocks.is_parent_known, pool.contents
+            )
             yield from self._stored(stored, order, adapters, most)
 
     def _changed(self, pool: ChangedPool) -> Iterator[_Event]:
@@ -212,7 +214,7 @@ class BatchEncoder:
             adapters.update(((group, digest), adapter) for digest in hashes)
         return BlockStored(
             hashes,
-            (None if blocks.knows_parent[first] else UNKNOWN_PARENT) if parent == UNKNOWN_PARENT else parent,
+            (None if blocks.is_parent_known[first] else UNKNOWN_PARENT) if parent == UNKNOWN_PARENT else parent,
             blocks.contents.token_ids[chain, :size].ravel().tolist(),
             size,
             None,
@@ -233,7 +235,7 @@ class _Keys:
     others: tuple[Any, ...] = ()
 
     def with_adapter(self, adapter: str | None) -> tuple[Any, ...] | None:
-        """Return them with the adapter of the sequence, which is in the keys of its first block alone."""
+        """Return the keys with the sequence's adapter, which only the first block's encoding has."""
         return (*([] if adapter is None else [adapter]), *self.others) or None
 
 
@@ -260,7 +262,7 @@ def _as_text(salt: bytes) -> str:
 
 
 def _is_sent(pool: ChangedPool, first: int) -> BoolArray:
-    """Return which events from the first one on are sent: all but those of blocks that came and went."""
+    """Return which events from ``first`` on are sent: all but those of blocks that were stored and evicted since."""
     kinds = pool.events.kinds[first:]
     is_sent: BoolArray = (kinds == STORED) | (kinds == REMOVED)
     is_gone: BoolArray = (kinds == STORED) & (pool.contents.num_tokens[first:] == 0)
@@ -279,7 +281,7 @@ def _is_sent(pool: ChangedPool, first: int) -> BoolArray:
 
 
 def _runs(indices: Int64Array, breaks: BoolArray) -> list[Int64Array]:
-    """Split indices behind each break."""
+    """Split indices after each break."""
     return [run for run in np.split(indices, np.flatnonzero(breaks) + 1) if len(run)]
 
 

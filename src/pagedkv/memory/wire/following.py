@@ -1,20 +1,21 @@
-"""Follows the batches of one publisher: what comes in any state of affairs, as messages that an index takes in order.
+"""Following: turns the received batches of one publisher into messages for an index, in order and with repaired gaps.
 
-No socket, no thread, no clock: messages and the time are given, requests are taken. So the same code runs over sockets
-(:mod:`pagedkv.memory.sockets`) and in simulations.
+No socket, no thread, no clock: the caller passes messages and times, and takes and sends the requests. So the same code
+runs over sockets (:mod:`pagedkv.memory.sockets`) and in simulations.
 
 ::
 
+    received                                result
     the next batch                          Applied
-    a batch behind a gap                    held, and the missing ones are requested again
-      they come                             Applied, in order
-      the publisher has them no longer      Alive with the number of the first held batch, which degrades an index;
+    a batch after a gap                     held, and the missing batches are requested again
+      these arrive                          Applied, in order
+      the publisher no longer has them      Alive with the number of the first held batch, which degrades an index;
                                             then a snapshot is requested
-    a batch of another lifetime             what was held is dropped; numbers begin at 0
+    a batch of another lifetime             held batches are dropped; numbers begin at 0
     a snapshot                              Snapshot, then the held batches that it does not contain
-    no answer within the patience           Applied behind the gap, and the snapshot is requested again later
+    no answer in time                       Applied after the gap; the snapshot is requested again later
 
-A follower that joins late begins with a snapshot. Batches of earlier lifetimes are ignored, whenever they come.
+A follower that joins late begins with a snapshot. Batches of earlier lifetimes are always ignored.
 """
 
 from collections import deque
@@ -30,7 +31,16 @@ from pagedkv.memory.wire.cache_events import CacheEventReader
 from pagedkv.memory.wire.decoding import EventBatch, decode_batch
 from pagedkv.memory.wire.frames import Message
 
-__all__ = ["Alive", "Applied", "FollowedMessage", "Following", "FollowingRules", "Snapshot", "Wanted", "follow"]
+__all__ = [
+    "Alive",
+    "Applied",
+    "FollowedMessage",
+    "Following",
+    "FollowingRules",
+    "OutgoingRequest",
+    "Snapshot",
+    "follow",
+]
 
 REMEDY: Final = "Name the endpoint of pagedkv's KV events; other engines' events have no lifetime and are recorded"
 MOST_PAST: Final = 64
@@ -38,11 +48,12 @@ MOST_PAST: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The events of a batch. They follow those of the batch before, unless its number is missing.
+    """The events of a batch. A skipped number means that batches were lost.
 
     Args:
-        lifetime: name of the publisher's process; batch: number of the batch in it.
-        events: of each pool, oldest first. Ids of blocks are not sent and are 0.
+        lifetime: name of the publisher's process.
+        batch: number of the batch in this lifetime.
+        events: events of each pool, oldest first. Ids of blocks are not sent and are 0.
     """
 
     lifetime: str
@@ -52,7 +63,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A sign of life: the next batch has this number. If earlier batches were not applied, they are lost."""
+    """A heartbeat with the number of the next batch. Earlier batches that were not applied are lost."""
 
     lifetime: str
     next_batch: int
@@ -60,12 +71,12 @@ class Alive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """All cached blocks before a batch.
+    """All cached blocks between two batches.
 
     Args:
         lifetime: name of the publisher's process.
-        next_batch: number of the first batch whose events it does not contain.
-        blocks: of each pool, each block after its parent. Ids of blocks are not sent and are 0.
+        next_batch: number of the first batch whose events the snapshot does not contain.
+        blocks: blocks of each pool, each after its parent. Ids of blocks are not sent and are 0.
     """
 
     lifetime: str
@@ -77,7 +88,7 @@ FollowedMessage: TypeAlias = Applied | Alive | Snapshot
 
 
 class Index(Protocol):
-    """What messages are applied to: :class:`~pagedkv.routing.ReplicaIndex` documents the methods."""
+    """The methods of :class:`~pagedkv.routing.ReplicaIndex` that apply messages; documented there."""
 
     def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool: ...
 
@@ -92,10 +103,10 @@ def follow(index: Index, replica: str, message: FollowedMessage, now_s: float) -
     """Apply one message of a replica to an index.
 
     Args:
-        index: a :class:`~pagedkv.routing.ReplicaIndex` or a :class:`~pagedkv.routing.Router`, whose promises then end.
-        replica: the replica's name in it.
+        index: a :class:`~pagedkv.routing.ReplicaIndex`; or a :class:`~pagedkv.routing.Router`, to end promises too.
+        replica: the replica's name in the index.
         message: the message.
-        now_s: the caller's clock.
+        now_s: the caller's time.
 
     Raises:
         ConfigurationError: the index has no such replica.
@@ -113,16 +124,16 @@ def follow(index: Index, replica: str, message: FollowedMessage, now_s: float) -
 
 @dataclass(frozen=True, slots=True)
 class FollowingRules:
-    """The numbers of a follower.
+    """Timeouts and limits of a follower.
 
     Args:
-        patience_s: seconds without a part of an answer, after which a request for batches has failed.
-        snapshot_patience_s: the same for a snapshot, whose first part comes after the engine's step and once all blocks
-            are sorted: seconds for a million blocks.
-        retry_s: seconds until a snapshot is requested again that did not come.
-        most_held: batches that are held at most while a request is open; beyond, the request has failed.
-        most_replayed: where a process was not followed from its first batch on, a snapshot is requested instead of so
-            many batches.
+        patience_s: seconds without a part of an answer after which a request for batches has failed.
+        snapshot_patience_s: the same for a snapshot. Its first part is sent after the engine's step and after all
+            blocks are sorted, which takes seconds for a million blocks.
+        retry_s: seconds after a failed request for a snapshot until the next one.
+        most_held: most batches that are held while a request is open; with more, the request has failed.
+        most_replayed: most missing batches that are requested by a follower that joined a process late; for more, it
+            requests a snapshot.
     """
 
     patience_s: float = 5.0
@@ -136,8 +147,13 @@ DEFAULT_RULES: Final = FollowingRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request to be sent: the messages from ``first`` on, or a snapshot (None). Answers bear its number."""
+class OutgoingRequest:
+    """A request to be sent.
+
+    Args:
+        number: number of the request, which the caller passes back with its answers.
+        first: number of the first requested message; None: a snapshot.
+    """
 
     number: int
     first: int | None
@@ -156,7 +172,7 @@ class Following:
     Args:
         groups: the model's KV-cache groups.
         can_request: whether the publisher answers requests.
-        rules: the numbers.
+        rules: timeouts and limits.
         source: the publisher's endpoint, for errors.
     """
 
@@ -184,12 +200,12 @@ class Following:
         self._parts: list[EventBatch] = []
         self._next_batch = 0
         self._out: list[FollowedMessage] = []
-        self._request: Wanted | None = None
+        self._request: OutgoingRequest | None = None
         self._num_requests = 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether what was taken so far is everything up to the last batch taken."""
+        """Whether the messages so far are complete up to the last batch."""
         return self._is_whole
 
     @property
@@ -198,19 +214,19 @@ class Following:
         return self._lifetime
 
     def take_messages(self) -> list[FollowedMessage]:
-        """Take the messages since the last call."""
+        """Return the messages since the last call."""
         messages, self._out = self._out, []
         return messages
 
-    def take_request(self) -> Wanted | None:
-        """Take the request that is to be sent now, if there is one. It replaces an earlier one."""
+    def take_request(self) -> OutgoingRequest | None:
+        """Return the request to be sent now, or None. It replaces an earlier request."""
         request, self._request = self._request, None
         return request
 
     # Events of the transport
 
     def published(self, message: Message, now_s: float) -> None:
-        """Take a published message. Raises RecordingError: it is no batch of pagedkv's events for these groups."""
+        """Take a published message. Raises RecordingError if it is not a batch of pagedkv's events for these groups."""
         batch, lifetime = self._decoded(message)
         if lifetime in self._past:
             return
@@ -223,15 +239,21 @@ class Following:
         self.advance(now_s)
 
     def answered(self, number: int, message: Message | None, now_s: float) -> None:
-        """Take a part of an answer to the request of a number; None: its end. Answers to earlier requests are ignored.
+        """Take a part of an answer.
 
-        Raises RecordingError as :meth:`published`.
+        Args:
+            number: number of the request; answers to earlier requests are ignored.
+            message: the part; None: the answer's end.
+            now_s: the time.
+
+        Raises:
+            RecordingError: as :meth:`published`.
         """
         if number != self._num_requests or self._awaited is _Awaited.NOTHING:
             return
         self._fails_at_s = now_s + self._patience_s
         if self._awaited is _Awaited.BATCHES:
-            self._take_again(message, now_s)
+            self._take_replayed(message, now_s)
         elif message is None:
             self._end_snapshot(now_s)
         else:
@@ -240,7 +262,7 @@ class Following:
         self.advance(now_s)
 
     def advance(self, now_s: float) -> None:
-        """Go on at a time: requests that were not answered have failed, others are made."""
+        """Let the time advance: requests fail at their timeouts, and due requests are made."""
         if self._awaited is not _Awaited.NOTHING and now_s >= self._fails_at_s:
             self._fail(now_s)
         if self._awaited is _Awaited.NOTHING:
@@ -263,7 +285,7 @@ class Following:
         return batch, batch.lifetime
 
     def _begin(self, lifetime: str) -> None:
-        """Follow another process. A request that was made before any process was known stays open."""
+        """Begin to follow another process. A request that was made before the first process was known stays open."""
         before, self._lifetime = self._lifetime, lifetime
         if before is None:
             return
@@ -291,13 +313,13 @@ class Following:
             self._out.append(Alive(self._lifetime, self._expected))
 
     def _repair(self, now_s: float) -> None:
-        """Request what is missing; apply what is held behind the gap if nothing can be requested now."""
+        """Request missing batches or a snapshot; if neither is possible now, apply the held batches after the gap."""
         if not self._can_request:
             self._skip_gap()
         elif self._held and self._may_replay():
-            self._ask(_Awaited.BATCHES, self._expected, now_s)
+            self._begin_request(_Awaited.BATCHES, self._expected, now_s)
         elif now_s >= self._next_snapshot_s:
-            self._ask(_Awaited.SNAPSHOT, None, now_s)
+            self._begin_request(_Awaited.SNAPSHOT, None, now_s)
         else:
             self._skip_gap()
 
@@ -309,14 +331,14 @@ class Following:
         for number in sorted(self._held):
             self._apply(number, self._held.pop(number))
 
-    def _ask(self, awaited: _Awaited, first: int | None, now_s: float) -> None:
+    def _begin_request(self, awaited: _Awaited, first: int | None, now_s: float) -> None:
         self._awaited = awaited
         self._fails_at_s = now_s + self._patience_s
         self._parts = []
         self._num_requests += 1
-        self._request = Wanted(self._num_requests, first)
+        self._request = OutgoingRequest(self._num_requests, first)
 
-    def _take_again(self, message: Message | None, now_s: float) -> None:
+    def _take_replayed(self, message: Message | None, now_s: float) -> None:
         if message is None:
             if self._expected not in self._held:
                 self._fail(now_s)
@@ -324,7 +346,7 @@ class Following:
             return
         batch, lifetime = self._decoded(message)
         if lifetime != self._lifetime:
-            if lifetime not in self._past:  # its process began since; what it has sent will be requested again
+            if lifetime not in self._past:  # its process has begun since; its batches will be requested again
                 self._begin(lifetime)
             return
         if message.number >= self._expected:
@@ -334,7 +356,7 @@ class Following:
             self._awaited = _Awaited.NOTHING  # the rest of the answer is not needed
 
     def _end_snapshot(self, now_s: float) -> None:
-        """Take a snapshot that has come to its end, if all of its parts have come."""
+        """Use the snapshot whose answer has ended, if all its parts have arrived."""
         self._awaited = _Awaited.NOTHING
         lifetimes = {part.lifetime for part in self._parts}
         num_blocks = sum(len(event.block_hashes) for part in self._parts for event in self._reader.stored(part))
@@ -346,7 +368,7 @@ class Following:
             return
         if lifetime != self._lifetime:
             self._begin(lifetime)
-        if self._next_batch < self._expected:  # older than what was applied
+        if self._next_batch < self._expected:  # older than the applied batches
             self._next_snapshot_s = now_s + self._rules.retry_s
             return
         blocks = self._reader.blocks(self._parts, f"{self._source}, a snapshot")
@@ -356,7 +378,7 @@ class Following:
         self._held = {number: batch for number, batch in self._held.items() if number >= self._expected}
 
     def _fail(self, now_s: float) -> None:
-        """Give a request up: batches are not kept any more, or the publisher does not answer."""
+        """End a failed request: the publisher no longer has the batches, or does not answer."""
         if self._awaited is _Awaited.BATCHES:
             self._replay_failed_at = self._expected
             if self._held and self._lifetime is not None:

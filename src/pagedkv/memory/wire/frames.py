@@ -1,4 +1,4 @@
-"""The frames of messages: the frames of a socket as a message, and the request for missed messages.
+"""The frames of messages at sockets: of published messages, of requests and of answers, built and read.
 
 ===============================  =========================================================
 published                        topic, number, payload
@@ -9,13 +9,12 @@ a snapshot requested             an empty frame, ``snapshot``
 a part of the snapshot           an empty frame, topic, number of the next batch, payload
 ===============================  =========================================================
 
-The first four lines are the protocol of vLLM (0.33) and SGLang (0.5.23). The last two are an addition. The end
-of a snapshot is that of an answer. A publisher without the addition reads ``snapshot`` as a number above 2^62 and
-answers with the end alone. A message that is sent again may lack the topic, as from older
-versions of vLLM, or the empty frame, which only a REQ socket needs. Number and payload are always the last two frames.
-A number has 8 bytes, most significant first.
+The first four lines are the protocol of vLLM (0.33) and SGLang (0.5.23). The last two are an addition; a snapshot ends
+as an answer does. A publisher without the addition reads ``snapshot`` as a number above 2^62 and answers with the end
+alone. A message that is sent again may lack the topic, as from older versions of vLLM, or the empty frame, which only a
+REQ socket needs. Number and payload are always the last two frames. A number has 8 bytes, most significant first.
 
-It opens no sockets and does not decode payloads.
+This module opens no sockets and does not decode payloads.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ from typing import Final
 from pagedkv.memory.contract.errors import RecordingError
 
 __all__ = [
+    "ENDPOINT_ADVICE",
     "SNAPSHOT_REQUEST",
-    "WHAT_TO_NAME",
     "Message",
     "Request",
     "answer",
@@ -34,7 +33,7 @@ __all__ = [
     "broadcast",
     "end_of_answer",
     "published",
-    "question",
+    "request_frames",
     "requested",
 ]
 
@@ -43,16 +42,16 @@ END_NUMBER: Final = -1
 NUM_PUBLISHED: Final = 3
 NUM_ANSWERED: Final = (2, 3, 4)
 MOST_NAMED: Final = 10
-WHAT_TO_NAME: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
+ENDPOINT_ADVICE: Final = "Name the endpoint of KV events, as in tcp://127.0.0.1:5557"
 SNAPSHOT: Final = b"snapshot"
 SNAPSHOT_REQUEST: Final = [b"", SNAPSHOT]
 NUM_REQUESTED: Final = 3
-WHAT_TO_NAME_AGAIN: Final = "Name the engine's replay_endpoint: `replay=tcp://127.0.0.1:5558`"
+REPLAY_ENDPOINT_ADVICE: Final = "Name the engine's replay_endpoint: `replay=tcp://127.0.0.1:5558`"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, not yet decoded: its number, its payload, and its topic."""
+    """One message with an undecoded payload."""
 
     number: int
     payload: bytes
@@ -66,7 +65,7 @@ class Request:
 
     Args:
         client: the frame that addresses the answer.
-        first: number of the first wanted message; None: a snapshot.
+        first: number of the first requested message; None: a snapshot.
     """
 
     client: bytes
@@ -74,7 +73,7 @@ class Request:
 
 
 def published(frames: Sequence[bytes], source: str) -> Message:
-    """Read a message as it is published.
+    """Read the frames of a published message.
 
     Args:
         frames: frames of the message.
@@ -84,12 +83,12 @@ def published(frames: Sequence[bytes], source: str) -> Message:
         RecordingError: the frames are not those of KV events.
     """
     if len(frames) != NUM_PUBLISHED or len(frames[1]) != NUMBER_NBYTES:
-        raise _other_frames("a message", frames, source, WHAT_TO_NAME)
+        raise _other_frames("a message", frames, source, ENDPOINT_ADVICE)
     return _message(frames)
 
 
 def answered(frames: Sequence[bytes], source: str) -> Message | None:
-    """Read a message that is sent again; None: the end.
+    """Read a part of an answer; None: the answer's end.
 
     Args:
         frames: frames of the answer.
@@ -99,12 +98,12 @@ def answered(frames: Sequence[bytes], source: str) -> Message | None:
         RecordingError: the frames are not those of an answer.
     """
     if len(frames) not in NUM_ANSWERED or len(frames[-2]) != NUMBER_NBYTES:
-        raise _other_frames("an answer", frames, source, WHAT_TO_NAME_AGAIN)
+        raise _other_frames("an answer", frames, source, REPLAY_ENDPOINT_ADVICE)
     message = _message(frames)
     return None if message.number == END_NUMBER else message
 
 
-def question(first: int) -> list[bytes]:
+def request_frames(first: int) -> list[bytes]:
     """Build the request for all messages from a number on."""
     return [b"", _number(first)]
 
@@ -115,7 +114,7 @@ def broadcast(message: Message) -> list[bytes]:
 
 
 def requested(frames: Sequence[bytes]) -> Request | None:
-    """Read a request as a publisher's ROUTER socket gives it; None: the frames are no request."""
+    """Read a request from a publisher's ROUTER socket; None: the frames are not a request."""
     if len(frames) != NUM_REQUESTED:
         return None
     client, _, wanted = frames

@@ -1,13 +1,13 @@
-r"""The order of a snapshot's blocks: every block after its parent, and chains in one piece.
+r"""The order of a snapshot's blocks: every block after its parent, and the blocks of a chain together.
 
-A chain of blocks is one event on the wire, which names the parent of its first block alone. Where several blocks have
-one parent, the first of them continues the parent's chain, and each other one begins a chain::
+A chain of blocks is one event on the wire, which has the parent of its first block alone. If several blocks have the
+same parent, the first of them continues the parent's chain, and each other one begins a chain::
 
     blocks          a - b - c - d          chains    a b c d
                          \- e - f                    e f
 
-All of it is NumPy, since a snapshot may have a million blocks: one sort to find parents, and log2(longest chain) passes
-to find the depth of every block.
+It is computed by NumPy, since a snapshot may have a million blocks: one sort finds the parents, and log2(longest chain)
+passes find the depth of every block.
 """
 
 import numpy as np
@@ -20,7 +20,10 @@ __all__ = ["in_parent_order"]
 
 
 def in_parent_order(blocks: StoredBlocks) -> Int64Array:
-    """Return the indices of blocks in an order in which each follows its parent, if that is listed. O(n log n)."""
+    """Return the indices of blocks in an order in which each follows its parent, if listed: int64 ``[n]``.
+
+    Cost: O(n log n).
+    """
     parents = _parents(blocks)
     count = len(parents)
     has_parent = parents < count
@@ -49,12 +52,12 @@ def _parents(blocks: StoredBlocks) -> Int64Array:
 
 
 def _leading_words(digests: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Return 8 of the 32 bytes of each digest: enough to sort by, and checked afterwards."""
+    """Return the first 8 of the 32 bytes of each digest, for sorting; callers compare whole digests afterwards."""
     return np.ascontiguousarray(digests[:, :8]).view(np.uint64).ravel()
 
 
 def _distances(parents: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the distance of each block from the root of its tree, and that root, by pointer jumping."""
+    """Return the distance of each block from the root of its tree, and the root's index, by pointer jumping."""
     count = len(parents)
     roots = np.arange(count)
     distances = (parents < count).astype(np.int64)

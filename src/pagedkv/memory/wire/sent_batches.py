@@ -1,4 +1,4 @@
-"""The latest batches of a publisher, kept to be sent again."""
+"""SentBatches: the latest batches of a publisher, kept to be sent again."""
 
 from collections import deque
 from typing import final
@@ -13,14 +13,14 @@ class SentBatches:
     """A ring of batches.
 
     Args:
-        most: batches that are kept; older ones are dropped.
+        most: most batches that are kept; older ones are dropped.
     """
 
     def __init__(self, most: int) -> None:
         self._messages: deque[Message] = deque(maxlen=most)
 
     def append(self, message: Message) -> None:
-        """Keep a batch, whose number is above those before."""
+        """Keep a batch. Its number must be above those before."""
         self._messages.append(message)
 
     def since(self, first: int) -> list[Message]:

@@ -1,4 +1,4 @@
-r"""A cluster: several engines as replicas of Ray Serve, behind one HTTP front that routes by what they have cached.
+r"""A cluster: several engines as replicas of Ray Serve, and an HTTP front that routes requests by cached prefixes.
 
 ::
 
@@ -8,13 +8,13 @@ r"""A cluster: several engines as replicas of Ray Serve, behind one HTTP front t
                      |         PrefixRequestRouter <--- events of blocks (sockets), numbers (Serve)
                      `-- Placements: the router's choices, with their reasons
 
-Reading order: ``spec`` (what replicas serve), ``messages`` (what travels), ``answer_so_far`` (what a client has of an
-answer, and how it is continued elsewhere), ``placements`` (the router of one front, and its latest choices),
-``replica`` (an engine behind Serve), ``request_router`` (Serve's interface), ``replicated_engine`` (all replicas as
-one engine), ``remote_formats`` (formats of answers, whose matchers replicas build), ``deployment`` (the application
-of Serve), ``routes`` (a page that shows replicas and choices).
+Reading order: ``spec`` (model and engine of each replica), ``messages`` (values sent between front and replicas),
+``answer_so_far`` (the sent part of an answer, and its continuation on another replica), ``placements`` (the router of
+one front, and its latest choices), ``replica`` (an engine behind Serve), ``request_router`` (Serve's interface),
+``replicated_engine`` (all replicas as one engine), ``remote_formats`` (formats of answers, whose matchers replicas
+build), ``deployment`` (the application of Serve), ``routes`` (a page that shows replicas and choices).
 
-Serve starts replicas, notices their deaths, and starts others; nothing here does.
+Starting replicas, detecting that they died, and replacing them is left to Serve.
 """
 
 from pagedkv.memory.contract.extras import needing

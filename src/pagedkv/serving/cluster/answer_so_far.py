@@ -1,9 +1,9 @@
-"""AnswerSoFar: what a client has of an answer whose replica may fail, and how another replica goes on.
+"""AnswerSoFar: the part of an answer that was sent to a client, and its continuation after the loss of a replica.
 
-A single answer is continued: prompt and sent tokens are computed, and generation goes on behind them, with the same
-noise, since noise belongs to positions (``Intent.answered``). Several answers, and beams, begin again; what was sent is
-compared and left out. Where an answer begins otherwise than what was sent, it cannot be continued, and the request ends
-with an error: no client gets tokens of two different answers.
+A single answer is continued: another replica computes the prompt and the sent tokens, and generates the next tokens
+with the same noise, since noise depends on positions (``Intent.answered``). Several answers, and beams, are generated
+again from the beginning; the tokens that were already sent are compared and skipped. If they differ, the answer cannot
+be continued, and the request ends with an error: no client gets tokens of two different answers.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,14 @@ __all__ = ["AnswerSoFar"]
 
 @final
 class AnswerSoFar:
-    """The answers to one prompt, across the lives of its request.
+    """The answers to one prompt, across all attempts to serve it.
 
     Args:
-        prompt_token_ids: the prompt; params: its parameters.
+        prompt_token_ids: the prompt.
+        params: its sampling parameters.
+
+    Attributes:
+        num_attempts: replicas that have served the request so far.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -35,16 +39,16 @@ class AnswerSoFar:
         self._num_skipped = [0] * params.n
         self._num_continued = 0
         self._num_cached: int | None = None
-        self.num_lives = 1
+        self.num_attempts = 1
 
     @property
     def num_sent(self) -> int:
-        """Tokens that were sent, of the longest answer."""
+        """Number of sent tokens of the longest answer."""
         return max(map(len, self._sent))
 
     def begin_again(self, intent: Intent) -> Intent:
-        """Return the intent of the next life of the request, after its replica was lost."""
-        self.num_lives += 1
+        """Begin the next attempt after the loss of a replica; return the intent of the request to send."""
+        self.num_attempts += 1
         if self._is_single:
             self._num_continued = len(self._sent[0])
             return replace(intent, answered=tuple(self._sent[0]))
@@ -52,12 +56,12 @@ class AnswerSoFar:
         return intent
 
     def note_cached(self, num_cached_tokens: int | None) -> None:
-        """Note the hits of the prompt; the first life that sent tokens counts, since later ones hit these as well."""
+        """Record the hit tokens of the prompt, from the first attempt alone: later ones also hit what it computed."""
         if self._num_cached is None:
             self._num_cached = num_cached_tokens
 
     def take(self, updates: Sequence[TokenUpdate]) -> tuple[TokenUpdate, ...]:
-        """Return what is new for the client. Raises EngineError: an answer is another one than before."""
+        """Return the updates without tokens that were already sent. Raises EngineError: an answer differs from them."""
         return tuple(new for each in updates if (new := self._new(each)) is not None)
 
     def _new(self, update: TokenUpdate) -> TokenUpdate | None:
@@ -68,8 +72,8 @@ class AnswerSoFar:
             known = min(len(tokens), len(sent) - at)
             if tuple(sent[at : at + known]) != tokens[:known]:
                 raise EngineError(
-                    f"a replica failed after {len(sent)} tokens of answer {place}, and another replica answers "
-                    f"otherwise from token {at} on: the answer cannot be continued"
+                    f"a replica failed after {len(sent)} tokens of answer {place}, and another replica's answer "
+                    f"differs from token {at} on: the answer cannot be continued"
                 )
             self._num_skipped[place] += known
             tokens, scores = tokens[known:], None if scores is None else scores[known:]
@@ -82,7 +86,7 @@ class AnswerSoFar:
         return replace(update, token_ids=tokens, logprobs=scores)
 
     def complete(self, output: RequestOutput) -> RequestOutput:
-        """Return the output of the last life as that of the request: its prompt, all log-probabilities, first hits."""
+        """Return the last attempt's output with the log-probabilities and the hits of earlier attempts."""
         completions = output.completions
         if self._num_continued and self._params.logprobs is not None:
             completions = tuple(
@@ -93,11 +97,11 @@ class AnswerSoFar:
         return replace(output, completions=completions, num_cached_tokens=cached)
 
     def last_updates(self, reason: FinishReason) -> tuple[TokenUpdate, ...]:
-        """Return the ends of the answers that go on, of a request that ends without its replica."""
+        """Return an update that ends each unfinished answer, for a request that ends without a replica's output."""
         return tuple(TokenUpdate(0, place, (), reason) for place, ended in enumerate(self._reasons) if ended is None)
 
     def ended(self, reason: FinishReason, error: str | None = None) -> RequestOutput:
-        """Return an output with what was sent, of a request that ended without one."""
+        """Return an output with the sent tokens, for a request that ended without a replica's output."""
         completions = tuple(
             Completion(place, tuple(sent), self._reasons[place] or reason) for place, sent in enumerate(self._sent)
         )

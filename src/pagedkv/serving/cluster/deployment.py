@@ -1,7 +1,7 @@
-"""The application of Ray Serve: replicas of an engine, and a front for those who deploy by a config file.
+"""The application of Ray Serve: replicas of an engine, and a front for deployments by a config file.
 
-``pagedkv serve --replicas N`` runs the front in its own process and asks Serve for the replicas alone
-(:func:`deploy`). A config file of Serve names :func:`front`, and Serve runs fronts too::
+``pagedkv serve --replicas N`` runs the front in its own process, and Serve runs the replicas alone (:func:`deploy`).
+A config file of Serve names :func:`front`, and Serve runs fronts too::
 
     applications:
     - name: pagedkv
@@ -43,15 +43,15 @@ __all__ = ["ClusterSpec", "deploy", "front", "shut_down"]
 
 APPLICATION: Final = "pagedkv"
 ROUTER: Final = "pagedkv.serving.cluster.request_router:PrefixRequestRouter"
-NUMBERS_S: Final = 1.0
-HEALTH_S: Final = 2.0
+STATS_PERIOD_S: Final = 1.0
+HEALTH_PERIOD_S: Final = 2.0
 MOST_REPLICAS: Final = 64
-"""Replicas that one index can tell apart."""
+"""Most replicas of one index."""
 GIB: Final = 2**30
-STARTING_S: Final = 1800.0
-REACHED_S: Final = 5.0
-HERE: Final = "local"
-"""For Ray: a new cluster of this process, whatever other one runs on the machine."""
+START_TIMEOUT_S: Final = 1800.0
+CONNECT_TIMEOUT_S: Final = 5.0
+LOCAL_ADDRESS: Final = "local"
+"""Ray's address for a new cluster of this process, also if another one runs on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class ClusterSpec:
     """A cluster.
 
     Args:
-        replica: what each replica serves.
-        num_replicas: how many there are, at most 64; the least with ``autoscaling``.
+        replica: model, engine and limits of each replica.
+        num_replicas: number of replicas, at most 64; with ``autoscaling`` the smallest number.
         routing: how requests are routed.
-        rules: numbers of :class:`~pagedkv.routing.RoutingRules`, by name.
-        router: the path of a router of Serve that is used in place of ours, as to compare them; None: ours.
-        num_cpus, num_gpus: what each replica takes of a machine, as Ray counts it.
-        autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number stays.
+        rules: fields of :class:`~pagedkv.routing.RoutingRules`, by name.
+        router: import path of another router of Serve, for comparisons; None: :class:`PrefixRequestRouter`.
+        num_cpus, num_gpus: Ray's resources of each replica.
+        autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number of replicas is fixed.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -95,54 +95,54 @@ def deploy(spec: ClusterSpec, *, address: str | None = None) -> ReplicatedEngine
     Raises:
         ConfigurationError: Ray or the replicas do not start; Serve's logs have the reasons.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or HERE
-    if address == HERE and spec.replica.engine.warm_up:
-        compile_loops(spec.replica.engine)  # once, and not in every replica
+    address = address or os.environ.get("RAY_ADDRESS") or LOCAL_ADDRESS
+    if address == LOCAL_ADDRESS and spec.replica.engine.warm_up:
+        compile_loops(spec.replica.engine)  # once, instead of in every replica
     _require_reachable(address)
     if not ray.is_initialized():
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unasked
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage statistics unless enabled
         ray.init(
             address=address,
-            include_dashboard=False if address == HERE else None,
+            include_dashboard=False if address == LOCAL_ADDRESS else None,
             logging_level=logging.WARNING,
             log_to_driver=False,
         )
-    if address == HERE:
+    if address == LOCAL_ADDRESS:
         _require_gpus(spec)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     try:
         handle = serve.run(_engines(spec), name=APPLICATION, route_prefix=None)
     except RuntimeError as problem:
         raise ConfigurationError(f"the replicas do not start: {problem}. Ray's logs are in /tmp/ray") from problem
-    return ReplicatedEngine(handle, _facts_of(handle.facts.remote().result(timeout_s=STARTING_S)))
+    return ReplicatedEngine(handle, _facts_of(handle.facts.remote().result(timeout_s=START_TIMEOUT_S)))
 
 
 def shut_down() -> None:
-    """End the replicas, Serve, and Ray where this process started it; nothing where Ray did not start."""
-    if ray.is_initialized():  # else Serve would start Ray to end it
+    """End the replicas and Serve, and Ray if this process started it. Does nothing if Ray was not started."""
+    if ray.is_initialized():  # else Serve would start Ray only to end it
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 
 def _require_reachable(address: str) -> None:
-    """Refuse an address HOST:PORT at which nothing answers; Ray itself would wait there for minutes."""
+    """Refuse an address HOST:PORT that cannot be connected to; Ray itself would wait for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in address or not port.isdigit():
-        return  # "local", "auto" and URLs are Ray's to resolve
+        return  # Ray resolves "local", "auto" and URLs
     try:
-        socket.create_connection((host, int(port)), REACHED_S).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as problem:
         raise ConfigurationError(f"no Ray cluster answers at {address}: {problem}") from None
 
 
 def _require_gpus(spec: ClusterSpec) -> None:
-    """Refuse replicas that wait for GPUs which this machine does not have."""
+    """Refuse a cluster that needs more GPUs than this machine has, since its replicas would wait without end."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted, there = spec.num_replicas * spec.num_gpus, resources.get("GPU", 0.0)
-    if wanted > there:
+    needed, available = spec.num_replicas * spec.num_gpus, resources.get("GPU", 0.0)
+    if needed > available:
         raise ConfigurationError(
-            f"{spec.num_replicas} replicas of {spec.num_gpus:g} GPUs need {wanted:g}, and this machine has {there:g}: "
-            "take fewer replicas or GPUs for each, or name a cluster"
+            f"{spec.num_replicas} replicas of {spec.num_gpus:g} GPUs need {needed:g}, and this machine has "
+            f"{available:g}: take fewer replicas or fewer GPUs for each, or name a cluster"
         )
 
 
@@ -156,14 +156,14 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
     routing: dict[str, Any] = {
         "request_router_class": ROUTER if spec.router is None else spec.router,
         "request_router_kwargs": ours if spec.router is None else {},
-        "request_routing_stats_period_s": NUMBERS_S,
+        "request_routing_stats_period_s": STATS_PERIOD_S,
     }
     most = spec.replica.max_waiting + spec.replica.engine.max_sequences
     deployment: Any = serve.deployment(
         EngineReplica,
         name="engines",
         max_ongoing_requests=most,
-        health_check_period_s=HEALTH_S,
+        health_check_period_s=HEALTH_PERIOD_S,
         ray_actor_options={"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus},
         request_router_config=RequestRouterConfig(**routing),
         logging_config={"log_level": "WARNING", "enable_access_log": False},
@@ -182,11 +182,12 @@ def _facts_of(answer: object) -> ReplicaFacts:
 
 @final
 class _Front:
-    """A front in a process of Serve's: the HTTP application over the replicas.
+    """A front in a process of Serve: the HTTP application over the replicas.
 
     Args:
-        config: of the server; api_keys: a file of keys, or None.
-        model: whose tokenizer it has.
+        config: configuration of the server.
+        api_keys: path of a file of keys; None: the server is open.
+        model: folder or name of the model, for its tokenizer; None: the model of the demonstration.
         engines: the handle of the replicas.
     """
 
@@ -200,10 +201,10 @@ class _Front:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application. Serve calls it once."""
-        return _LateApp(self)
+        return _LazyApp(self)
 
     async def build(self) -> ASGIApp:
-        """Build the application, once a replica has said what the engine is."""
+        """Build the application from the facts of a replica."""
         engine = ReplicatedEngine(self._engines, _facts_of(await self._engines.facts.remote()))
         access = OpenAccess() if self._api_keys is None else ApiKeys.read(Path(self._api_keys))
         service = Service(engine, self._config, access, tokenizer=tokenizer_of(self._model))
@@ -213,8 +214,8 @@ class _Front:
 
 
 @final
-class _LateApp:
-    """An ASGI application that is built when its life begins."""
+class _LazyApp:
+    """An ASGI application that is built at its first call: its lifespan's begin."""
 
     def __init__(self, front: _Front) -> None:
         self._front = front

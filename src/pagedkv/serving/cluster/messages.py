@@ -1,6 +1,6 @@
-"""What travels between a front and a replica: a request, what is new of it, and what a replica is.
+"""Values sent between a front and a replica: requests, their results, and the facts of a replica.
 
-Values are pickled by Ray. ``SamplingParams`` has read-only mappings, which pickle refuses, so it travels as its fields.
+Ray pickles them. ``SamplingParams`` has read-only mappings, which cannot be pickled, so its fields are sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,16 @@ __all__ = ["ReplicaFacts", "ReplicaMessage", "RoutedRequest", "as_sendable"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What does not change while a replica lives.
+    """Properties of a replica that do not change during its life.
 
     Args:
-        engine: what a service needs of an engine.
+        engine: properties of its engine.
         groups: the KV-cache groups of its block space.
         weights_epoch: part of the name of a prompt's first block.
-        process: number of its process; node: address of its machine.
-        events: the address of its events; replays: of events that are sent again, and of snapshots.
+        process: id of its process.
+        node: address of its machine.
+        events: endpoint of its events.
+        replays: endpoint for requests of earlier events and of snapshots.
     """
 
     engine: EngineFacts
@@ -43,16 +45,16 @@ class ReplicaFacts:
 @final
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
-    """A request on its way to a replica.
+    """A request to a replica.
 
     Args:
-        number: of the front; unique.
+        number: the front's number of the request; unique in the front.
         prompt_token_ids: int32 ``[n]``.
-        params: its parameters, with a seed, so that every replica gives the same answer.
-        intent: what its caller says beside that.
-        deadline_s: seconds from when it reaches a replica; None: no deadline.
-        board: gets the choice for it; it stays in the front's process.
-        choice: why it goes where it goes; it stays in the front's process.
+        params: its sampling parameters, with a seed, so that every replica generates the same answer.
+        intent: the caller's further wishes: tenant, salt, priority and so on.
+        deadline_s: seconds from its arrival at a replica to its deadline; None: no deadline.
+        link: receives the router's choice; not sent to the replica.
+        choice: the router's choice, once it is made; not sent to the replica.
     """
 
     number: int
@@ -60,35 +62,35 @@ class RoutedRequest:
     params: SamplingParams
     intent: Intent
     deadline_s: float | None = None
-    board: Any = None
+    link: Any = None
     choice: Choice | None = None
 
     @property
     def known_token_ids(self) -> Int32Array:
-        """Prompt and answered tokens, which a replica computes: int32 ``[n]``."""
+        """Tokens that the replica computes before it samples, of prompt and answer: int32 ``[n]``."""
         return np.concatenate([self.prompt_token_ids, np.array(self.intent.answered, np.int32)])
 
     @property
     def prompt(self) -> str:
-        """What a replica computes, a character a token: routers of Serve's own compare texts. O(tokens)."""
+        """The known tokens as a text, one character each, since Serve's own routers compare texts. O(tokens)."""
         return "".join(map(chr, self.known_token_ids.tolist()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel without what stays."""
+        """Pickle the request without the fields that stay in the front's process."""
         parts = self.number, self.prompt_token_ids, _fields_of(self.params), self.intent, self.deadline_s
-        return _arrived, parts
+        return _rebuilt, parts
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMessage:
-    """What is new of a request.
+    """News of a request, from its replica.
 
     Args:
         updates: new tokens.
-        num_cached_tokens: tokens of the prompt that were hit, once it is known.
-        output: its end.
-        problem: why it was not served.
-        is_lost: whether the replica's engine has failed, so that another replica is to go on.
+        num_cached_tokens: hit tokens of the prompt; None: not known yet.
+        output: the final output; None while the request is served.
+        problem: why the request was not served; None if it was.
+        is_lost: whether the replica's engine has failed, so that another replica should continue the request.
     """
 
     updates: tuple[TokenUpdate, ...] = ()
@@ -99,7 +101,7 @@ class ReplicaMessage:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of this life of the request."""
+        """Whether this is the last message of this attempt."""
         return self.output is not None or self.problem is not None
 
 
@@ -109,7 +111,7 @@ def as_sendable(problem: Exception) -> PagedKVError:
         plain = type(problem)
         try:
             return plain(*problem.args)
-        except TypeError:  # it takes more than its text
+        except TypeError:  # its constructor takes more than a text
             pass
     return EngineError(f"{type(problem).__name__}: {problem}")
 
@@ -119,7 +121,7 @@ def _fields_of(params: SamplingParams) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
 
 
-def _arrived(
+def _rebuilt(
     number: int,
     prompt_token_ids: Sequence[int] | Int32Array,
     params: Mapping[str, Any],

@@ -1,7 +1,7 @@
 """Placements: the router of one front, its replicas, and its latest choices.
 
-Requests are placed in the event loop of Serve's handle, first tokens are noted in the front's, and events are read in
-threads, so one lock guards all of it; what it guards takes microseconds.
+Three kinds of threads use it: Serve's event loop places requests, the front's event loop reports first tokens and ends,
+and a thread for each replica applies events. So one lock guards all state; it is held for microseconds.
 """
 
 import itertools
@@ -17,19 +17,20 @@ from pagedkv.memory.routing import Choice, ReplicaIndex, ReplicaView, Router, Ro
 from pagedkv.memory.wire import FollowedMessage, follow
 from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
 
-__all__ = ["Placed", "Placements", "SeenReplica"]
+__all__ = ["Placed", "Placements", "ReplicaStatus"]
 
 MOST_CHOICES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One choice.
+    """The choice of a replica for one request.
 
     Args:
-        number: of the request; choice: where it went, and why.
+        number: the request's number.
+        choice: the replica, and the reason.
         num_answered: tokens of its answer that another replica had sent.
-        placed_s: seconds of the Unix epoch.
+        placed_s: time of the choice, in seconds of the Unix epoch.
     """
 
     number: int
@@ -39,13 +40,16 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenReplica:
-    """A replica, as the front sees it.
+class ReplicaStatus:
+    """A replica's state, as far as the front has it.
 
     Args:
-        name: Serve's; facts: what does not change; view: its index.
-        num_prefill_tokens: tokens of prompts that it is to compute; num_decoding: requests that decode there.
-        numbers: what it said of itself last: requests that run and wait, blocks.
+        name: Serve's name of the replica.
+        facts: its constant properties.
+        view: state of its index.
+        num_prefill_tokens: prompt tokens of outstanding requests that are still to be computed.
+        num_decoding: outstanding requests that have their first token.
+        numbers: its last reported numbers: running and waiting requests, blocks.
     """
 
     name: str
@@ -61,8 +65,12 @@ class Placements:
     """Places requests on replicas.
 
     Args:
-        routing, rules: as of :class:`~pagedkv.routing.Router`.
-        clock: returns monotonic seconds; wall_clock: seconds of the Unix epoch.
+        routing, rules: as in :class:`~pagedkv.routing.Router`.
+        clock: returns monotonic seconds.
+        wall_clock: returns seconds of the Unix epoch.
+
+    Attributes:
+        num_moved: requests that another replica continued after the loss of theirs.
     """
 
     def __init__(
@@ -85,36 +93,37 @@ class Placements:
         self.num_moved = 0
 
     def set_replicas(self, replicas: Mapping[str, ReplicaFacts]) -> tuple[list[str], list[str]]:
-        """Take the replicas that can serve now; return the names of those that came and that went.
+        """Set the replicas that can serve now; return the names of the added and of the removed ones.
 
-        Requests that were outstanding on a replica that went count no longer; their streams end, and they come again.
+        Outstanding requests of a removed replica no longer count: their streams end, and they are placed again.
         """
         with self._lock:
-            gone = [name for name in self._facts if name not in replicas]
-            come = [name for name in replicas if name not in self._facts]
-            for name in gone:
+            removed = [name for name in self._facts if name not in replicas]
+            added = [name for name in replicas if name not in self._facts]
+            for name in removed:
                 del self._facts[name]
                 self._numbers.pop(name, None)
                 self._require_router().remove_replica(name)
-            for name in come:
+            for name in added:
                 facts = replicas[name]
                 if self._router is None:
                     index = ReplicaIndex(facts.groups, weights_epoch=facts.weights_epoch)
                     self._router = Router(index, self._routing, self._rules)
                 self._facts[name] = facts
                 self._router.add_replica(name, self._clock())
-            return come, gone
+            return added, removed
 
     def note_numbers(self, name: str, numbers: Mapping[str, Any]) -> None:
-        """Note what a replica says of itself."""
+        """Record the numbers that a replica reported."""
         with self._lock:
             if name in self._facts:
                 self._numbers[name] = numbers
 
     def place(self, request: RoutedRequest, names: Sequence[str]) -> Choice | None:
-        """Choose among replicas; None: none of them is known yet. O(tokens + blocks x replicas).
+        """Choose among replicas; None: the facts of none have arrived yet. O(tokens + blocks x replicas).
 
-        A request that was placed and not sent, since its replica went or was full, is placed anew.
+        Serve calls this again for a request that it could not send, since the replica ended or was full. The new choice
+        replaces the earlier one.
         """
         with self._lock:
             among = [name for name in names if name in self._facts]
@@ -126,41 +135,41 @@ class Placements:
             choice = router.choose(request.number, tokens, self._clock(), keys=request.intent.keys, among=among)
             placed = Placed(request.number, choice, len(request.intent.answered), self._wall_clock())
             if self._choices and self._choices[-1].number == request.number:
-                self._choices.pop()  # it was not sent
+                self._choices.pop()  # the earlier choice was not sent
             self._choices.append(placed)
             return choice
 
     def prefilled(self, number: int) -> None:
-        """Note that a request's first token came."""
+        """Record that a request's first token has arrived."""
         with self._lock:
             if self._router is not None:
                 self._router.prefilled(number)
 
     def ended(self, number: int) -> None:
-        """Note that a request ended, or that its replica was lost."""
+        """Record that a request has ended, or that its replica was lost."""
         with self._lock:
             if self._router is not None:
                 self._router.ended(number)
 
     def note_moved(self) -> None:
-        """Count a request that another replica is to continue."""
+        """Count a request that another replica will continue."""
         with self._lock:
             self.num_moved += 1
 
     def take(self, name: str, message: FollowedMessage) -> None:
-        """Apply a message of a replica's events to the index. Called in the threads that read them."""
+        """Apply a message with a replica's events to the index. Called by the thread that reads them."""
         with self._lock:
             if name not in self._facts:
                 return
             follow(self._require_router(), name, message, self._clock())
 
-    # What a person sees
+    # For pages and metrics
 
-    def seen(self) -> list[SeenReplica]:
-        """Return the replicas."""
+    def replicas(self) -> list[ReplicaStatus]:
+        """Return the state of each replica."""
         with self._lock:
             now_s = self._clock()
-            return [self._seen(name, now_s) for name in self._facts]
+            return [self._status(name, now_s) for name in self._facts]
 
     def latest(self, most: int = MOST_CHOICES) -> list[Placed]:
         """Return the latest choices, the newest first."""
@@ -174,13 +183,13 @@ class Placements:
             return {str(reason): count for reason, count in counts.items() if count}
 
     def numbers(self) -> list[Mapping[str, Any]]:
-        """Return what the replicas said of themselves last."""
+        """Return the last reported numbers of the replicas."""
         with self._lock:
             return list(self._numbers.values())
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that can serve."""
+        """Number of replicas that can serve."""
         return len(self._facts)
 
     def check(self) -> None:
@@ -191,18 +200,18 @@ class Placements:
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that were placed and have not ended."""
+        """Number of requests that were placed and have not ended."""
         with self._lock:
             return 0 if self._router is None else len(self._router.loads)
 
-    def _seen(self, name: str, now_s: float) -> SeenReplica:
+    def _status(self, name: str, now_s: float) -> ReplicaStatus:
         router = self._require_router()
         load = router.loads.load(name, now_s)
         view = router.index.view(name)
         facts = self._facts[name]
-        return SeenReplica(name, facts, view, load.num_prefill_tokens, load.num_decoding, self._numbers.get(name, {}))
+        return ReplicaStatus(name, facts, view, load.num_prefill_tokens, load.num_decoding, self._numbers.get(name, {}))
 
     def _require_router(self) -> Router:
         if self._router is None:
-            raise ConfigurationError("there is no replica yet")
+            raise ConfigurationError("the router has no replica yet")
         return self._router

@@ -1,6 +1,6 @@
-"""Formats of answers in a cluster: the front checks them, and the replica that answers builds the matcher.
+"""Formats of answers in a cluster: the front checks them, and the replica that serves the request builds the matcher.
 
-A matcher holds the state of a grammar, which is not sent. What it is built of is.
+A matcher holds the state of a grammar, which cannot be sent. The arguments that it is built from are sent instead.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["FormatSource", "RemoteFormats", "with_matchers"]
 @final
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """What a matcher is built of; it stands for the matcher in the parameters of a request on its way.
+    """The arguments that a matcher is built from, in the matcher's place in a request that is sent.
 
     Args:
         arguments, named: arguments of :meth:`~pagedkv.serving.server.answer_formats.AnswerFormats.matcher`.
@@ -27,7 +27,7 @@ class FormatSource:
     named: Mapping[str, Any]
 
     def allowed_tokens(self, generated_ids: list[int], /) -> Any:  # noqa: ANN401, ARG002 - as of a matcher
-        """Fail: a replica has put a matcher in its place before a token is sampled."""
+        """Fail: a replica replaces this object by a matcher before it samples."""
         raise AssertionError("a format reached the sampler without its matcher")
 
     def fork(self) -> "FormatSource":
@@ -37,23 +37,23 @@ class FormatSource:
 
 @final
 class RemoteFormats:
-    """Checks formats, and returns what their matchers are built of.
+    """Checks formats, and returns the arguments of their matchers.
 
     Args:
-        formats: builds matchers.
+        formats: builds matchers, and so checks their arguments.
     """
 
     def __init__(self, formats: Formats) -> None:
         self._formats = formats
 
     def matcher(self, *arguments: Any, **named: Any) -> TokenMatcher | None:  # noqa: ANN401 - those of the formats
-        """Return what constrains the answer; None: the answer is free. Arguments and errors as of the formats."""
+        """Return a :class:`FormatSource`; None: the answer is unconstrained. Arguments and errors as of the formats."""
         is_free = self._formats.matcher(*arguments, **named) is None
         return None if is_free else FormatSource(arguments, named)
 
 
 def with_matchers(params: SamplingParams, formats: Formats) -> SamplingParams:
-    """Return the parameters with matchers in place of what they are built of."""
+    """Return the parameters with a matcher in place of each :class:`FormatSource`."""
     if not any(isinstance(each, FormatSource) for each in params.logits_processors):
         return params
     processors = [

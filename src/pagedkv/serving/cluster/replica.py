@@ -1,8 +1,8 @@
-"""EngineReplica: an engine behind Ray Serve, which calls what it finds here by name.
+"""EngineReplica: an engine behind Ray Serve, which calls its methods by name.
 
-Serve constructs one in each replica's process, awaits ``check_health`` and ``record_routing_stats`` periodically, and
-calls :meth:`EngineReplica.generate` for each request. A step that fails makes the health check fail, and Serve
-starts another replica.
+Serve constructs one in each replica's process, calls ``check_health`` and ``record_routing_stats`` periodically, and
+calls :meth:`EngineReplica.generate` for each request. After a failed step the health check fails, and Serve replaces
+the replica.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ __all__ = ["EngineReplica"]
 
 @final
 class EngineReplica:
-    """Serves token ids with one engine, and publishes what it has cached.
+    """Serves requests of token ids with one engine, and publishes the events of its cache.
 
     Args:
-        spec: the model, the engine, the limits.
+        spec: model, engine and limits.
 
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
@@ -51,7 +51,7 @@ class EngineReplica:
         self._facts = ReplicaFacts(
             EngineFacts.of(llm),
             groups,
-            space.weights_epoch if isinstance(space.weights_epoch, str) else "",  # counted epochs are in no name
+            space.weights_epoch if isinstance(space.weights_epoch, str) else "",  # no block's name has a counted epoch
             os.getpid(),
             str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
             self._publisher.endpoint,
@@ -60,11 +60,11 @@ class EngineReplica:
         self._engine.start(spec.max_waiting, EventsOut(self._engine, self._publisher).stepped)
 
     def facts(self) -> ReplicaFacts:
-        """Return what does not change."""
+        """Return the replica's constant properties."""
         return self._facts
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Return what routers need of this replica. Serve calls it once."""
+        """Return this replica's facts, for routers. Serve calls it once."""
         return {"facts": self._facts}
 
     async def record_routing_stats(self) -> dict[str, Any]:
@@ -74,19 +74,19 @@ class EngineReplica:
         return numbers
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the numbers by which Serve may scale: requests that wait, and the part of the blocks in use."""
+        """Return the numbers by which Serve may scale: waiting requests, and the fraction of blocks in use."""
         numbers = await self._engine.numbers()
         return {"num_waiting": float(numbers.num_waiting), "blocks_in_use": numbers.num_live / numbers.num_blocks}
 
     async def check_health(self) -> None:
-        """Raise EngineError where the engine has failed: Serve then replaces this replica."""
+        """Raise EngineError if the engine has failed; Serve then replaces this replica."""
         if not self._engine.is_alive:
             raise EngineError("the engine of this replica has failed")
 
     async def generate(self, request: RoutedRequest) -> AsyncGenerator[ReplicaMessage, None]:
-        """Serve a request: an empty message once the engine has accepted it, then tokens, then the end.
+        """Serve a request: yield an empty message when the engine has accepted it, then its tokens, then its output.
 
-        Serve cancels it when its caller does; the engine then ends the request within a step.
+        Serve cancels this when the front cancels the call; the engine then ends the request within a step.
         """
         stream: AnswerStream | None = None
         try:
@@ -101,7 +101,7 @@ class EngineReplica:
             yield ReplicaMessage(output=await stream.output())
         except asyncio.CancelledError:
             raise
-        except Exception as problem:  # noqa: BLE001 - it is the request's: it is raised where the request came from
+        except Exception as problem:  # noqa: BLE001 - sent to the front, which raises it for this request
             is_lost = isinstance(problem, EngineError) and not self._engine.is_alive
             yield ReplicaMessage(problem=as_sendable(problem), is_lost=is_lost)
         finally:

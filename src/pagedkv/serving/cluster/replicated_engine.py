@@ -1,7 +1,8 @@
 """ReplicatedEngine: all replicas of a cluster as one engine of a service.
 
-A request goes to one replica. If that replica dies, or its engine fails, the request goes on elsewhere with what was
-sent; after too many lost replicas, or if no replica accepts it in time, it ends with an error.
+A request is sent to one replica. If that replica dies, or its engine fails, another replica continues the request after
+the tokens that were already sent. After too many lost replicas, or if no replica accepts it in time, the request ends
+with an error.
 """
 
 import asyncio
@@ -38,28 +39,32 @@ __all__ = ["ReplicatedEngine"]
 
 LOG: Final = logging.getLogger("pagedkv.server")
 
-MOST_LIVES: Final = 4
-"""Replicas that one request may lose, less one."""
+MOST_ATTEMPTS: Final = 4
+"""Most replicas to which one request is sent, one after the loss of the other."""
 ACCEPT_S: Final = 120.0
-"""Longest time until a replica accepts a request; the first replica may still be starting."""
+"""Most seconds until a replica accepts a request; long, since the first replica may still be starting."""
 SEED_BITS: Final = 62
 NO_NUMBERS: Final = EngineNumbers(0, 0, 0, 1, 0, 0, ())
 
 
 @final
 class _LostReplicaError(Exception):
-    """A replica was lost while it served."""
+    """A replica was lost while it served a request."""
 
 
 @final
-class _Board:
-    """What the requests of one front leave for it: its placements, and where each request went."""
+class _RouterLink:
+    """Connects a front to its router, which Serve makes: requests carry this object to the router.
+
+    Attributes:
+        placements: of the router; None before the first request.
+    """
 
     def __init__(self) -> None:
         self.placements: Placements | None = None
 
     def placed(self, request: RoutedRequest, placements: Placements) -> None:
-        """Note where a request goes. Called by the router of Serve, in its thread."""
+        """Record the placements, and log a request's choice. Called by the router in Serve's thread."""
         self.placements = placements
         assert request.choice is not None
         LOG.info("request %d: %s", request.number, request.choice.explain())
@@ -67,11 +72,11 @@ class _Board:
 
 @final
 class ReplicatedEngine:
-    """Serves with the replicas behind a handle of Ray Serve: a :class:`~pagedkv.server.ServedEngine`.
+    """The replicas behind a handle of Ray Serve, as a :class:`~pagedkv.server.ServedEngine`.
 
     Args:
-        handle: of the deployment of :class:`~pagedkv.serving.cluster.replica.EngineReplica`.
-        facts: of one of its replicas; they are all alike.
+        handle: handle of the deployment of :class:`~pagedkv.serving.cluster.replica.EngineReplica`.
+        facts: facts of one of its replicas; all replicas have the same model and configuration.
         clock: returns monotonic seconds.
     """
 
@@ -82,39 +87,39 @@ class ReplicatedEngine:
         self.last_numbers = NO_NUMBERS
         self._handle: Any = handle.options(stream=True, method_name="generate")
         self._clock = clock
-        self._board = _Board()
+        self._link = _RouterLink()
         self._numbers = itertools.count()
         self._routes: WeakKeyDictionary[AnswerStream, RoutedRequest] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
         self._is_over = False
 
-    # As a service needs it
+    # The interface of ServedEngine
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be served; replicas that died are replaced by Serve."""
+        """Whether requests can be served. Stays true when a replica dies, since Serve replaces it."""
         return self._is_started and not self._is_over
 
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:  # noqa: ARG002 - as of ServedEngine
-        """Begin to serve. Replicas have limits and steps of their own."""
+        """Begin to serve. The arguments are ignored: replicas have their own limits, and their steps are not here."""
         self._is_started = True
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
-        """Return what checks formats here, and constrains answers on replicas."""
+        """Return an object that checks formats here; their matchers are built by replicas."""
         own = AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
         return RemoteFormats(own)
 
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
     ) -> AnswerStream:
-        """Submit a request from an event loop; returns at once. Raises EngineError: the engine was stopped."""
+        """Submit a request from an event loop; returns at once. Raises EngineError if the engine was stopped."""
         if not self.is_alive:
             raise EngineError("the cluster is closed")
         loop = asyncio.get_running_loop()
         seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(SEED_BITS))
         request = RoutedRequest(
-            next(self._numbers), np.array(prompt, np.int32), seeded, intent, deadline_s, board=self._board
+            next(self._numbers), np.array(prompt, np.int32), seeded, intent, deadline_s, link=self._link
         )
         mailbox = Mailbox(loop)
         task = loop.create_task(self._serve(request, mailbox))
@@ -125,13 +130,13 @@ class ReplicatedEngine:
         return stream
 
     def route_of(self, stream: AnswerStream) -> Route | None:
-        """Return where a request went, and why; None before it went anywhere."""
+        """Return the replica that serves a request, and the reason; None before a replica is chosen."""
         request = self._routes.get(stream)
         choice = None if request is None else request.choice
         return None if choice is None else Route(choice.replica, str(choice.reason), choice.explain())
 
     async def numbers(self) -> EngineNumbers:
-        """Add what the replicas said of themselves last, some seconds ago at most."""
+        """Return the sums of the replicas' last reported numbers, which are at most some seconds old."""
         reported = [] if self.placements is None else self.placements.numbers()
         names = ("num_running", "num_waiting", "num_live", "num_blocks", "num_leased", "num_evictions")
         sums = {name: sum(int(each.get(name, 0)) for each in reported) for name in names}
@@ -139,7 +144,7 @@ class ReplicatedEngine:
         return self.last_numbers
 
     async def stop(self) -> None:
-        """End all requests. Replicas go on until their application is deleted."""
+        """End all requests. The replicas run until their application is deleted."""
         self._is_over = True
         for task in list(self._tasks):
             task.cancel()
@@ -147,37 +152,37 @@ class ReplicatedEngine:
 
     @property
     def placements(self) -> Placements | None:
-        """The router's replicas and choices; None before the first request."""
-        return self._board.placements
+        """Replicas and choices of the router; None before the first request."""
+        return self._link.placements
 
     # One request
 
     async def _serve(self, request: RoutedRequest, mailbox: Mailbox) -> None:
-        """Serve a request in as many lives as it takes."""
+        """Serve a request, with further attempts after the loss of a replica."""
         so_far = AnswerSoFar(request.prompt_token_ids.tolist(), request.params)
         deadline = None if request.deadline_s is None else self._clock() + request.deadline_s
         try:
             while True:
                 try:
-                    await self._live(request, so_far, mailbox)
+                    await self._serve_by_one_replica(request, so_far, mailbox)
                     break
                 except _LostReplicaError as lost:
-                    self._prepare_next_life(request, so_far, deadline, lost)
+                    self._prepare_next_attempt(request, so_far, deadline, lost)
         except asyncio.CancelledError:
             deliver([Letter(mailbox, so_far.last_updates("aborted"), so_far.ended("aborted"))])
         except TimeoutError:
             deliver([Letter(mailbox, so_far.last_updates("deadline"), so_far.ended("deadline"))])
-        except Exception as problem:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
+        except Exception as problem:  # noqa: BLE001 - any error must reach the caller, which waits for the mailbox
             deliver([Letter(mailbox, problem=as_sendable(problem))])
 
-    def _prepare_next_life(
+    def _prepare_next_attempt(
         self, request: RoutedRequest, so_far: AnswerSoFar, deadline: float | None, lost: _LostReplicaError
     ) -> None:
-        """Let a request go on elsewhere. Raises EngineError: it lost too many replicas; TimeoutError: its deadline."""
-        if so_far.num_lives >= MOST_LIVES:
+        """Prepare a request for another replica. Raises EngineError: too many attempts; TimeoutError: its deadline."""
+        if so_far.num_attempts >= MOST_ATTEMPTS:
             raise EngineError(
-                f"{MOST_LIVES} replicas were lost while they served this request, the last one after "
-                f"{so_far.num_sent} tokens: {lost}. Look at the replicas' logs, and send it again"
+                f"{MOST_ATTEMPTS} replicas were lost while they served this request, the last one after "
+                f"{so_far.num_sent} tokens: {lost}. Look at the replicas' logs, and send the request again"
             ) from lost
         request.intent = so_far.begin_again(request.intent)
         if deadline is not None:
@@ -188,8 +193,8 @@ class ReplicatedEngine:
             self.placements.note_moved()
         LOG.warning("request %d moves after %d tokens: %s", request.number, so_far.num_sent, lost)
 
-    async def _live(self, request: RoutedRequest, so_far: AnswerSoFar, mailbox: Mailbox) -> None:
-        """Serve a request by one replica. Raises _LostReplicaError."""
+    async def _serve_by_one_replica(self, request: RoutedRequest, so_far: AnswerSoFar, mailbox: Mailbox) -> None:
+        """Make one attempt to serve a request. Raises _LostReplicaError."""
         has_tokens = False
         try:
             async for message in self._messages(request):
@@ -204,12 +209,12 @@ class ReplicatedEngine:
                 deliver([Letter(mailbox, updates, output, message.problem)])
                 if message.is_over:
                     return
-            raise _LostReplicaError("it ended without a last word")
+            raise _LostReplicaError("its stream ended without an output")
         finally:
             self._note(lambda placements: placements.ended(request.number))
 
     async def _messages(self, request: RoutedRequest) -> AsyncIterator[ReplicaMessage]:
-        """Yield what a replica says. Raises _LostReplicaError; EngineError: no replica accepts the request in time."""
+        """Yield the messages of a replica. Raises _LostReplicaError; EngineError: no replica accepts it in time."""
         response = self._handle.remote(request)
         is_over = False
         try:

@@ -1,12 +1,13 @@
 """PrefixRequestRouter: our router behind the interface of Ray Serve (``RequestRouter``, alpha in Ray 2.60).
 
-It is made inside a front's handle, by Serve. A request finds the front's board on itself, and leaves its choice there::
+Serve makes it inside a front's handle, so the front cannot pass objects to it. Each request carries a link to its
+front, and the router reports its choice and its placements there::
 
     choose_replicas    Placements.place: the choice, with its reason
-    update_replicas    replicas that came or went, and their numbers
+    update_replicas    added and removed replicas, and their numbers
     a thread           events of each replica, to the index
 
-What this uses of Ray is pinned by ``tests/cluster/test_ray_interface.py``.
+``tests/cluster/test_ray_interface.py`` checks the parts of Ray that this module uses.
 """
 
 import threading
@@ -29,7 +30,7 @@ FACTS: Final = "facts"
 
 @final
 class _Listener:
-    """Reads one replica's events in a thread."""
+    """Reads one replica's events in a thread, and applies them to the index."""
 
     def __init__(self, name: str, facts: ReplicaFacts, placements: Placements) -> None:
         self._name = name
@@ -39,7 +40,7 @@ class _Listener:
         threading.Thread(target=self._listen, name=f"pagedkv events {name}", daemon=True).start()
 
     def end(self) -> None:
-        """End the thread within a poll."""
+        """End the thread within ``POLL_S`` seconds."""
         self._is_over.set()
 
     def _listen(self) -> None:
@@ -52,7 +53,7 @@ class _Listener:
 
 @final
 class PrefixRequestRouter(RequestRouter):
-    """Routes by what replicas have cached and have to do."""
+    """Routes by the replicas' cached blocks and outstanding work."""
 
     def initialize_state(self, **kwargs: Any) -> None:  # noqa: ANN401 - as Serve calls it
         """Make the router. Serve calls it with ``request_router_kwargs``: ``routing``, and ``rules`` by name."""
@@ -61,19 +62,19 @@ class PrefixRequestRouter(RequestRouter):
         self._listeners: dict[str, _Listener] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take the replicas that run, and their numbers."""
+        """Set the running replicas, and record their numbers."""
         super().update_replicas(replicas)
         self._take_replicas()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forget a replica that has died."""
+        """Remove a replica that has died."""
         super().on_replica_actor_died(replica_id)
         self._take_replicas()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose one replica for a request; any of them for a call that is no request."""
+        """Choose one replica for a request; leave the choice to Serve for other calls."""
         request = _request_of(pending_request)
         if request is None:
             return [candidate_replicas]
@@ -82,7 +83,7 @@ class PrefixRequestRouter(RequestRouter):
         if choice is None:
             return [candidate_replicas]
         request.choice = choice
-        request.board.placed(request, self._placements)
+        request.link.placed(request, self._placements)
         return [[by_name[choice.replica]]]
 
     def _take_replicas(self) -> None:
@@ -90,10 +91,10 @@ class PrefixRequestRouter(RequestRouter):
         facts = {
             name: each.replica_metadata[FACTS] for name, each in replicas.items() if FACTS in each.replica_metadata
         }
-        come, gone = self._placements.set_replicas(facts)
-        for name in gone:
+        added, removed = self._placements.set_replicas(facts)
+        for name in removed:
             self._listeners.pop(name).end()
-        for name in come:
+        for name in added:
             self._listeners[name] = _Listener(name, facts[name], self._placements)
         for name, each in replicas.items():
             if each.routing_stats:

@@ -1,7 +1,7 @@
-"""A page of a cluster: its replicas, and why each request went where it went.
+"""A page of a cluster: its replicas, and the routing choice of each request with its reason.
 
-``/inspect`` is the page, ``/inspect/routes`` what it shows, as JSON. Where callers have keys, an administrator's is
-needed: prompts are not shown, but how much of them was cached is.
+``/inspect`` is the page, ``/inspect/routes`` its data as JSON. Where API keys exist, an administrator's key is needed:
+the data has no prompts, but the number of cached tokens of each.
 """
 
 from typing import Any, Final
@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pagedkv.memory.routing import Candidate
-from pagedkv.serving.cluster.placements import Placed, SeenReplica
+from pagedkv.serving.cluster.placements import Placed, ReplicaStatus
 from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.serving.server import ApiError, Service
 from pagedkv.serving.server.json_response import json_response
@@ -22,7 +22,7 @@ MOST_SHOWN: Final = 200
 
 
 def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None:
-    """Add the page to an application, and its data.
+    """Add the page and its data to an application.
 
     Args:
         app: the application.
@@ -40,33 +40,33 @@ def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None
 
 def _routes(service: Service, engine: ReplicatedEngine) -> dict[str, Any]:
     placements = engine.placements
-    told: dict[str, Any] = {"model": service.config.model_name, "now_s": service.wall_clock()}
-    if placements is None:  # no request has come
-        return {**told, "replicas": [], "reasons": {}, "num_moved": 0, "choices": []}
+    head: dict[str, Any] = {"model": service.config.model_name, "now_s": service.wall_clock()}
+    if placements is None:  # no request has arrived yet
+        return {**head, "replicas": [], "reasons": {}, "num_moved": 0, "choices": []}
     return {
-        **told,
-        "replicas": [_replica(each) for each in placements.seen()],
+        **head,
+        "replicas": [_replica(each) for each in placements.replicas()],
         "reasons": placements.num_by_reason(),
         "num_moved": placements.num_moved,
         "choices": [_choice(each) for each in placements.latest(MOST_SHOWN)],
     }
 
 
-def _replica(seen: SeenReplica) -> dict[str, Any]:
-    view = seen.view
+def _replica(status: ReplicaStatus) -> dict[str, Any]:
+    view = status.view
     return {
-        "name": seen.name,
-        "process": seen.facts.process,
-        "node": seen.facts.node,
+        "name": status.name,
+        "process": status.facts.process,
+        "node": status.facts.node,
         "lifetime": view.lifetime,
-        "kv_events": seen.facts.events,
-        "kv_events_replay": seen.facts.replays,
+        "kv_events": status.facts.events,
+        "kv_events_replay": status.facts.replays,
         "state": str(view.state),
         "num_cached_blocks": view.num_blocks,
         "num_lost_batches": view.num_lost_batches,
-        "num_prefill_tokens": seen.num_prefill_tokens,
-        "num_decoding": seen.num_decoding,
-        "numbers": dict(seen.numbers),
+        "num_prefill_tokens": status.num_prefill_tokens,
+        "num_decoding": status.num_decoding,
+        "numbers": dict(status.numbers),
     }
 
 

@@ -1,4 +1,4 @@
-"""ReplicaSpec: what each replica of a cluster serves."""
+"""ReplicaSpec: model, engine and limits of each replica of a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ __all__ = ["ReplicaSpec"]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What each replica serves.
+    """Model, engine and limits of each replica.
 
     Args:
         model: a folder or a name; None: the model of the demonstration.
-        dtype: type of its weights.
+        dtype: type of the model's weights.
         engine: memory and limits of each replica.
         tenants: limits of tenants, by name; None: tenants are not distinguished.
-        max_waiting: requests that may wait in each replica.
+        max_waiting: most requests that wait in each replica.
         tool_parser: name of the parser of calls.
         host: address at which each replica publishes its events.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.

@@ -57,8 +57,8 @@ class Caller:
     trace: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the cache holds no other tenant's content."""
+    def has_no_tenant(self) -> bool:
+        """Whether the server does not distinguish callers, so that the cache holds no other tenant's content."""
         return self.tenant is None
 
 
@@ -99,7 +99,7 @@ class ApiKeys:
 
     def __init__(self, callers: Mapping[str, Caller], limits: Mapping[str, TenantLimits] | None = None) -> None:
         if not callers:
-            raise ConfigurationError("there is no API key, so every request would be refused")
+            raise ConfigurationError("no API keys are given, so every request would be refused: give at least one")
         self._callers = dict(callers)
         given = {} if limits is None else limits
         unknown = sorted(set(given) - self.tenants)
@@ -163,7 +163,7 @@ def _key_of(headers: Mapping[str, str]) -> str | None:
 
 def _entry(entry: object, where: str) -> tuple[str, Caller]:
     if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is no table")
+        raise ConfigurationError(f"{where} is not a table")
     unknown = sorted(set(entry) - {"tenant", "sha256", "admin"})
     if unknown:
         raise ConfigurationError(f"{where} has {', '.join(unknown)}, and may have tenant, sha256 and admin")

@@ -1,4 +1,4 @@
-"""AnswerFormats: constrains an answer to a JSON schema, to a regular expression, or to a call of a tool."""
+"""AnswerFormats: constrains an answer to a JSON schema, a regular expression, or a tool call."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -26,7 +26,7 @@ class Formats(Protocol):
         several: bool = True,
         after: str | None = None,
     ) -> TokenMatcher | None:
-        """Return the matcher that constrains an answer; None: the answer is free."""
+        """Return the matcher that constrains an answer; None: the answer is unconstrained."""
         ...
 
 
@@ -62,14 +62,14 @@ class AnswerFormats:
         several: bool = True,
         after: str | None = None,
     ) -> TokenMatcher | None:
-        """Return the matcher that constrains an answer; None: the answer is free.
+        """Return the matcher that constrains an answer; None: the answer is unconstrained.
 
         Args:
             response_format: its type is ``text``, ``json_object``, ``json_schema`` or ``regex``.
             tools: offered tools.
             tool_choice: in OpenAI's form; ``required`` or a function's name forces a call.
             several: whether the answer may have more than one call.
-            after: a marker, such as the end of reasoning; the answer is free up to it.
+            after: a marker, such as the end of reasoning; the answer is unconstrained up to it.
 
         Raises:
             ApiError: a field is invalid, or the server has no parser of calls.
@@ -96,28 +96,27 @@ class AnswerFormats:
         if parser == "none":
             raise ApiError(
                 400,
-                "this server reads no tool calls out of this model's answers: its tool_parser must be hermes, llama or "
-                "mistral",
+                "this server parses no tool calls of this model: its tool_parser must be hermes, llama or mistral",
                 param="tool_choice",
             )
         return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
 
-    def _format(self, wanted: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
-        match wanted.get("type"):
+    def _format(self, response_format: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
+        match response_format.get("type"):
             case "text":
                 return None
             case "json_object":
                 return self._grammars.json_object(after=after)
             case "json_schema":
-                told = wanted.get("json_schema", wanted)
-                schema = told.get("schema") if isinstance(told, Mapping) else None
+                json_schema = response_format.get("json_schema", response_format)
+                schema = json_schema.get("schema") if isinstance(json_schema, Mapping) else None
                 if not isinstance(schema, Mapping):
                     raise ApiError(400, "response_format needs json_schema.schema, a schema", param="response_format")
-                return self._grammars.json_schema(schema, strict=bool(told.get("strict")), after=after)
+                return self._grammars.json_schema(schema, strict=bool(json_schema.get("strict")), after=after)
             case "regex":
-                if not isinstance(wanted.get("regex"), str):
+                if not isinstance(response_format.get("regex"), str):
                     raise ApiError(400, "response_format needs regex, a pattern", param="response_format")
-                return self._grammars.regex(wanted["regex"], after=after)
+                return self._grammars.regex(response_format["regex"], after=after)
             case other:
                 raise ApiError(
                     400,

@@ -130,7 +130,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def tokenizing(request: Request) -> Response:
         caller = caller_of(service, request)
         body = await read_body(request, TokenizeRequest)
-        return json_response(await service.prepared(body.nbytes, partial(tokenize, service, body, caller)))
+        return json_response(await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller)))
 
     @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
     async def detokenizing(request: Request) -> Response:
@@ -161,7 +161,7 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
     async def count_tokens(request: Request) -> Response:
         caller = caller_of(service, request)
         body = await read_body(request, CountRequest)
-        return json_response(await service.prepared(body.nbytes, partial(messages.count, body, caller)))
+        return json_response(await service.run_text_work(body.nbytes, partial(messages.count, body, caller)))
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -216,7 +216,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, problem: Exception) -> Response:
         LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
-        return _refusal(service, request, ApiError(500, "the server failed at this request; its log says why"))
+        return _refusal(
+            service, request, ApiError(500, "the server failed to serve this request; its log has the reason")
+        )
 
 
 def _refusal(service: Service, request: Request, problem: ApiError) -> Response:

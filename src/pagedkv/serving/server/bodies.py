@@ -39,7 +39,7 @@ async def read_body(request: Request, model: type[B]) -> B:
     """Read a body.
 
     Raises:
-        ApiError: the body is no JSON, or invalid for the path; the message names the first invalid field.
+        ApiError: the body is not JSON, or invalid for the path; the message names the first invalid field.
         HTTPException: the body is too large.
     """
     raw = await request.body()
@@ -48,9 +48,9 @@ async def read_body(request: Request, model: type[B]) -> B:
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
-        told = f"{where}: {first['msg']}" if where else str(first["msg"])
+        message = f"{where}: {first['msg']}" if where else str(first["msg"])
         raise ApiError(
-            400, f"the body of the request is not what this path takes: {told}", param=where or None
+            400, f"the body of the request is invalid for this path: {message}", param=where or None
         ) from problem
 
 

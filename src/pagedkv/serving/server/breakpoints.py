@@ -15,17 +15,18 @@ from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine import Breakpoint, Chat
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.chat_prompts import ChatPrompts
-from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.generation import PreparedPrompt
 
 __all__ = ["MOST_BREAKPOINTS", "breakpoints_at", "num_common"]
 
 MOST_BREAKPOINTS: Final = 4
-SOME_QUESTION: Final = {"role": "user", "content": "?"}
-"""Added after a beginning that a template refuses on its own, so that no token after it is common by chance."""
+PLACEHOLDER_QUESTION: Final = {"role": "user", "content": "?"}
+"""Added after a beginning that a template refuses without a user's message. Its text is unlike that of real messages,
+so that its tokens are not part of the common prefix by chance."""
 
 
 def breakpoints_at(
-    beginnings: Sequence[tuple[Chat, float]], whole: Chat, prepared: Prepared, chats: ChatPrompts, caller: Caller
+    beginnings: Sequence[tuple[Chat, float]], whole: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
 ) -> tuple[Breakpoint, ...]:
     """Find places in tokens. O(text) for each.
 
@@ -54,13 +55,13 @@ def num_common(first: Sequence[int], second: Sequence[int]) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def _num_tokens(beginning: Chat, whole: Chat, prepared: Prepared, chats: ChatPrompts, caller: Caller) -> int:
+def _num_tokens(beginning: Chat, whole: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller) -> int:
     if beginning.messages == whole.messages and beginning.tools == whole.tools:
         return len(prepared.token_ids)
-    for behind in ([], [SOME_QUESTION], [SOME_QUESTION, *whole.messages[-1:]]):
-        chat = replace(beginning, messages=[*beginning.messages, *behind], is_continued=False)
+    for added in ([], [PLACEHOLDER_QUESTION], [PLACEHOLDER_QUESTION, *whole.messages[-1:]]):
+        chat = replace(beginning, messages=[*beginning.messages, *added], is_continued=False)
         try:
             return num_common(chats.prepare(chat, caller).token_ids, prepared.token_ids)
-        except RequestError:  # no message yet, or a template that refuses a conversation without its question
+        except RequestError:  # no message yet, or a template that requires a user's message
             continue
     return 0

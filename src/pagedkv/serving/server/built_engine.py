@@ -1,4 +1,4 @@
-"""Builds an engine for a server: a model, its tokenizer, and what clients of a server expect of an engine."""
+"""Builds an engine for a server: loads a model and its tokenizer, and sets the options that a server's clients need."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,5 +52,5 @@ def build_engine(
 
 def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above
     if tokenizer is None:
-        raise ConfigurationError(f"{model} has no tokenizer that can be loaded, and a server needs one")
+        raise ConfigurationError(f"no tokenizer can be loaded for {model}, and a server needs one")
     return tokenizer

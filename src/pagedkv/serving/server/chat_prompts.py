@@ -8,7 +8,7 @@ from pagedkv.memory.contract.errors import RequestError
 from pagedkv.serving.engine.chat import Chat, chat_text
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Caller
-from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.generation import PreparedPrompt
 from pagedkv.serving.server.kept_answers import KeptAnswers, conversation_digests, next_digest
 
 __all__ = ["ChatPrompts", "longest_token", "require_short"]
@@ -45,7 +45,7 @@ class ChatPrompts:
         """Number of tokens that are kept for next turns."""
         return self._kept.num_tokens
 
-    def prepare(self, chat: Chat, caller: Caller) -> Prepared:
+    def prepare(self, chat: Chat, caller: Caller) -> PreparedPrompt:
         """Turn a conversation into a prompt. O(its text).
 
         Raises:
@@ -57,14 +57,14 @@ class ChatPrompts:
         known = None if chat.is_continued else self._continued(chat, digests, caller)
         if known is not None:
             token_ids, num_kept_tokens = known
-            return Prepared(token_ids, conversation, num_kept_tokens)
+            return PreparedPrompt(token_ids, conversation, num_kept_tokens)
         text = chat_text(self._tokenizer, chat)
         assert self._encode is not None, "a template without a tokenizer"
         require_short(text, self._longest_text)
-        return Prepared(self._encode(text), conversation)
+        return PreparedPrompt(self._encode(text), conversation)
 
     def keep(
-        self, prepared: Prepared, message: Mapping[str, Any], token_ids: Sequence[int], tenant: str | None = None
+        self, prepared: PreparedPrompt, message: Mapping[str, Any], token_ids: Sequence[int], tenant: str | None = None
     ) -> None:
         """Keep the tokens of a conversation and its answer for the next turn.
 
@@ -86,20 +86,20 @@ class ChatPrompts:
             kept = self._kept.find(digests[place], caller.tenant)
             if kept is None:
                 continue
-            tail = self._tail_behind(chat, place)
+            tail = self._tail_after(chat, place)
             if tail is None or self._encode is None:
                 return None
             require_short(tail, self._longest_text)
             return [*kept.tolist(), *self._encode(tail)], len(kept)
         return None
 
-    def _tail_behind(self, chat: Chat, place: int) -> str | None:
-        """Return the text that the template writes after a message; None where it cannot be separated."""
+    def _tail_after(self, chat: Chat, place: int) -> str | None:
+        """Return the text that the template writes after a message; None if that text cannot be separated."""
         marked = {"role": ANSWER_ROLE, "content": self._mark}
         messages = [*chat.messages[:place], marked, *chat.messages[place + 1 :]]
         try:
             text = chat_text(self._tokenizer, Chat(messages, chat.tools, chat.template, options=chat.options))
-        except Exception:  # noqa: BLE001 - a template that needs the calls before their results: write it whole
+        except Exception:  # noqa: BLE001 - a template that needs the calls before their results: render the whole chat
             return None
         _, found, tail = text.partition(self._mark)
         return tail if found and self._mark not in tail else None
@@ -115,5 +115,5 @@ def require_short(text: str, longest: int) -> None:
     """Refuse a text too long for any prompt, before it is tokenised. Raises RequestError."""
     if len(text) > longest:
         raise RequestError(
-            f"the text has {len(text):,} characters, and no prompt of the longest sequence has more than {longest:,}"
+            f"the text has {len(text):,} characters, more than any prompt of the longest sequence can have: {longest:,}"
         )

@@ -6,10 +6,10 @@
         |---- header_deadline_s ----|-- body_deadline_s --|                          |
                                                           |-- write_deadline_s while the write buffer is full --|
 
-An ASGI application sees requests, not connections. Its ``send`` waits for ever when the client reads nothing, and half
-a header is no request yet. So this protocol of the event loop enforces the deadlines. To the application, an ended
-connection is a disconnect, which ends its request within a step. Timers run only while a request is read or the buffer
-is full, so a streamed chunk costs nothing.
+An ASGI application cannot enforce these deadlines: its ``send`` waits without limit while the client does not read, and
+it is not called before a header is complete. So this protocol of the event loop enforces them. When it closes a
+connection, the application receives a disconnect, and the request ends within a step. Timers run only while a request
+is read or the write buffer is full, so a streamed chunk costs nothing.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Bound the time of a connection that closes once its last bytes are read."""
+        """Start the deadline of the client's reading, if the connection closes after this response."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_reader()

@@ -45,7 +45,7 @@ OPEN: Final = frozenset({"/version"})
 """JSON paths that need no key and take no input, so that they refuse no request."""
 
 ERRORS: Final[Mapping[int, str]] = {
-    400: "The request contradicts itself, the model or the memory.",
+    400: "The request is invalid, or exceeds the limits of the model or the memory.",
     401: "No API key, or an unknown one.",
     403: "A key without the rights that the request needs.",
     404: "No such model, message or response.",
@@ -53,8 +53,8 @@ ERRORS: Final[Mapping[int, str]] = {
     429: "The queue is full.",
     500: "A fault of the server.",
     501: "A package that the request needs is not installed.",
-    503: "The engine has ended, or the server is draining.",
-    504: "The deadline came before the end of the answer.",
+    503: "The engine has stopped, or the server is shutting down.",
+    504: "The deadline passed before the answer was complete.",
 }
 RETRY_AFTER: Final = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
 
@@ -88,8 +88,8 @@ def _responses(path: str, answer: type) -> dict[str, Any]:
 
 def _plain_responses() -> dict[str, dict[str, Any]]:
     """Describe the paths that answer with a status alone, or with text."""
-    health = {"200": {"description": "It can."}, "503": {"description": "It cannot."}}
-    numbers: dict[str, Any] = {"200": {"description": "Numbers for Prometheus.", "content": {"text/plain": {}}}}
+    health = {"200": {"description": "The server can serve."}, "503": {"description": "The server cannot serve."}}
+    numbers: dict[str, Any] = {"200": {"description": "Metrics for Prometheus.", "content": {"text/plain": {}}}}
     for status in (401, 403, 500):
         numbers[str(status)] = {"description": ERRORS[status], "content": {"application/json": _referring(OpenAIError)}}
     return {"/health": health, "/ready": health, "/metrics": numbers}

@@ -16,10 +16,10 @@ class EngineNumbers:
         num_running: running requests.
         num_waiting: waiting requests.
         num_live: blocks that running sequences use.
-        num_blocks: all blocks but the null blocks.
+        num_blocks: all blocks except the null blocks.
         num_leased: free blocks that leases keep cached.
         num_evictions: cached blocks evicted since the engine was built.
-        tiers: each tier below the device.
+        tiers: statistics of each tier below the device.
     """
 
     num_running: int
@@ -32,7 +32,7 @@ class EngineNumbers:
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
-        """Read them from the engine. O(rows + blocks in tables)."""
+        """Read the numbers from an engine. O(rows + blocks in tables)."""
         core = llm.core
         pools = core.space.config.blocks_by_pool()
         statistics = core.space.statistics()

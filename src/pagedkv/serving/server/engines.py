@@ -1,6 +1,6 @@
-"""ServedEngine: what a service needs of an engine; LocalEngine: an engine of this process.
+"""ServedEngine: the interface of an engine that a service needs; LocalEngine: an engine in this process.
 
-A service neither sees steps nor blocks, so that replicas in other processes can stand behind it as well
+The interface has neither steps nor blocks, so that replicas in other processes can implement it too
 (:mod:`pagedkv.serving.cluster`).
 """
 
@@ -22,19 +22,19 @@ __all__ = ["EngineFacts", "LocalEngine", "Route", "ServedEngine"]
 T = TypeVar("T")
 
 TIERS_S: Final = 10.0
-"""How long tiers may still store when the server stops."""
+"""Seconds for which tiers may go on storing when the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What does not change while an engine serves.
+    """Properties of an engine that do not change while it serves.
 
     Args:
         max_tokens: tokens of the longest sequence, answer included.
-        block_size: tokens of a block that all groups end at.
-        tenants: names of the tenants that it was configured with.
+        block_size: least common multiple of the groups' block sizes, in tokens.
+        tenants: names of the configured tenants.
         is_caching: whether prefixes are cached.
-        uses_predictions: whether it drafts tokens from a request's prediction.
+        uses_predictions: whether the engine drafts tokens from a request's prediction.
         vocabulary_size: columns of the model's logits.
         end_ids: the model's own end tokens.
     """
@@ -49,7 +49,7 @@ class EngineFacts:
 
     @classmethod
     def of(cls, llm: LLM) -> Self:
-        """Read them from an engine."""
+        """Read the properties of an engine."""
         core, space = llm.core, llm.core.space.config
         return cls(
             space.max_tokens,
@@ -64,12 +64,12 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which replica serves a request.
+    """The replica that serves a request, and the reason of the choice.
 
     Args:
-        replica: its name.
-        reason: why, in a few words.
-        explanation: why, with all replicas that were looked at, a line each.
+        replica: the replica's name.
+        reason: the reason in a few words.
+        explanation: the reason in full, with a line for each replica that was considered.
     """
 
     replica: str
@@ -82,25 +82,26 @@ class ServedEngine(Protocol):
 
     @property
     def facts(self) -> EngineFacts:
-        """What does not change."""
+        """Properties that do not change while the engine serves."""
         ...
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can serve."""
+        """Whether the engine can serve."""
         ...
 
     @property
     def last_numbers(self) -> EngineNumbers:
-        """The numbers of the last :meth:`numbers`."""
+        """The result of the last :meth:`numbers`."""
         ...
 
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
         """Begin to serve. Raises EngineError.
 
         Args:
-            max_waiting: requests that may wait; further ones are refused.
-            on_step: called with the record of each step, in the engine's thread, where there are steps in this process.
+            max_waiting: most requests that wait; further ones are refused.
+            on_step: called in the engine's thread with the record of each step. Never called for engines whose steps
+                run in other processes.
         """
         ...
 
@@ -111,15 +112,15 @@ class ServedEngine(Protocol):
         ...
 
     def route_of(self, stream: AnswerStream) -> Route | None:
-        """Return which replica serves a request that was accepted; None where there are no replicas."""
+        """Return the replica that serves an accepted request; None for an engine without replicas."""
         ...
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
-        """Return what constrains answers to formats and calls."""
+        """Return an object that makes token matchers for the formats and forced calls of requests."""
         ...
 
     async def numbers(self) -> EngineNumbers:
-        """Read the numbers of this moment; after the engine has ended, the last ones."""
+        """Read the engine's current numbers; after the engine has ended, return the last ones."""
         ...
 
     async def stop(self) -> None:
@@ -129,7 +130,7 @@ class ServedEngine(Protocol):
 
 @final
 class LocalEngine:
-    """An engine of this process, which a thread of its own drives.
+    """An engine in this process, driven by a thread of its own.
 
     Args:
         llm: the engine.
@@ -143,7 +144,7 @@ class LocalEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can serve."""
+        """Whether the engine can serve."""
         return self._running is not None and not self._running.has_ended
 
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
@@ -157,11 +158,11 @@ class LocalEngine:
         return self._engine.generate(prompt, params, intent=intent, deadline_s=deadline_s)
 
     def route_of(self, stream: AnswerStream) -> Route | None:  # noqa: ARG002 - as of ServedEngine
-        """Return None: there are no replicas."""
+        """Return None: a local engine has no replicas."""
         return None
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
-        """Return what constrains answers to formats and calls."""
+        """Return an object that makes token matchers for the formats and forced calls of requests."""
         return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
 
     def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
@@ -175,7 +176,7 @@ class LocalEngine:
         return await self._engine.between_steps(work)
 
     async def numbers(self) -> EngineNumbers:
-        """Read the engine between two steps, in its thread. After the engine has ended, the last numbers stay."""
+        """Read the engine's numbers between two steps, in its thread; after it has ended, return the last ones."""
         with suppress(EngineError):
             self.last_numbers = await self.between_steps(EngineNumbers.of)
         return self.last_numbers

@@ -3,7 +3,7 @@
 ::
 
     status  OpenAI's type            Anthropic's type        when
-    400     invalid_request_error    invalid_request_error   the request contradicts itself, the model or the memory
+    400     invalid_request_error    invalid_request_error   the request is invalid, or exceeds the model or the memory
     401     authentication_error     authentication_error    no API key, or an unknown one
     403     permission_error         permission_error        a key without the rights that the path needs
     404     not_found_error          not_found_error         no such path, model or message
@@ -12,8 +12,8 @@
     405     invalid_request_error    invalid_request_error   no such method of a path
     500     server_error             api_error               a fault of the server
     501     server_error             api_error               a package that the request needs is not installed
-    503     server_error             overloaded_error        the engine has ended, or the server is draining
-    504     timeout                  timeout_error           the deadline came before the end of the answer
+    503     server_error             overloaded_error        the engine has stopped, or the server is shutting down
+    504     timeout                  timeout_error           the deadline passed before the answer was complete
 """
 
 from typing import Any, Final
@@ -55,11 +55,12 @@ ANTHROPIC_TYPES: Final = {
 }
 
 
-NEVER_AGAIN: Final = frozenset({500, 501, 504})
-"""Statuses whose requests fail again. Official clients retry any status from 500 on, unless a header forbids it."""
+NOT_RETRIED: Final = frozenset({500, 501, 504})
+"""Statuses of requests that would fail again. Official clients retry any status from 500 on, unless a header forbids
+it."""
 
 
-FIRST_FAULT: Final = 500
+FIRST_SERVER_ERROR: Final = 500
 REFUSALS: Final = frozenset({"draining"})
 REASONS: Final = {
     400: "invalid",
@@ -75,11 +76,11 @@ REASONS: Final = {
 
 
 class ApiError(Exception):
-    """A refused request, or an answer that ended without what was asked for.
+    """A refused request, or an answer that ended before it was complete.
 
     Args:
         status: the HTTP status.
-        message: a sentence for the client: what was wrong, where, and what to do. No content of other requests.
+        message: a sentence for the client: what was wrong, where, and what to do, without content of other requests.
         param: the invalid field.
         code: a word for programs, such as ``model_not_found``.
         retry_after_s: seconds after which the client may retry.
@@ -103,8 +104,8 @@ class ApiError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether nothing was computed for the request: it was invalid, not allowed, or found no room."""
-        return self.status < FIRST_FAULT or self.code in REFUSALS
+        """Whether nothing was computed for the request: it was invalid, not allowed, or the queue was full."""
+        return self.status < FIRST_SERVER_ERROR or self.code in REFUSALS
 
     @property
     def reason(self) -> str:
@@ -114,8 +115,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
-        told = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        return {**told, "x-should-retry": "false"} if self.status in NEVER_AGAIN else told
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return {**headers, "x-should-retry": "false"} if self.status in NOT_RETRIED else headers
 
     def as_openai(self) -> dict[str, Any]:
         """Return the response body for OpenAI's clients."""
@@ -145,6 +146,6 @@ def as_api_error(problem: Exception, retry_after_s: int = 1) -> ApiError:
         case MissingExtraError():
             return ApiError(501, str(problem))
         case EngineError():
-            return ApiError(503, "the engine has ended, and the server must be started again", code="engine_ended")
+            return ApiError(503, "the engine has stopped, and the server must be started again", code="engine_ended")
         case _:
-            return ApiError(500, "the server failed at this request; its log says why")
+            return ApiError(500, "the server failed to serve this request; its log has the reason")

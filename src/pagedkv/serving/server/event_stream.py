@@ -1,6 +1,6 @@
 """EventStream: sends server-sent events to one client as they are made, until the end or a disconnect.
 
-A slow client delays only its own events: sending waits for it, and meanwhile its answer's tokens gather and are sent
+A slow client delays only its own events: its stream waits until it reads, and the tokens that arrive meanwhile are sent
 together.
 """
 

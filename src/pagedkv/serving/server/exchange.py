@@ -15,7 +15,7 @@ from pagedkv.serving.engine import RequestOutput
 from pagedkv.serving.server.disconnects import ClientGoneError, while_connected
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream
-from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.serving.server.service import Service
 
 __all__ = ["Exchange"]
@@ -32,13 +32,13 @@ class Exchange:
 
     Args:
         service: the engine and what all protocols share.
-        ask: the request for the engine.
+        request: the request for the engine.
         receive: ``receive`` of the connection, after the body was read.
     """
 
-    def __init__(self, service: Service, ask: Ask, receive: Receive) -> None:
+    def __init__(self, service: Service, request: GenerationRequest, receive: Receive) -> None:
         self._service = service
-        self._ask = ask
+        self._request = request
         self._receive = receive
         self._arrived_s = service.wall_clock()
         self._is_noted = False
@@ -52,10 +52,10 @@ class Exchange:
             answer: makes the response from the ended generation and one event for each answer.
 
         Raises:
-            ApiError: the request cannot be served, or its answer ended without what was asked for.
+            ApiError: the request cannot be served, or its answer ended before it was complete.
             ClientGoneError: the client has disconnected.
         """
-        self._service.note_arrived(self._ask)
+        self._service.note_arrived(self._request)
         return await while_connected(self._receive, self._whole(answer))
 
     async def _whole(self, answer: Callable[[Generation, Sequence[AnswerEvent]], T]) -> T:
@@ -88,7 +88,7 @@ class Exchange:
             ApiError: the request cannot be served.
             ClientGoneError: the client has disconnected.
         """
-        self._service.note_arrived(self._ask)
+        self._service.note_arrived(self._request)
         try:
             generation = await while_connected(self._receive, self._begin())
         except (ClientGoneError, asyncio.CancelledError):
@@ -99,7 +99,7 @@ class Exchange:
             self._note(None, error)
             raise error from problem
 
-        async def end() -> None:  # runs too for a stream that ended before its first event
+        async def end() -> None:  # also called for a stream that ended before its first event
             await generation.aclose()
             self._note(generation, None)
 
@@ -124,8 +124,8 @@ class Exchange:
             self._note(generation, problem)
 
     async def _begin(self) -> Generation:
-        generation = await self._service.begin(self._ask)
-        self._service.under_way[self._ask] = generation
+        generation = await self._service.begin(self._request)
+        self._service.under_way[self._request] = generation
         routes = self._service.routes(generation)
         if routes:
             self.headers[REPLICA] = ", ".join(dict.fromkeys(route.replica for route in routes))
@@ -133,14 +133,14 @@ class Exchange:
         return generation
 
     def _note(self, generation: Generation | None, problem: ApiError | None) -> None:
-        """Report the request to metrics and logs, once; an aborted one after the engine has counted its tokens."""
+        """Report the request to metrics and logs, once. An aborted one is reported when the engine has ended it."""
         if self._is_noted:
             return
         self._is_noted = True
         has_left = problem is None and (generation is None or not generation.outputs)
         routes = [] if generation is None else self._service.routes(generation)
         end = partial(
-            self._service.note_served, self._ask, self._arrived_s, problem=problem, has_left=has_left, routes=routes
+            self._service.note_served, self._request, self._arrived_s, problem=problem, has_left=has_left, routes=routes
         )
         if generation is None:
             end(())

@@ -7,7 +7,7 @@ from pagedkv.serving.server.access import Caller
 
 __all__ = ["as_explanation"]
 
-TOLD_ALIKE: Final = frozenset(
+REPORTED_AS_NEVER_STORED: Final = frozenset(
     {
         MissCause.OTHER_SALT,
         MissCause.CHANGED_TOKENS,
@@ -17,19 +17,20 @@ TOLD_ALIKE: Final = frozenset(
         MissCause.UNKNOWN,
     }
 )
-"""Causes that may depend on what other tenants have cached, where nothing of the prompt hits."""
+"""Causes that may depend on other tenants' cached content, where no token of the prompt hits."""
 
 
 def as_explanation(explanation: Explanation | None, caller: Caller) -> dict[str, Any] | None:
     """Return where a prompt's hit ended and why, without revealing other tenants' content.
 
-    The answer never has the token at which a prompt differs. Where nothing hits, all causes that compare the prompt
-    with other content, and those of content without a record, are reported as "never stored" at position 0.
+    The answer never contains the cached token that differs from the prompt's. Where no token hits, all causes that
+    compare the prompt with other content, and those of content without a record, are reported as "never stored" at
+    position 0.
     """
     if explanation is None:
         return None
     cause = explanation.cause
-    if not caller.is_alone and explanation.num_hit_tokens == 0 and cause in TOLD_ALIKE:
+    if not caller.has_no_tenant and explanation.num_hit_tokens == 0 and cause in REPORTED_AS_NEVER_STORED:
         return {
             "num_prompt_tokens": explanation.num_tokens,
             "num_hit_tokens": 0,

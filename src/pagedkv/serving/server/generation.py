@@ -1,7 +1,7 @@
 """Generation: the answers to one HTTP request of any protocol, while they are generated.
 
-A protocol makes an :class:`Ask` and reads all :class:`AnswerEvent` values. Then :attr:`Generation.outputs` has the
-engine's outputs, with tokens and receipts.
+A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent` values. Then
+:attr:`Generation.outputs` has the engine's outputs, with tokens and receipts.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from pagedkv.serving.server.answer_writer import AnswerWriter
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.parsing import AnswerParser, Part
 
-__all__ = ["AnswerEvent", "Ask", "Generation", "Prepared"]
+__all__ = ["AnswerEvent", "Generation", "GenerationRequest", "PreparedPrompt"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompt:
     """A prompt in the form that the engine takes.
 
     Args:
         token_ids: tokens of the prompt.
-        conversation: digest of the conversation (:mod:`.kept_answers`); None: the prompt is no conversation.
+        conversation: digest of the conversation (:mod:`.kept_answers`); None: the prompt is not a conversation.
         num_kept_tokens: leading tokens that were taken from the kept tokens of the last answer.
     """
 
@@ -36,27 +36,27 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """A client's request in the engine's terms.
+class GenerationRequest:
+    """A client's request in the engine's terms: what a protocol gives to the service.
 
     Args:
-        endpoint: the path that was called.
-        request_id: identity of the answer.
+        endpoint: the path of the HTTP request.
+        request_id: identity of the response.
         caller: the sender of the request.
         prompts: the prompts, at least one.
         params: sampling parameters of every prompt.
         decode: turns token ids into text.
         new_parser: makes a parser that finds reasoning and tool calls in an answer.
-        deadline_s: seconds from now to the deadline; None: none.
+        deadline_s: seconds from submission to the deadline; None: no deadline.
         priority: requests of a higher priority are scheduled first.
-        breakpoints: leading tokens of the prompt to keep cached for a time.
-        prediction: guessed tokens of the answers.
+        breakpoints: numbers of leading prompt tokens to keep cached, each with its time.
+        prediction: the client's prediction of the answer, as token ids.
     """
 
     endpoint: str
     request_id: str
     caller: Caller
-    prompts: Sequence[Prepared]
+    prompts: Sequence[PreparedPrompt]
     params: SamplingParams
     decode: Callable[[Sequence[int]], str]
     new_parser: Callable[[], AnswerParser]
@@ -72,7 +72,7 @@ class AnswerEvent:
 
     Args:
         index: index of the answer; those of the first prompt come first.
-        parts: text, reasoning and calls that are certain now.
+        parts: new text, reasoning and calls that later tokens cannot change.
         token_ids: new tokens.
         logprobs: log-probabilities of each new token, if requested.
         finish_reason: why the answer ended; set in its last event.
@@ -93,29 +93,30 @@ class Generation:
     """Answers under way.
 
     Args:
-        ask: the request.
+        request: the request.
         streams: streams of the engine, one for each prompt.
         writers: a writer for each answer, those of the first prompt first.
         outputs: the engine's outputs, one for each prompt, once :meth:`events` or :meth:`finished` has ended.
     """
 
-    ask: Ask
+    request: GenerationRequest
     streams: Sequence[AnswerStream]
     writers: Sequence[AnswerWriter] = field(init=False)
     outputs: Sequence[RequestOutput] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         """Make a writer for each answer."""
-        ask = self.ask
+        request = self.request
         self.writers = tuple(
-            AnswerWriter(ask.decode, ask.params.stop, ask.new_parser()) for _ in range(len(self.streams) * ask.params.n)
+            AnswerWriter(request.decode, request.params.stop, request.new_parser())
+            for _ in range(len(self.streams) * request.params.n)
         )
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Yield new content until all answers have ended. Closing the generator ends the requests.
 
         Raises:
-            ApiError: an answer ended without what was asked for, or the engine failed.
+            ApiError: an answer ended before it was complete, or the engine failed.
         """
         try:
             if len(self.streams) == 1:
@@ -132,7 +133,7 @@ class Generation:
     async def finished(self) -> list[AnswerEvent]:
         """Wait for all answers; return each as one event. Raises as :meth:`events`.
 
-        Tokens are read once, at the end: waking a task for each token would cost 20 us a token.
+        Tokens are read once, at the end: waking a task for each token would cost 20 us per token.
         """
         try:
             if len(self.streams) == 1:
@@ -154,12 +155,12 @@ class Generation:
 
     @property
     def results(self) -> list[RequestOutput]:
-        """Outputs of the prompts that have ended, by themselves or because the request ended."""
+        """Outputs of the prompts whose answers have ended, also those that were aborted."""
         return [stream.result for stream in self.streams if stream.result is not None]
 
     @property
     def num_generated(self) -> int:
-        """Tokens so far of the longest answer. O(answers + unread updates)."""
+        """Number of tokens of the longest answer so far. O(answers + unread updates)."""
         read = max((len(writer.token_ids) for writer in self.writers), default=0)
         return read + max((stream.num_unread for stream in self.streams), default=0)
 
@@ -167,12 +168,12 @@ class Generation:
     def leased(self) -> tuple[Breakpoint, ...]:
         """Breakpoints of an ended request that became leases; the others were refused."""
         taken = self.outputs[0].breakpoint_tokens if self.outputs else ()
-        return tuple(each for each, num_tokens in zip(self.ask.breakpoints, taken, strict=False) if num_tokens)
+        return tuple(each for each, num_tokens in zip(self.request.breakpoints, taken, strict=False) if num_tokens)
 
     @property
     def leases_refused(self) -> dict[str, int]:
-        """The answer's field that counts the breakpoints that became no lease; empty where all did."""
-        num_refused = len(self.ask.breakpoints) - len(self.leased)
+        """The response's field that counts the refused breakpoints; empty if all became leases."""
+        num_refused = len(self.request.breakpoints) - len(self.leased)
         return {"cache_leases_refused": num_refused} if num_refused else {}
 
     async def over(self) -> None:
@@ -188,16 +189,16 @@ class Generation:
 
     def _event(self, place: int, update: TokenUpdate) -> AnswerEvent:
         require_answered(update.finish_reason)
-        index = place * self.ask.params.n + update.index
+        index = place * self.request.params.n + update.index
         parts = self.writers[index].take(update)
         return AnswerEvent(index, parts, update.token_ids, update.logprobs, update.finish_reason, update.stop)
 
 
 def require_answered(reason: FinishReason | None) -> None:
-    """Raise where an answer ended without what was asked for. Raises ApiError."""
+    """Raise an ApiError for an answer that ended before it was complete."""
     match reason:
         case "deadline":
-            raise ApiError(504, "the deadline came before the end of the answer", code="deadline")
+            raise ApiError(504, "the deadline passed before the answer was complete", code="deadline")
         case "rejected":
             raise ApiError(400, "the request does not fit into the memory of the server, even alone", code="too_large")
         case "failed":
@@ -226,7 +227,7 @@ async def _merged(streams: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, 
 
 
 async def _answered(stream: AnswerStream) -> RequestOutput:
-    """Wait for the end of a prompt's answers. Raises ApiError where one ended without what was asked for."""
+    """Wait for the end of a prompt's answers. Raises ApiError if one ended before it was complete."""
     output = await stream.output()
     for completion in output.completions:
         require_answered(completion.finish_reason)

@@ -1,10 +1,10 @@
 """KeptAnswers: the exact tokens of earlier turns, so that a conversation's next turn hits all of them.
 
-A client sends back earlier answers as text. Tokenised again, they often give other tokens; and a template leaves out
-their reasoning, or writes their tool calls as other JSON. Each of these differences ends the prefix hit before the
-last answer. So the server keeps the tokens that it computed, prompt and answer, by a digest of the conversation's
-messages. A conversation that begins with the same messages continues with the kept tokens, and only the text after the
-last kept answer is tokenised.
+A client sends back earlier answers as text. Tokenising this text often gives other tokens than the model sampled; and
+templates leave out reasoning, or write tool calls as other JSON. Each of these differences ends the prefix hit before
+the last answer. So the server keeps the tokens of prompt and answer, by a digest of the conversation's messages. A
+conversation that begins with the same messages begins with the kept tokens, and only the text after the last kept
+answer is tokenised.
 
 ::
 
@@ -28,7 +28,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 
 __all__ = ["KeptAnswers", "conversation_digests", "next_digest"]
 
-TOLD: Final = ("role", "content", "name", "tool_call_id")
+TEMPLATE_FIELDS: Final = ("role", "content", "name", "tool_call_id")
 """Fields of a message that a template may write, apart from its tool calls."""
 
 
@@ -36,8 +36,8 @@ TOLD: Final = ("role", "content", "name", "tool_call_id")
 class KeptAnswers:
     """Tokens of conversations, by the conversation's digest.
 
-    Above the limit, the tenant with the most tokens loses its least recently used conversations. So a tenant within
-    its equal share loses none, whatever others do. Thread-safe.
+    Above the limit, the least recently used conversations of the tenant with the most tokens are dropped. So a tenant
+    within its equal share loses none, whatever others do. Thread-safe.
 
     Args:
         max_tokens: most tokens that are kept, 4 bytes each.
@@ -68,7 +68,7 @@ class KeptAnswers:
                 self._drop(largest, next(iter(self._kept[largest])))
 
     def find(self, digest: bytes, tenant: str | None = None) -> Int32Array | None:
-        """Return the tokens of a tenant's conversation, int32; None where they are not kept."""
+        """Return the tokens of a tenant's conversation, int32; None if they are not kept."""
         with self._lock:
             kept = self._kept.get(tenant, OrderedDict())
             found = kept.get(digest)
@@ -90,7 +90,7 @@ def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mappin
 
     Args:
         salt: the tenant's salt; conversations of different tenants have different digests.
-        setting: what else the template writes: tools, options.
+        setting: everything else that the template writes: tools, options.
         messages: the conversation. Reasoning of an answer is left out, since clients drop it.
     """
     digest = hashlib.sha256(salt + _canonical(setting)).digest()
@@ -103,15 +103,17 @@ def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mappin
 
 def next_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the digest of a conversation extended by one message."""
-    told = (
-        {name: message[name] for name in TOLD if message.get(name) not in {None, ""}} if _is_plain(message) else message
+    fields = (
+        {name: message[name] for name in TEMPLATE_FIELDS if message.get(name) not in {None, ""}}
+        if _is_plain(message)
+        else message
     )
     calls = [_call(call) for call in message.get("tool_calls") or ()]
-    return hashlib.sha256(digest + _canonical([told, calls])).digest()
+    return hashlib.sha256(digest + _canonical([fields, calls])).digest()
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
-    return all(isinstance(message.get(name), str | None) for name in TOLD)
+    return all(isinstance(message.get(name), str | None) for name in TEMPLATE_FIELDS)
 
 
 def _call(call: Mapping[str, Any]) -> object:

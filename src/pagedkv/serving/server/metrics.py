@@ -1,7 +1,8 @@
 """Metrics: the server's metrics for Prometheus, under vLLM's names where the meaning is the same, and our own.
 
-Counters of a request are raised once, when it has ended. On a scrape, the engine's thread reads the gauges between two
-steps: during a step another thread may see the block space half changed. No label has a tenant, a key or a text.
+Counters of a request increase once, when it has ended. On a scrape, the engine's thread reads the gauges between two
+steps, since during a step another thread could read the block space half changed. No label contains a tenant, a key or
+a text.
 """
 
 import time
@@ -57,11 +58,11 @@ TOKENS: Final = tuple(float(mantissa * 10**power) for power in range(6) for mant
 
 @final
 class Metrics:
-    """Counts what a service does.
+    """Counts a service's requests, tokens and steps.
 
     Args:
         service: the service, which calls :meth:`served` and :meth:`stepped`.
-        clock: returns monotonic seconds; the gaps between tokens are measured by it.
+        clock: returns monotonic seconds, for the time between tokens.
     """
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,23 +79,25 @@ class Metrics:
         self._add_gauges()
         self._prompt = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._cached = self._counter("vllm:prompt_tokens_cached", "Tokens of prompts that were cached.")
-        self._queries = self._counter("vllm:prefix_cache_queries", "Tokens that were looked for in the prefix cache.")
-        self._hits = self._counter("vllm:prefix_cache_hits", "Tokens that were found there.")
+        self._queries = self._counter("vllm:prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Tokens of prompts found in the prefix cache.")
         self._generated = self._counter("vllm:generation_tokens", "Tokens of answers.")
-        self._preemptions = self._counter("vllm:num_preemptions", "Requests that gave their blocks up, each time.")
-        self._ended = self._counter("vllm:request_success", "Answers by why they ended.", "finished_reason")
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of running requests.")
+        self._ended = self._counter("vllm:request_success", "Answers, by finish reason.", "finished_reason")
         self._recomputed = self._counter("pagedkv:recomputed_tokens", "Tokens computed again after a preemption.")
         self._missed = self._counter("pagedkv:prefix_cache_missed_tokens", "Tokens that missed, by cause.", "cause")
         self._errors = self._counter("pagedkv:request_errors", "Requests that got an error, by its status.", "status")
-        self._left = self._counter("pagedkv:requests_left", "Requests whose client went before the end.")
-        self._left_tokens = self._counter("pagedkv:left_generation_tokens", "Tokens of answers whose client went.")
+        self._left = self._counter("pagedkv:requests_left", "Requests whose client disconnected before the end.")
+        self._left_tokens = self._counter("pagedkv:left_generation_tokens", "Tokens of answers to such requests.")
         self._refusals = self._counter("pagedkv:refused_requests", "Requests refused before the engine.", "reason")
-        self._rejections = self._counter("vllm:admission_rejections", "Requests that found the queue full.", "reason")
+        self._rejections = self._counter(
+            "vllm:admission_rejections", "Requests refused because the queue was full.", "reason"
+        )
         self._leases = self._counter("pagedkv:breakpoint_leases", "Leases at breakpoints, taken or refused.", "result")
-        self._evictions = self._counter("pagedkv:evicted_blocks", "Blocks handed out whose cached content was lost.")
-        self._tier_hits = self._counter("pagedkv:tier_hits", "Tokens of hits that tiers brought, by medium.", "medium")
+        self._evictions = self._counter("pagedkv:evicted_blocks", "Cached blocks evicted.")
+        self._tier_hits = self._counter("pagedkv:tier_hits", "Tokens of hits loaded from tiers, by medium.", "medium")
         self._tier_tokens = self._counter(
-            "pagedkv:tier_tokens", "Tokens of prompts that a tier had, by what became of them.", "tier", "result"
+            "pagedkv:tier_tokens", "Tokens of prompts found in a tier, by result.", "tier", "result"
         )
         self._tier_entries = self._tier_gauge("pagedkv:tier_entries", "Entries of a tier.")
         self._tier_nbytes = self._tier_gauge("pagedkv:tier_bytes", "Bytes of a tier.")
@@ -108,15 +111,15 @@ class Metrics:
         self._prompt_sizes = self._histogram("vllm:request_prompt_tokens", TOKENS)
         self._answer_sizes = self._histogram("vllm:request_generation_tokens", TOKENS)
 
-    def served(self, request: Served) -> None:
+    def served(self, served: Served) -> None:
         """Count a request that has ended."""
-        if request.problem is not None:
-            self._errors.labels(*self._labels, str(request.problem.status)).inc()
-        if request.has_left:
+        if served.problem is not None:
+            self._errors.labels(*self._labels, str(served.problem.status)).inc()
+        if served.has_left:
             self._left.labels(*self._labels).inc()
-            tokens = sum(len(each.token_ids) for output in request.outputs for each in output.completions)
+            tokens = sum(len(each.token_ids) for output in served.outputs for each in output.completions)
             self._left_tokens.labels(*self._labels).inc(tokens)
-        for output in request.outputs:
+        for output in served.outputs:
             if output.queue_seconds is not None:  # the request was admitted
                 self._count(output)
             if output.first_token_seconds is not None:  # its prompt was computed, and each breakpoint leased or refused
@@ -192,7 +195,7 @@ class Metrics:
             self._token.labels(*labels).observe((whole - first) / num_further)
 
     async def read_engine(self) -> None:
-        """Read the engine's numbers. After the engine has ended, the last numbers stay."""
+        """Read the engine's numbers; after the engine has ended, keep the last ones."""
         self._now = await self._service.engine.numbers()
         self._evictions.labels(*self._labels).inc(self._now.num_evictions - self._num_evictions)
         self._num_evictions = self._now.num_evictions
@@ -203,8 +206,8 @@ class Metrics:
 
     def _add_gauges(self) -> None:
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("vllm:num_requests_running", "Requests that run.", lambda: self._now.num_running),
-            ("vllm:num_requests_waiting", "Requests that wait.", lambda: self._now.num_waiting),
+            ("vllm:num_requests_running", "Running requests.", lambda: self._now.num_running),
+            ("vllm:num_requests_waiting", "Waiting requests.", lambda: self._now.num_waiting),
             (
                 "vllm:kv_cache_usage_perc",
                 "Share of the blocks that running requests use, 0 to 1.",

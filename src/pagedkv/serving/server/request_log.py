@@ -2,9 +2,9 @@
 
 A trace is in order of arrival, so a row is written once its request and all earlier requests have ended. A request that
 delays too many rows is written before its end, with its tokens so far and the status ``under way``; its prompt, which
-determines what later prompts hit, is complete. A prompt is written as the ids of its blocks under a random key of the
-file: equal content has equal ids within a file, and the ids do not reveal the content. They depend on the tenant's
-salt, as the blocks do.
+determines what later prompts hit, is complete. A prompt is written as ids of its blocks, which are digests under a
+random key of the file: equal content has equal ids within a file, and the ids do not reveal the content. They depend on
+the tenant's salt, as the blocks' identities do.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.server.generation import Ask
+from pagedkv.serving.server.generation import GenerationRequest
 from pagedkv.serving.server.service import Served
 
 __all__ = ["RequestLog"]
@@ -37,7 +37,7 @@ class RequestLog:
     Args:
         path: a file that does not exist yet.
         block_size: tokens of a block.
-        tells_tokens: whether the tokens of prompts and answers are written, in place of block ids.
+        writes_tokens: whether the tokens of prompts and answers are written, in place of block ids.
         num_so_far: returns the tokens of a request's longest answer while the request is under way.
         most_held: most rows of ended requests that an earlier request may delay.
         clock: returns monotonic seconds.
@@ -46,44 +46,44 @@ class RequestLog:
         ConfigurationError: the file cannot be written, or exists.
     """
 
-    def __init__(  # noqa: PLR0913 - a file's form, a bound, and what a test replaces
+    def __init__(  # noqa: PLR0913 - a file's form, a bound, and the clock, which tests replace
         self,
         path: Path,
         block_size: int,
         *,
-        tells_tokens: bool = False,
-        num_so_far: Callable[[Ask], int] = lambda _: 0,
+        writes_tokens: bool = False,
+        num_so_far: Callable[[GenerationRequest], int] = lambda _: 0,
         most_held: int = MOST_HELD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         try:
             self._file: BufferedWriter = path.open("xb")
         except FileExistsError as problem:
-            raise ConfigurationError(f"the request log {path} exists already: name a new file") from problem
+            raise ConfigurationError(f"the request log {path} already exists: name a new file") from problem
         except OSError as problem:
             raise ConfigurationError(f"the request log {path} cannot be written: {problem}") from problem
         self._block_size = block_size
-        self._tells_tokens = tells_tokens
+        self._writes_tokens = writes_tokens
         self._num_so_far = num_so_far
         self._most_held = most_held
         self._num_held = 0
         self._clock = clock
         self._start_s = clock()
         self._key = secrets.token_bytes(32)
-        self._rows: OrderedDict[Ask, tuple[float, list[dict[str, Any]] | None]] = OrderedDict()
+        self._rows: OrderedDict[GenerationRequest, tuple[float, list[dict[str, Any]] | None]] = OrderedDict()
         header: dict[str, object] = {"format": "pagedkv-trace", "version": 1}
-        self._write([header if tells_tokens else {**header, "block_size": block_size}])
+        self._write([header if writes_tokens else {**header, "block_size": block_size}])
 
-    def arrived(self, ask: Ask) -> None:
+    def arrived(self, request: GenerationRequest) -> None:
         """Record the arrival of a request."""
-        self._rows[ask] = (self._clock() - self._start_s, None)
+        self._rows[request] = (self._clock() - self._start_s, None)
 
-    def served(self, request: Served) -> None:
+    def served(self, served: Served) -> None:
         """Record a request that has ended, and write all rows that are no longer delayed. O(tokens)."""
-        if request.ask not in self._rows:
+        if served.request not in self._rows:
             return
-        arrival_s, _ = self._rows[request.ask]
-        self._rows[request.ask] = (arrival_s, self._rows_of(request, arrival_s))
+        arrival_s, _ = self._rows[served.request]
+        self._rows[served.request] = (arrival_s, self._rows_of(served, arrival_s))
         self._num_held += 1
         self._write_ended()
         while self._num_held > self._most_held:
@@ -93,19 +93,21 @@ class RequestLog:
     def _write_ended(self) -> None:
         """Write the rows before the first request under way."""
         while self._rows:
-            ask = next(iter(self._rows))
-            rows = self._rows[ask][1]
+            request = next(iter(self._rows))
+            rows = self._rows[request][1]
             if rows is None:
                 return
-            del self._rows[ask]
+            del self._rows[request]
             self._num_held -= 1
             self._write(rows)
 
     def _write_early(self) -> None:
         """Write the earliest request under way, with its tokens so far; its end is not written."""
-        ask, (arrival_s, _) = self._rows.popitem(last=False)
-        length = self._num_so_far(ask)
-        self._write([self._row(ask, place, arrival_s, length, "under way") for place in range(len(ask.prompts))])
+        request, (arrival_s, _) = self._rows.popitem(last=False)
+        length = self._num_so_far(request)
+        self._write(
+            [self._row(request, place, arrival_s, length, "under way") for place in range(len(request.prompts))]
+        )
 
     def close(self) -> None:
         """Write the ended requests, and close the file."""
@@ -114,41 +116,43 @@ class RequestLog:
         self._rows.clear()
         self._file.close()
 
-    def _rows_of(self, request: Served, arrival_s: float) -> list[dict[str, Any]]:
-        status = "left" if request.has_left else "answered"
-        if request.problem is not None:
-            status = f"error {request.problem.status}"
+    def _rows_of(self, served: Served, arrival_s: float) -> list[dict[str, Any]]:
+        status = "left" if served.has_left else "answered"
+        if served.problem is not None:
+            status = f"error {served.problem.status}"
         rows = []
-        for place in range(len(request.ask.prompts)):
-            output = request.outputs[place] if place < len(request.outputs) else None
+        for place in range(len(served.request.prompts)):
+            output = served.outputs[place] if place < len(served.outputs) else None
             answers = [] if output is None else [each.token_ids for each in output.completions]
-            row = self._row(request.ask, place, arrival_s, max(map(len, answers), default=0), status)
+            row = self._row(served.request, place, arrival_s, max(map(len, answers), default=0), status)
             if output is not None:
                 row["x_num_cached_tokens"] = output.num_cached_tokens
-            if place < len(request.routes):
-                row["x_replica"] = request.routes[place].replica
-                row["x_routing"] = request.routes[place].reason
-            if self._tells_tokens and len(answers) == 1:
+            if place < len(served.routes):
+                row["x_replica"] = served.routes[place].replica
+                row["x_routing"] = served.routes[place].reason
+            if self._writes_tokens and len(answers) == 1:
                 row["output_token_ids"] = list(answers[0])
             rows.append(row)
         return rows
 
-    def _row(self, ask: Ask, place: int, arrival_s: float, output_length: int, status: str) -> dict[str, Any]:
-        prompt = ask.prompts[place].token_ids
+    def _row(
+        self, request: GenerationRequest, place: int, arrival_s: float, output_length: int, status: str
+    ) -> dict[str, Any]:
+        prompt = request.prompts[place].token_ids
         row: dict[str, Any] = {
             "arrival_s": round(arrival_s, 6),
             "input_length": len(prompt),
             "output_length": output_length,
             "x_status": status,
         }
-        if ask.params.n > 1:
-            row["num_samples"] = ask.params.n
-        if ask.caller.tenant is not None:
-            row["tenant"] = ask.caller.tenant
-        if self._tells_tokens:
+        if request.params.n > 1:
+            row["num_samples"] = request.params.n
+        if request.caller.tenant is not None:
+            row["tenant"] = request.caller.tenant
+        if self._writes_tokens:
             row["token_ids"] = list(prompt)
         else:
-            row["block_ids"] = self._block_ids(prompt, ask.caller.salt)
+            row["block_ids"] = self._block_ids(prompt, request.caller.salt)
         return row
 
     def _block_ids(self, token_ids: Sequence[int], salt: bytes) -> list[int]:

@@ -1,4 +1,4 @@
-"""Running the application at one address until it is stopped; requests under way then have time to end."""
+"""Runs the application at one address until it is stopped; requests under way then have time to end."""
 
 import math
 import signal
@@ -20,7 +20,8 @@ __all__ = ["run", "uvicorn_config"]
 
 
 KEEP_ALIVE_S: Final = 75
-"""Seconds that an idle connection stays open: longer than clients keep theirs, so that none sends on a closed one."""
+"""Seconds that an idle connection stays open: longer than clients keep it open, so that no client sends a request on a
+connection that the server has closed."""
 
 
 class _Server(uvicorn.Server):
@@ -38,7 +39,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM after the server has drained: uvicorn raises again the signal that ended it."""
+    """Ignore SIGINT and SIGTERM after the server has drained: uvicorn raises the signal that ended it once more."""
     before = {number: signal.signal(number, _pass) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -19,7 +19,7 @@ from pagedkv.serving.server.chat_prompts import ChatPrompts, longest_token, requ
 from pagedkv.serving.server.config import ServerConfig, SlowCause
 from pagedkv.serving.server.engines import Route, ServedEngine
 from pagedkv.serving.server.errors import ApiError, as_api_error
-from pagedkv.serving.server.generation import Ask, Generation, Prepared
+from pagedkv.serving.server.generation import Generation, GenerationRequest, PreparedPrompt
 from pagedkv.serving.server.kept_answers import KeptAnswers
 from pagedkv.serving.server.parsing import AnswerParser, end_of_open_reasoning, parser_for
 from pagedkv.serving.server.usage import Usage, usage_of
@@ -31,10 +31,10 @@ T = TypeVar("T")
 LOG: Final = logging.getLogger("pagedkv.server")
 
 LONGEST_RETRY_S: Final = 60
-SERVERS_FAULT: Final = 500
+FIRST_SERVER_ERROR: Final = 500
 MOST_KEPT_ANSWERS: Final = 4
 LONG_NBYTES: Final = 16 * 2**10
-"""Size of a body from which it is tokenised outside the event loop: some 10 ms."""
+"""Bodies of at least this size are tokenised outside the event loop, since that takes 10 ms or more."""
 TOKENS_OF_BEGINNING: Final = 32
 """Tokens at a prompt's end from which the beginning of its answer is determined."""
 
@@ -44,16 +44,16 @@ class Served:
     """A request that has ended, for metrics and logs.
 
     Args:
-        ask: the request.
+        request: the request.
         arrived_s: time of arrival, in seconds of the Unix epoch.
         total_s: seconds from arrival to end.
         outputs: outputs of its prompts; empty where the engine did not accept the request.
-        problem: why it failed; None where it was answered, or its client disconnected.
+        problem: why it failed; None if it was answered, or its client disconnected.
         has_left: whether its client disconnected before the end.
         routes: the replicas that served its prompts; empty where there are no replicas.
     """
 
-    ask: Ask
+    request: GenerationRequest
     arrived_s: float
     total_s: float
     outputs: Sequence[RequestOutput]
@@ -70,7 +70,7 @@ class Service:
         engine: serves token ids.
         config: name, limits and parsers.
         access: identifies callers.
-        tokenizer: for prompts and answers; None: token ids alone.
+        tokenizer: for prompts and answers; None: prompts and answers are token ids alone.
         wall_clock: returns seconds of the Unix epoch.
 
     Attributes:
@@ -98,13 +98,13 @@ class Service:
         self.tokenizer = tokenizer
         self.wall_clock = wall_clock
         self.is_draining = False
-        self.on_arrived: list[Callable[[Ask], None]] = []
+        self.on_arrived: list[Callable[[GenerationRequest], None]] = []
         self.on_served: list[Callable[[Served], None]] = []
         self.on_step: list[Callable[[StepRecord], None]] = []
         self.on_slow: list[Callable[[SlowCause], None]] = []
         self.created_s = int(wall_clock())
         self.on_refused: list[Callable[[ApiError], None]] = []
-        self.under_way: dict[Ask, Generation] = {}
+        self.under_way: dict[GenerationRequest, Generation] = {}
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="pagedkv texts")
         self._notes: set[asyncio.Task[None]] = set()
         self._queue_s = 1.0
@@ -120,8 +120,8 @@ class Service:
         self.engine.start(self.config.max_waiting, self._note_step)
 
     def _note_step(self, record: StepRecord) -> None:
-        for tell in self.on_step:
-            tell(record)
+        for callback in self.on_step:
+            callback(record)
 
     async def stop(self) -> None:
         """End the engine, and all requests under way."""
@@ -154,7 +154,7 @@ class Service:
         return list(plain_encoding(self.tokenizer)(text))
 
     def decode(self, token_ids: Sequence[int], *, keeps_special: bool = False) -> str:
-        """Turn token ids into text. Without a tokenizer: the ids, separated by blanks."""
+        """Turn token ids into text. Without a tokenizer, the text is the ids, separated by blanks."""
         if self.tokenizer is None:
             return "".join(f"{token} " for token in token_ids)
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=not keeps_special))
@@ -163,7 +163,7 @@ class Service:
         """Return a function that decodes token ids, with or without special tokens. Markers of calls may be special."""
         return partial(self.decode, keeps_special=keeps_special)
 
-    def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: Prepared) -> Callable[[], AnswerParser]:
+    def parsers(self, tools: Sequence[Mapping[str, Any]], prompt: PreparedPrompt) -> Callable[[], AnswerParser]:
         """Return a function that makes the parser of one answer: of its reasoning, and of calls if tools are offered.
 
         Args:
@@ -180,17 +180,17 @@ class Service:
             prompt=self._beginning(prompt),
         )
 
-    def end_of_reasoning(self, prompt: Prepared) -> str | None:
-        """Return the marker that ends an answer's reasoning, before which no format applies; None without reasoning."""
+    def end_of_reasoning(self, prompt: PreparedPrompt) -> str | None:
+        """Return the marker that ends an answer's reasoning; None without reasoning. Formats apply after the marker."""
         is_read = self.config.reasoning_parser != "none"
         return end_of_open_reasoning(self._beginning(prompt)) if is_read else None
 
-    def _beginning(self, prompt: Prepared) -> str:
+    def _beginning(self, prompt: PreparedPrompt) -> str:
         return self.decode(prompt.token_ids[-TOKENS_OF_BEGINNING:], keeps_special=True)
 
     @cached_property
     def formats(self) -> Formats:
-        """Constrains answers to formats and calls."""
+        """Makes token matchers for the formats and forced calls of requests."""
         return self.engine.formats(self.tokenizer, self.config.tool_parser)
 
     @property
@@ -213,38 +213,40 @@ class Service:
         if self.tokenizer is None:
             raise ApiError(400, "this server has no tokenizer: give prompts as token ids to /v1/completions")
 
-    async def prepared(self, nbytes: int, make: Callable[[], T]) -> T:
-        """Run ``make``; for a long body in a thread, one at a time, so that other requests continue.
+    async def run_text_work(self, nbytes: int, make: Callable[[], T]) -> T:
+        """Run ``make`` and return its value; for a long body in a thread, so that the event loop is not blocked.
+
+        The thread runs one body at a time.
 
         Args:
             nbytes: size of the body.
-            make: renders templates and tokenises texts, some microseconds a character.
+            make: renders templates and tokenises texts, in some microseconds per character.
         """
         if nbytes < LONG_NBYTES:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._preparing, make)
 
-    async def begin(self, ask: Ask) -> Generation:
+    async def begin(self, request: GenerationRequest) -> Generation:
         """Submit a request to the engine; return its answers under way once the engine has accepted it.
 
         Raises:
             ApiError: the request cannot be served, or not now.
         """
         if self.is_draining:
-            raise ApiError(503, "the server is about to end", code="draining", retry_after_s=1)
-        for prompt in ask.prompts:
+            raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=1)
+        for prompt in request.prompts:
             self._require_room(len(prompt.token_ids))
-        num_answers = len(ask.prompts) * ask.params.n
+        num_answers = len(request.prompts) * request.params.n
         if num_answers > self.config.max_answers:
             raise ApiError(
                 400, f"{num_answers} answers are requested, and at most {self.config.max_answers} are allowed"
             )
-        intent = self._intent(ask)
+        intent = self._intent(request)
         streams = [
-            self.engine.generate(prompt.token_ids, ask.params, intent=intent, deadline_s=self._deadline_s(ask))
-            for prompt in ask.prompts
+            self.engine.generate(prompt.token_ids, request.params, intent=intent, deadline_s=self._deadline_s(request))
+            for prompt in request.prompts
         ]
-        generation = Generation(ask, streams)
+        generation = Generation(request, streams)
         try:
             for stream in streams:
                 await stream.accepted()
@@ -256,8 +258,8 @@ class Service:
     def keep_answer(self, generation: Generation, index: int, message: Mapping[str, Any]) -> None:
         """Keep an answer's tokens for the next turn of its conversation.
 
-        An answer that a stop text ended is not kept, since it has more tokens than the client's text. Of many answers
-        to a prompt only the first ones are kept.
+        An answer that a stop text ended is not kept, since its tokens include the stop text and the client's text does
+        not. Of many answers to a prompt only the first :data:`MOST_KEPT_ANSWERS` are kept.
 
         Args:
             generation: under way or ended.
@@ -266,22 +268,22 @@ class Service:
         """
         writer = generation.writers[index]
         if not writer.is_cut and index < MOST_KEPT_ANSWERS:
-            tenant = generation.ask.caller.tenant
-            self.chats.keep(generation.ask.prompts[0], message, writer.token_ids, tenant)
+            tenant = generation.request.caller.tenant
+            self.chats.keep(generation.request.prompts[0], message, writer.token_ids, tenant)
 
-    def note_arrived(self, ask: Ask) -> None:
-        """Report a request that has arrived to metrics and logs."""
-        for tell in self.on_arrived:
-            tell(ask)
+    def note_arrived(self, request: GenerationRequest) -> None:
+        """Report to logs a request that has arrived."""
+        for callback in self.on_arrived:
+            callback(request)
 
     def routes(self, generation: Generation) -> list[Route]:
         """Return the replicas that serve a request's prompts; empty where there are no replicas."""
         found = [self.engine.route_of(stream) for stream in generation.streams]
         return [route for route in found if route is not None]
 
-    def note_served(  # noqa: PLR0913 - what is to be said of a request, by keywords
+    def note_served(  # noqa: PLR0913 - the fields of Served, by keywords
         self,
-        ask: Ask,
+        request: GenerationRequest,
         arrived_s: float,
         outputs: Sequence[RequestOutput],
         *,
@@ -289,21 +291,21 @@ class Service:
         has_left: bool = False,
         routes: Sequence[Route] = (),
     ) -> None:
-        """Report a request that has ended to metrics and logs."""
-        self.under_way.pop(ask, None)
+        """Report to metrics and logs a request that has ended."""
+        self.under_way.pop(request, None)
         for output in outputs:
             if output.queue_seconds is not None:
                 self._queue_s += 0.1 * (output.queue_seconds - self._queue_s)
-        served = Served(ask, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left, routes)
-        for tell in self.on_served:
+        served = Served(request, arrived_s, self.wall_clock() - arrived_s, outputs, problem, has_left, routes)
+        for callback in self.on_served:
             try:
-                tell(served)
-            except OSError as failure:  # a full disk must not fail an answer that was computed
+                callback(served)
+            except OSError as failure:  # a full disk must not fail a computed answer
                 LOG.error("a request was not logged: %s", failure)  # noqa: TRY400 - the message has the cause
 
-    def num_so_far(self, ask: Ask) -> int:
+    def num_so_far(self, request: GenerationRequest) -> int:
         """Return the number of tokens of a request's longest answer while it is under way; else 0."""
-        return self.under_way[ask].num_generated if ask in self.under_way else 0
+        return self.under_way[request].num_generated if request in self.under_way else 0
 
     def note_later(self, note: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that reports a request whose end is under way; :meth:`stop` waits for it."""
@@ -312,39 +314,39 @@ class Service:
         task.add_done_callback(self._notes.discard)
 
     def note_refused(self, problem: ApiError) -> None:
-        """Report a request that was refused before the engine computed anything for it to metrics."""
-        for tell in self.on_refused:
-            tell(problem)
+        """Report to metrics a request that was refused before the engine computed anything for it."""
+        for callback in self.on_refused:
+            callback(problem)
 
     def note_slow(self, cause: SlowCause) -> None:
-        """Report a connection that was ended because its client was too slow to metrics."""
-        for tell in self.on_slow:
-            tell(cause)
+        """Report to metrics a connection that was ended because its client was too slow."""
+        for callback in self.on_slow:
+            callback(cause)
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
         return usage_of(outputs, self.block_size, is_caching=self.engine.facts.is_caching)
 
     def as_api_error(self, problem: Exception) -> ApiError:
-        """Translate an error. After a full queue, the client should retry after about the time a request queues."""
+        """Translate an error. For a full queue, the client may retry after about the time that requests wait."""
         error = as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
-        if error.status >= SERVERS_FAULT and error is not problem:
+        if error.status >= FIRST_SERVER_ERROR and error is not problem:
             LOG.error("a request failed", exc_info=problem)
         return error
 
-    def _intent(self, ask: Ask) -> Intent:
+    def _intent(self, request: GenerationRequest) -> Intent:
         """Return the intent of a request; its tenant and salt come from the caller alone."""
-        tenant = ask.caller.tenant if ask.caller.tenant in self.engine.facts.tenants else None
+        tenant = request.caller.tenant if request.caller.tenant in self.engine.facts.tenants else None
         return Intent(
             tenant=tenant,
-            salt=ask.caller.salt,
-            priority=ask.priority,
-            breakpoints=ask.breakpoints,
-            prediction=ask.prediction,
+            salt=request.caller.salt,
+            priority=request.priority,
+            breakpoints=request.breakpoints,
+            prediction=request.prediction,
         )
 
-    def _deadline_s(self, ask: Ask) -> float | None:
-        limits = [limit for limit in (ask.deadline_s, self.config.deadline_s) if limit is not None]
+    def _deadline_s(self, request: GenerationRequest) -> float | None:
+        limits = [limit for limit in (request.deadline_s, self.config.deadline_s) if limit is not None]
         return min(limits) if limits else None
 
     def _require_room(self, num_tokens: int) -> None:

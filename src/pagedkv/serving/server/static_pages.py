@@ -1,4 +1,4 @@
-"""Pages that come with the package: an HTML file, its style and its script, which read data of the same server."""
+"""Pages of the package: an HTML file, its style and its script, which reads data from the same server."""
 
 from collections.abc import Callable
 from importlib.resources import files
@@ -22,20 +22,20 @@ PAGE_HEADERS: Final = {
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-"""Headers of pages and of their data: nothing is kept, and nothing is loaded from elsewhere."""
+"""Headers of pages and of their data: browsers cache nothing, and load nothing from other servers."""
 
 
 def add_page(app: FastAPI, access: Access, path: str, package: str, name: str) -> None:
     """Add a page, as ``PATH``, ``PATH/NAME.css`` and ``PATH/NAME.js``.
 
-    The page of a server without keys sends none; other pages read no data before they have a key.
+    The page of a server without API keys sends no key; other pages read no data until the user has entered a key.
 
     Args:
         app: the application.
-        access: of its service.
+        access: the access of the application's service.
         path: the page's path.
-        package: has the page's files in its folder ``static``.
-        name: of the files, without what follows the point.
+        package: the package with the page's files in its folder ``static``.
+        name: the files' name without its ending.
     """
     static = files(package) / "static"
     html = (static / f"{name}.html").read_bytes()

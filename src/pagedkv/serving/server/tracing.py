@@ -40,59 +40,62 @@ class Tracing:
         self._tracer = provider.get_tracer("pagedkv.server")
         self._propagator = TraceContextTextMapPropagator()
 
-    def served(self, request: "Served") -> None:
+    def served(self, served: "Served") -> None:
         """Make the span of a request that has ended."""
         model = self._service.config.model_name
-        operation = "text_completion" if request.ask.endpoint == TEXT_PATH else "chat"
-        begun_ns = int(request.arrived_s * NS)
+        operation = "text_completion" if served.request.endpoint == TEXT_PATH else "chat"
+        begun_ns = int(served.arrived_s * NS)
         span = self._tracer.start_span(
             f"{operation} {model}",
-            context=self._propagator.extract(dict(request.ask.caller.trace)),
+            context=self._propagator.extract(dict(served.request.caller.trace)),
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": PROVIDER,
                 "gen_ai.request.model": model,
                 "gen_ai.response.model": model,
-                "gen_ai.response.id": request.ask.request_id,
-                "http.route": request.ask.endpoint,
-                **_asked(request),
-                **self._answered(request),
+                "gen_ai.response.id": served.request.request_id,
+                "http.route": served.request.endpoint,
+                **_request_attributes(served),
+                **self._answer_attributes(served),
             },
             start_time=begun_ns,
         )
-        if request.problem is not None:
-            span.set_attribute("error.type", str(request.problem.status))
+        if served.problem is not None:
+            span.set_attribute("error.type", str(served.problem.status))
             span.set_status(Status(StatusCode.ERROR))
-        elif request.has_left:
+        elif served.has_left:
             span.set_attribute("error.type", "client_disconnected")
-        span.end(begun_ns + int(request.total_s * NS))
+        span.end(begun_ns + int(served.total_s * NS))
 
-    def _answered(self, request: "Served") -> dict[str, Value]:
-        if not request.outputs:
+    def _answer_attributes(self, served: "Served") -> dict[str, Value]:
+        if not served.outputs:
             return {}
-        usage = self._service.usage(request.outputs)
-        completions = [each for output in request.outputs for each in output.completions]
-        told: dict[str, Value] = {
+        usage = self._service.usage(served.outputs)
+        completions = [each for output in served.outputs for each in output.completions]
+        attributes: dict[str, Value] = {
             "gen_ai.usage.input_tokens": usage.num_prompt,
             "gen_ai.usage.output_tokens": usage.num_generated,
             "gen_ai.usage.cache_read.input_tokens": usage.num_read,
             "gen_ai.usage.cache_creation.input_tokens": usage.num_written,
             "gen_ai.response.finish_reasons": tuple(each.finish_reason or "aborted" for each in completions),
         }
-        first = [output.first_token_seconds for output in request.outputs if output.first_token_seconds is not None]
+        first = [output.first_token_seconds for output in served.outputs if output.first_token_seconds is not None]
         if first:
-            told["gen_ai.response.time_to_first_chunk"] = min(first)
-        return told
+            attributes["gen_ai.response.time_to_first_chunk"] = min(first)
+        return attributes
 
 
-def _asked(request: "Served") -> dict[str, Value]:
-    params = request.ask.params
-    told: dict[str, Value] = {"gen_ai.request.temperature": params.temperature, "gen_ai.request.top_p": params.top_p}
+def _request_attributes(served: "Served") -> dict[str, Value]:
+    params = served.request.params
+    attributes: dict[str, Value] = {
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+    }
     if params.max_tokens is not None:
-        told["gen_ai.request.max_tokens"] = params.max_tokens
+        attributes["gen_ai.request.max_tokens"] = params.max_tokens
     if params.seed is not None:
-        told["gen_ai.request.seed"] = params.seed
+        attributes["gen_ai.request.seed"] = params.seed
     if params.n > 1:
-        told["gen_ai.request.choice.count"] = params.n
-    return told
+        attributes["gen_ai.request.choice.count"] = params.n
+    return attributes

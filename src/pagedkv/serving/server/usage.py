@@ -21,8 +21,8 @@ class Usage:
         num_read: prompt tokens that were cached.
         num_written: prompt tokens that the request computed and later prompts can hit: those of whole blocks.
         num_generated: tokens of its answers, including those that ended them.
-        num_drafted: guessed tokens that were computed for its answers.
-        num_accepted: guessed tokens that were right.
+        num_drafted: draft tokens that were computed for its answers.
+        num_accepted: draft tokens that were accepted.
     """
 
     num_prompt: int

@@ -1,7 +1,7 @@
 """CPUBackend: computes each sequence of a step by the faster path, and writes keys and values.
 
-If a sequence has one query and 32-bit floats, its keys are read in place; the keys of all others are gathered. A step
-in which all sequences decode gathers nothing.
+Keys in 32-bit floats of a sequence with one query are read in place; the keys of all other sequences are gathered. A
+step in which all sequences decode gathers no keys.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class CPUBackend:
     def _decode(
         self, layer: int, query: torch.Tensor, group: GroupMetadata, sinks: torch.Tensor | None, out: torch.Tensor
     ) -> int:
-        """Compute the sequences with one query in place. Returns their number."""
+        """Compute the sequences with one query, in place; return their number."""
         spec, keys, values = self._layers[layer], self._keys[layer], self._values[layer]
         offsets, seq_lens = group.query_start_loc.numpy(), group.seq_lens.numpy()
         places = np.flatnonzero(np.diff(offsets) == 1)

@@ -1,9 +1,9 @@
-"""Decode attention that reads blocks in place: one query a sequence, no copied keys (Kwon et al., vLLM, SOSP 2023).
+"""Decode attention that reads blocks in place: one query per sequence, no copied keys (Kwon et al., vLLM, SOSP 2023).
 
 For each sequence and key head, the scores of the query heads that share it are computed block by block into a scratch
 row and turned into weights; a second pass over the blocks adds up the weighted values::
 
-    scores   | block 0: dot products | block 1 | ... |      one row a query head of the group
+    scores   | block 0: dot products | block 1 | ... |      one row for each query head of the group
     weights  exp(score - largest), their sum with the sink's
     out      += weight * value, block by block
 
@@ -85,7 +85,7 @@ def decode_attention(
         keys, values: flat pools, see :mod:`pagedkv.memory.attention.cpu.memory`.
         key_strides, value_strides: their strides.
         shape: int64 ``[4]``: block size, key heads, window, chunk (0: none).
-        scale, soft_cap: of the layer.
+        scale, soft_cap: the layer's.
         sinks: float32 ``[heads]``, or empty.
         scores: float32 ``[query heads of a key head, longest sequence]``, scratch.
         exponents: int32 ``[longest sequence]``, scratch.
@@ -259,8 +259,8 @@ def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Arr
     The relative error is 4e-6 at x - largest = -87, and 1e-7 near 0, where weights are large.
 
     exp(x) = 2**n * 2**f with n whole and f in [0, 1). The power of two is written as the bits of a float; 2**f is a
-    polynomial (Cody and Waite, 1980). Unlike the library's, this exponential is vectorised: 0.5 ns a score instead of
-    3.8.
+    polynomial (Cody and Waite, 1980). Unlike the library's function, this loop is vectorised: 0.5 ns per score instead
+    of 3.8.
 
     Args:
         scores: float32 ``[n]``.
@@ -270,7 +270,7 @@ def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Arr
     for seen in range(len(scores)):
         exponent = (scores[seen] - largest) * LOG2_E
         whole = np.floor(exponent)
-        rest = exponent - whole  # NaN if the score is NaN, since the bound limits only the power
+        rest = exponent - whole  # stays NaN if the score is NaN: the lower bound applies to the power alone
         exponents[seen] = (np.int32(max(whole, LEAST_EXPONENT)) + EXPONENT_BIAS) << FRACTION_BITS
         scores[seen] = C0 + rest * (C1 + rest * (C2 + rest * (C3 + rest * (C4 + rest * (C5 + rest * C6)))))
     for seen in range(len(scores)):

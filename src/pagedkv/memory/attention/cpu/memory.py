@@ -32,7 +32,7 @@ class LayerMemory:
 
     @classmethod
     def of(cls, storage: KVStorage, group: int, blocks: torch.Tensor) -> "LayerMemory":
-        """Describe a view of the storage. Raises ConfigurationError: the elements of a key are not contiguous."""
+        """Describe a view of the storage. Raises ConfigurationError if the elements of a key are not contiguous."""
         if blocks.stride(3) != 1:
             raise ConfigurationError(
                 f"group {group} is laid out with {blocks.stride(3)} elements between those of one key: put C last"
@@ -41,6 +41,6 @@ class LayerMemory:
         return cls(blocks, strides, storage.pool_of(group).device_bytes)
 
     def flat(self) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-        """Return the pool's elements. Call it anew for each use, since a storage moves when it sleeps."""
+        """Return the pool's elements. Do not keep the result, since a storage's memory moves when it sleeps."""
         elements: np.ndarray[tuple[int], np.dtype[np.float32]] = self.pool.view(torch.float32).numpy()
         return elements

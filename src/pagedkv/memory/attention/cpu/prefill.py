@@ -35,7 +35,7 @@ def attend_to(
     """
     query, key, value = (part.transpose(0, 1) for part in (query, key, value))
     if layer.soft_cap or layer.has_sinks:
-        return _in_the_open(layer, span, query, key, value, sinks).transpose(0, 1)
+        return _explicit_attention(layer, span, query, key, value, sinks).transpose(0, 1)
     is_causal = query.shape[1] == key.shape[1] and not (layer.window or layer.chunk)
     mask = None if is_causal else seen_keys(layer, span, query.device)[None]
     out = scaled_dot_product_attention(
@@ -50,7 +50,7 @@ def attend_to(
     return out[0].transpose(0, 1)
 
 
-def _in_the_open(
+def _explicit_attention(
     layer: AttentionLayer,
     span: Span,
     query: torch.Tensor,

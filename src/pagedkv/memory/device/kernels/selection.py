@@ -37,6 +37,6 @@ def kernels_for(device: torch.device, choice: KernelChoice = "auto") -> ModuleTy
         ) from problem
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise DeviceUnavailableError(
-            "Triton was asked for on a CPU: it runs there with TRITON_INTERPRET=1 in the environment, for tests"
+            "kernels='triton' on a CPU needs Triton's interpreter, for tests: set TRITON_INTERPRET=1 in the environment"
         )
     return kernels

@@ -186,7 +186,7 @@ def _check(where: str, pool: PoolArrays, cold: list[int], protected: list[int]) 
     assert (ranks[protected] & PROTECTED).all(), f"{where}: a cold block waits in the protected list"
     is_protected = (ranks & PROTECTED) != 0
     assert is_protected.sum() == pool.eviction[NUM_PROTECTED], f"{where}: protected blocks miscounted"
-    assert not (is_protected & (pool.records[: len(ranks), NAME] == 0)).any(), f"{where}: nobody can find it"
+    assert not (is_protected & (pool.records[: len(ranks), NAME] == 0)).any(), f"{where}: a protected block has no name"
 
 
 class AdaptiveArrays(FeaturedArrays):

@@ -37,5 +37,5 @@ def require_listed(policy: EvictionPolicy) -> None:
     """Raise ConfigurationError for a policy that is not in the list. O(1)."""
     if POLICIES.get(policy.name) is not policy:
         raise ConfigurationError(
-            f"eviction policy {policy.name!r} is not in the list of pool/eviction/registry.py, so no loop knows it"
+            f"eviction policy {policy.name!r} is not in the list of pool/eviction/registry.py: add it there"
         )

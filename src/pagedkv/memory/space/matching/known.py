@@ -20,7 +20,7 @@ from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.tails import Tail
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT, GroupArrays
 
-__all__ = ["Ending", "Known", "Lookup", "know"]
+__all__ = ["Ending", "Known", "Lookup", "find_known"]
 
 LookupArguments: TypeAlias = tuple[PoolArrays, GroupArrays, Int32Array, Int32Array, Uint32Array]
 
@@ -91,8 +91,8 @@ class Ending(NamedTuple):
     tails: tuple[Tail, ...] = ()
 
 
-def know(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains: Chains) -> Known:
-    """Gather what is known once the chains have been followed.
+def find_known(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains: Chains) -> Known:
+    """Return what is known after the chains have been followed.
 
     Args:
         state: the space; prompt: the prompt; chains: its chains in groups that keep whole prefixes.

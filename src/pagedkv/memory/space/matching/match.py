@@ -14,7 +14,7 @@ from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.matching.boundaries import longest_boundary
 from pagedkv.memory.space.matching.chains import follow_all, junction_of
 from pagedkv.memory.space.matching.inside import longest_inside_blocks, longest_inside_intervals
-from pagedkv.memory.space.matching.known import Ending, Known, know
+from pagedkv.memory.space.matching.known import Ending, Known, find_known
 from pagedkv.memory.space.matching.replays import longest_with_replay
 from pagedkv.memory.space.partial_hits import tail_behind
 from pagedkv.memory.space.prompts import NO_IDS, extra_ids_of
@@ -81,7 +81,7 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
     sizes = [lane[0].block_size for lane in state.lanes]
     extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
     chains = follow_all(state, prompt, extra_ids)
-    known = know(state, prompt, extra_ids, chains)
+    known = find_known(state, prompt, extra_ids, chains)
     whole = longest_boundary(known)
     if state.checkpoints:
         whole = longest_inside_intervals(known, whole)

@@ -84,9 +84,11 @@ def _extent(state: SpaceState, end: int) -> _Extent:
     replays = [replay for group in groups if (replay := replay_of(group.spec))]
     sure = min(first_sure(group, end) * group.block_size for group in groups)
     reach = max(int(group.arrays.parameters[SPAN]) for group in groups) - 1
-    asked, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
-    start = min(sure - 1, end - asked)  # one block more than is kept: while it is there, the replay's step is not over
-    if asked >= num_layers * reach:
+    num_replay_tokens, num_layers = max(it.num_tokens for it in replays), max(it.num_layers for it in replays)
+    start = min(
+        sure - 1, end - num_replay_tokens
+    )  # one block more than is kept: while it is there, the replay's step is not over
+    if num_replay_tokens >= num_layers * reach:
         start = min(start, sure - (num_layers - 1) * reach)
     alignment = math.lcm(*(group.block_size for group in groups))
     start = start // alignment * alignment

@@ -32,6 +32,6 @@ block that a group lacks is the first of these that applies::
 Tokens are compared only with content under the same keys, so that no answer reveals the prompts of another tenant.
 """
 
-from pagedkv.memory.space.miss_analysis.explain import explain, is_bare, tell_misses
+from pagedkv.memory.space.miss_analysis.explain import explain, explain_misses, is_bare
 
-__all__ = ["explain", "is_bare", "tell_misses"]
+__all__ = ["explain", "explain_misses", "is_bare"]

@@ -8,7 +8,7 @@ from pagedkv.memory.space.miss_analysis.misses import misses_of
 from pagedkv.memory.space.miss_analysis.verdicts import verdict_of
 from pagedkv.memory.space.state import SpaceState
 
-__all__ = ["explain", "is_bare", "tell_misses"]
+__all__ = ["explain", "explain_misses", "is_bare"]
 
 
 def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: bool = True) -> Explanation:
@@ -28,7 +28,7 @@ def explain(state: SpaceState, prompt: Prompt, hit: PrefixHit, *, is_thorough: b
     return Explanation(len(prompt.tokens), hit.num_tokens, verdict.cause, verdict.position, index, *verdict[2:], misses)
 
 
-def tell_misses(state: SpaceState, hit: PrefixHit) -> tuple[Miss, ...]:
+def explain_misses(state: SpaceState, hit: PrefixHit) -> tuple[Miss, ...]:
     """Return why the tokens of a prompt do not hit, comparing only the latest continuation. O(tokens)."""
     case = open_case(state, hit.prompt, hit, is_thorough=False)
     return misses_of(case, _why_it_ends(case))

@@ -25,8 +25,8 @@ def digests_up_to(case: Case, group: Group, num_blocks: int, known: Uint32Array 
         known = _digests_of_hit(case, group)
     if len(known) < num_blocks:
         extra_ids = np.zeros(num_blocks, np.int32)
-        told = extra_ids_of(case.state, case.prompt, group.block_size, num_blocks)
-        extra_ids[: len(told)] = told
+        known_ids = extra_ids_of(case.state, case.prompt, group.block_size, num_blocks)
+        extra_ids[: len(known_ids)] = known_ids
         while len(known) < num_blocks:
             is_unknown = extra_ids[len(known)] == UNKNOWN_KEY
             known = _with_unknown_key(case, group, known) if is_unknown else _continued(case, group, known, extra_ids)

@@ -68,10 +68,10 @@ def _holds(case: Case, lack: Lack, block: int) -> bool:
 
 def _from_ghosts(case: Case, lack: Lack) -> Verdict | None:
     """Return the cause in a ghost of the block, under this weights epoch or an earlier one."""
-    told = _ghost(lack.group, lack.digests[lack.place])
-    if told is None and lack.place == 0:
-        told = _ghost_of_earlier_epoch(case, lack.group)
-    return None if told is None else Verdict(told[0], lack.start, age=told[1])
+    ghost = _ghost(lack.group, lack.digests[lack.place])
+    if ghost is None and lack.place == 0:
+        ghost = _ghost_of_earlier_epoch(case, lack.group)
+    return None if ghost is None else Verdict(ghost[0], lack.start, age=ghost[1])
 
 
 def _ghost_of_earlier_epoch(case: Case, group: Group) -> tuple[MissCause, int] | None:

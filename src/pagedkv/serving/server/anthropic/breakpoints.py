@@ -11,16 +11,16 @@ from pagedkv.serving.server.anthropic.requests import CacheControl
 from pagedkv.serving.server.breakpoints import MOST_BREAKPOINTS, breakpoints_at
 from pagedkv.serving.server.chat_prompts import ChatPrompts
 from pagedkv.serving.server.errors import ApiError
-from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.generation import PreparedPrompt
 
 __all__ = ["HOUR_S", "breakpoints_of"]
 
-MINUTES_S: Final = 300.0
+FIVE_MINUTES_S: Final = 300.0
 HOUR_S: Final = 3600.0
 
 
 def breakpoints_of(
-    conversation: Conversation, whole: CacheControl | None, prepared: Prepared, chats: ChatPrompts, caller: Caller
+    conversation: Conversation, whole: CacheControl | None, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
 ) -> tuple[Breakpoint, ...]:
     """Find the breakpoints of a conversation, in their order. O(text) for each.
 
@@ -40,10 +40,10 @@ def breakpoints_of(
     if len(marked) > MOST_BREAKPOINTS:
         raise ApiError(
             400,
-            f"at most {MOST_BREAKPOINTS} blocks may have cache_control, and more have",
+            f"at most {MOST_BREAKPOINTS} blocks may have cache_control, and this request has more",
             param="cache_control",
         )
-    beginnings = [(each.chat(), HOUR_S if control.ttl == "1h" else MINUTES_S) for each, control in marked]
+    beginnings = [(each.chat(), HOUR_S if control.ttl == "1h" else FIVE_MINUTES_S) for each, control in marked]
     return breakpoints_at(beginnings, conversation.chat(), prepared, chats, caller)
 
 

@@ -24,7 +24,7 @@ __all__ = ["Block", "Blocks", "Conversation", "answer_message", "conversation_of
 Block: TypeAlias = Mapping[str, Any]
 Blocks: TypeAlias = Sequence[Block]
 
-PASSED_OVER: Final = frozenset({"thinking", "redacted_thinking"})
+IGNORED_KINDS: Final = frozenset({"thinking", "redacted_thinking"})
 UNSERVED: Final = {
     "image": "images",
     "document": "documents",
@@ -57,7 +57,7 @@ class Conversation:
         if not self.turns:
             return False
         role, blocks = self.turns[-1]
-        kinds = {block["type"] for block in blocks} - PASSED_OVER
+        kinds = {block["type"] for block in blocks} - IGNORED_KINDS
         return role == "assistant" and kinds == {"text"}
 
     def functions(self) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ class Conversation:
             if role == "assistant":
                 messages.append(answer_message(blocks))
             else:
-                messages += _asked(role, blocks)
+                messages += _user_messages(role, blocks)
         return messages
 
     def chat(self) -> Chat:
@@ -132,7 +132,7 @@ def text_of(blocks: Blocks) -> str:
     return "\n".join(block["text"] for block in blocks if block["type"] == "text")
 
 
-def _asked(role: str, blocks: Blocks) -> list[dict[str, Any]]:
+def _user_messages(role: str, blocks: Blocks) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     texts: list[Block] = []
     for block in blocks:
@@ -155,7 +155,7 @@ def _add_text(messages: list[dict[str, Any]], role: str, texts: list[Block]) -> 
 def _kinds_of(role: str) -> frozenset[str]:
     match role:
         case "assistant":
-            return frozenset({"text", "tool_use"}) | PASSED_OVER
+            return frozenset({"text", "tool_use"}) | IGNORED_KINDS
         case "user":
             return frozenset({"text", "tool_result"})
         case _:
@@ -171,9 +171,9 @@ def _blocks(content: str | Sequence[object], where: str, kinds: frozenset[str]) 
         at = f"{where}.{place}"
         kind = block.get("type") if isinstance(block, dict) else None
         if not isinstance(block, dict) or not isinstance(kind, str) or kind not in kinds:
-            told = UNSERVED.get(str(kind))
-            if told is not None:
-                raise ApiError(400, f"{at} has {told}, and this server takes text", param=where)
+            unserved = UNSERVED.get(str(kind))
+            if unserved is not None:
+                raise ApiError(400, f"{at} has {unserved}, and this server takes text alone", param=where)
             raise ApiError(400, f"{at} must be a block of type {', '.join(sorted(kinds))}", param=where)
         blocks.append(_checked(block, at))
     return blocks
@@ -208,7 +208,7 @@ def _require_tool(tool: Block, where: str) -> None:
     if tool.get("type") not in (None, "custom"):
         raise ApiError(
             400,
-            f"{where} is of type {json.dumps(tool['type'])[:50]}, and this server runs no tools itself",
+            f"{where} is of type {json.dumps(tool['type'])[:50]}, and this server does not run tools itself",
             param=where,
         )
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):

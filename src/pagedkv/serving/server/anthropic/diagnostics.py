@@ -2,8 +2,8 @@
 
 For each message the server keeps digests of the parts of its prompt. The first part that differs, in the order in which
 templates write the parts, is the reason; the engine's explanation gives the tokens and the position. No text is kept,
-and only the tenant that sent a message finds it. Where no part differs and the prompt still hits fewer tokens, the
-reason is ``unavailable``, with the engine's cause beside it: content was evicted.
+and only the tenant that sent a message can refer to it. Where no part differs and the prompt still hits fewer tokens,
+the content was evicted: the reason is ``unavailable``, with the engine's cause beside it.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any, Final, final
 
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.serving.server.access import Caller
-from pagedkv.serving.server.anthropic.conversations import PASSED_OVER, Blocks, Conversation
+from pagedkv.serving.server.anthropic.conversations import IGNORED_KINDS, Blocks, Conversation
 from pagedkv.serving.server.anthropic.requests import MessagesRequest
 from pagedkv.serving.server.explanations import as_explanation
 
@@ -24,7 +24,7 @@ __all__ = ["Fingerprint", "MessageMemory", "cache_miss_reason", "fingerprint_of"
 NUM_DIGEST_BYTES: Final = 16
 DEFAULT_NBYTES: Final = 16 * 2**20
 BASE_NBYTES: Final = 512
-"""About the bytes of a fingerprint apart from the digests of its messages."""
+"""Approximate size of a fingerprint without the digests of its messages, in bytes."""
 
 
 @final
@@ -46,7 +46,7 @@ class Fingerprint:
 
     @property
     def nbytes(self) -> int:
-        """About the bytes that it takes in memory."""
+        """Approximate size in memory, in bytes."""
         return BASE_NBYTES + len(self.beginnings)
 
     def continues(self, before: "Fingerprint") -> bool:
@@ -60,7 +60,7 @@ class MessageMemory:
     """Fingerprints by message; the oldest are dropped first.
 
     Args:
-        max_nbytes: most bytes that they take.
+        max_nbytes: most bytes of all fingerprints.
     """
 
     def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
@@ -99,12 +99,14 @@ def fingerprint_of(body: MessagesRequest, conversation: Conversation) -> Fingerp
 def cache_miss_reason(
     before: Fingerprint | None, now: Fingerprint, num_hit: int, explanation: Explanation | None, caller: Caller
 ) -> dict[str, Any] | None:
-    """Return why a prompt hit fewer tokens than the earlier one had cached; None where it did not and nothing differs.
+    """Return why a prompt hit fewer tokens than the earlier one had cached.
+
+    None if it hit as many and no part of the prompt differs.
 
     Args:
         before: fingerprint of the earlier message; None: it is not kept.
         now: fingerprint of this message, with ``num_reusable``.
-        num_hit: tokens of its prompt that were cached.
+        num_hit: cached tokens of this message's prompt.
         explanation: the engine's explanation of where the hit ended.
         caller: the sender of the request.
 
@@ -120,8 +122,8 @@ def cache_miss_reason(
         if not num_missed:
             return None
         kind = "unavailable"
-    told = as_explanation(explanation, caller) or {}
-    place: dict[str, Any] = {name: told[name] for name in ("cause", "position") if name in told}
+    fields = as_explanation(explanation, caller) or {}
+    place: dict[str, Any] = {name: fields[name] for name in ("cause", "position") if name in fields}
     return {"type": kind, "cache_missed_input_tokens": num_missed, **place}
 
 
@@ -146,13 +148,13 @@ def _plain(blocks: Blocks) -> list[dict[str, Any]]:
             if name != "cache_control"
         }
         for block in blocks
-        if not _is_passed_over(block)
+        if not _is_ignored(block)
     ]
 
 
-def _is_passed_over(block: Mapping[str, Any]) -> bool:
+def _is_ignored(block: Mapping[str, Any]) -> bool:
     kind = block.get("type")
-    return isinstance(kind, str) and kind in PASSED_OVER
+    return isinstance(kind, str) and kind in IGNORED_KINDS
 
 
 def _is_result(block: Mapping[str, Any]) -> bool:

@@ -25,10 +25,10 @@ from pagedkv.serving.server.anthropic.usage import as_usage
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import event
 from pagedkv.serving.server.exchange import Exchange
-from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.request_fields import as_params
 from pagedkv.serving.server.openai.requests import SamplingFields
-from pagedkv.serving.server.openai.wishes import as_params
 from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
@@ -57,11 +57,13 @@ class Messages:
         service = self._service
         service.require_model(body.model)
         conversation = conversation_of(body)
-        ask = await service.prepared(body.nbytes, partial(as_ask, service, body, conversation, caller))
-        exchange = Exchange(service, ask, receive)
-        answer = MessageAnswer(service, body, ask, self._memory, fingerprint_of(body, conversation))
+        request = await service.run_text_work(
+            body.nbytes, partial(as_generation_request, service, body, conversation, caller)
+        )
+        exchange = Exchange(service, request, receive)
+        answer = MessageAnswer(service, body, request, self._memory, fingerprint_of(body, conversation))
         if body.stream:
-            return await exchange.streamed(answer.chunks, lambda problem: _written(problem.as_anthropic()))
+            return await exchange.streamed(answer.chunks, lambda problem: _encoded(problem.as_anthropic()))
         return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
     def count(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
@@ -71,8 +73,10 @@ class Messages:
         return {"input_tokens": len(prepared.token_ids)}
 
 
-def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, caller: Caller) -> Ask:
-    """Turn a request into one for the engine. Raises ApiError."""
+def as_generation_request(
+    service: Service, body: MessagesRequest, conversation: Conversation, caller: Caller
+) -> GenerationRequest:
+    """Turn a client's request into one for the engine. Raises ApiError."""
     prompt = service.chats.prepare(conversation.chat(), caller)
     tools = conversation.functions()
     choice = _tool_choice(body)
@@ -84,7 +88,7 @@ def as_ask(service: Service, body: MessagesRequest, conversation: Conversation, 
     fields = SamplingFields(
         temperature=body.temperature, top_p=body.top_p, top_k=body.top_k or None, stop=body.stop_sequences
     )
-    return Ask(
+    return GenerationRequest(
         "/v1/messages",
         new_id("msg_"),
         caller,
@@ -104,14 +108,14 @@ class MessageAnswer:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
         memory: fingerprints of earlier messages.
         fingerprint: that of this message.
     """
 
     service: Service
     body: MessagesRequest
-    ask: Ask
+    request: GenerationRequest
     memory: MessageMemory
     fingerprint: Fingerprint
 
@@ -137,31 +141,31 @@ class MessageAnswer:
         When a stream begins, the number of cached tokens is not known yet: the first usage counts the whole prompt as
         input, and the last usage has the true parts.
         """
-        usage = {"input_tokens": len(self.ask.prompts[0].token_ids), "output_tokens": 0}
+        usage = {"input_tokens": len(self.request.prompts[0].token_ids), "output_tokens": 0}
         head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        yield _written({"type": "message_start", "message": {**head, "diagnostics": self._pending()}})
-        yield _written({"type": "ping"})
+        yield _encoded({"type": "message_start", "message": {**head, "diagnostics": self._pending()}})
+        yield _encoded({"type": "ping"})
         content = ContentBlocks()
         last: AnswerEvent | None = None
         async for last in generation.events():
             for each in content.add(last.parts):
-                yield _written(each)
+                yield _encoded(each)
         assert last is not None, "an answer without an end"
         for each in content.finish():
-            yield _written(each)
+            yield _encoded(each)
         self._keep_answer(generation, content)
-        told = as_usage(self.service.usage(generation.outputs), generation.leased)
-        end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": told}
+        final_usage = as_usage(self.service.usage(generation.outputs), generation.leased)
+        end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": final_usage}
         end.update(generation.leases_refused)
         diagnosed = self._diagnosed(generation)
         if self.body.diagnostics is not None:
             end["diagnostics"] = diagnosed
-        yield _written(end)
-        yield _written({"type": "message_stop"})
+        yield _encoded(end)
+        yield _encoded({"type": "message_stop"})
 
     def _head(self) -> dict[str, Any]:
         return {
-            "id": self.ask.request_id,
+            "id": self.request.request_id,
             "type": "message",
             "role": "assistant",
             "model": self.service.config.model_name,
@@ -184,27 +188,27 @@ class MessageAnswer:
 
     def _pending(self) -> dict[str, Any] | None:
         """Return the diagnosis for a stream's first event, where null means that it is still to come."""
-        asked = self.body.diagnostics
-        if asked is None or asked.previous_message_id is None:
+        options = self.body.diagnostics
+        if options is None or options.previous_message_id is None:
             return None
-        if self.memory.find(self.ask.caller, asked.previous_message_id) is None:
+        if self.memory.find(self.request.caller, options.previous_message_id) is None:
             return {"cache_miss_reason": {"type": "previous_message_not_found"}}
         return {"cache_miss_reason": None}
 
     def _diagnosed(self, generation: Generation) -> dict[str, Any] | None:
-        """Compare the request with the message that it names, and keep its fingerprint for later requests."""
-        asked = self.body.diagnostics
-        if asked is None:
+        """Compare the request with the earlier message that it names, and keep its fingerprint for later requests."""
+        options = self.body.diagnostics
+        if options is None:
             return None
         (output,) = generation.outputs
         usage = self.service.usage(generation.outputs)
         now = replace(self.fingerprint, num_reusable=usage.num_read + usage.num_written)
-        caller = self.ask.caller
+        caller = self.request.caller
         reason = None
-        if asked.previous_message_id is not None:
-            before = self.memory.find(caller, asked.previous_message_id)
+        if options.previous_message_id is not None:
+            before = self.memory.find(caller, options.previous_message_id)
             reason = cache_miss_reason(before, now, usage.num_read, output.explanation, caller)
-        self.memory.keep(caller, self.ask.request_id, now)
+        self.memory.keep(caller, self.request.request_id, now)
         return None if reason is None else {"cache_miss_reason": reason}
 
 
@@ -225,13 +229,13 @@ def _tool_choice(body: MessagesRequest) -> object:
 
 def _answer_format(body: MessagesRequest) -> dict[str, Any] | None:
     """Return the format in OpenAI's form. Raises ApiError."""
-    wanted = None if body.output_config is None else body.output_config.format
-    if wanted is None:
+    answer_format = None if body.output_config is None else body.output_config.format
+    if answer_format is None:
         return None
-    if wanted.get("type") != "json_schema":
+    if answer_format.get("type") != "json_schema":
         raise ApiError(400, "the type of output_config.format must be json_schema", param="output_config")
-    return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema"), "strict": True}}
+    return {"type": "json_schema", "json_schema": {"schema": answer_format.get("schema"), "strict": True}}
 
 
-def _written(told: dict[str, Any]) -> bytes:
-    return event(msgspec.json.encode(told), told["type"])
+def _encoded(content: dict[str, Any]) -> bytes:
+    return event(msgspec.json.encode(content), content["type"])

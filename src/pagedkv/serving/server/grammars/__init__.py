@@ -4,7 +4,7 @@
 
     compiling        Grammars: one tokenizer's grammars, compiled once and cached
     forced_calls     calls in the formats of the parsers
-    matcher          one sequence's place in a grammar
+    matcher          GrammarMatcher: one sequence's state in a grammar
 
 Needs the extra ``grammar`` (llguidance).
 """

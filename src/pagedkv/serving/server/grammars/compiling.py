@@ -24,8 +24,8 @@ with needing("grammar", "pagedkv.serving.server.grammars"):
 __all__ = ["Grammars"]
 
 BLANKS: Final = r"[\x20\x0A\x0D\x09]{1,32}"
-"""White space between two elements of JSON. It is bounded, since some models would write blanks until the answer's
-end."""
+"""White space between two elements of JSON. Its length is bounded, since some models would otherwise write blanks until
+the answer's limit."""
 
 PLACE: Final = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
@@ -45,8 +45,8 @@ class Grammars:
         MissingExtraError: llguidance is not installed (raised on import).
 
     Building takes about a second for 100,000 tokens. All methods are thread-safe. Methods that return a matcher take
-    ``after``: a marker, such as ``</think>``, up to which the answer is free; None: the grammar applies from the first
-    token.
+    ``after``: a marker, such as ``</think>``, up to which the answer is unconstrained; None: the grammar applies from
+    the first token.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Grammars:
         Args:
             schema: a JSON schema. llguidance rounds its numbers to 64-bit floats: integers are exact up to ``2**53``.
             strict: whether a keyword that cannot be enforced is refused; else it is ignored.
-            after: a marker up to which the answer is free.
+            after: a marker up to which the answer is unconstrained.
 
         Raises:
             RequestError: llguidance refuses the schema; the message has its reason.
@@ -84,7 +84,7 @@ class Grammars:
 
         Args:
             pattern: in the syntax of Rust's regex crate: no look-around, no back-references.
-            after: a marker up to which the answer is free.
+            after: a marker up to which the answer is unconstrained.
 
         Raises:
             RequestError: llguidance refuses the pattern; the message has its reason.
@@ -109,10 +109,10 @@ class Grammars:
             named: the tool that must be called; None: any of them.
             several: whether the answer may have more than one call.
             strict: whether a keyword of the parameters' schemas that cannot be enforced is refused; else it is ignored.
-            after: a marker up to which the answer is free.
+            after: a marker up to which the answer is unconstrained.
 
         Raises:
-            RequestError: no such tool or format, or llguidance refuses the parameters' schemas.
+            RequestError: there is no such tool or format, or llguidance refuses the parameters' schemas.
         """
         chosen = [tool for tool in tools if named is None or tool["function"]["name"] == named]
         if not chosen:
@@ -163,7 +163,7 @@ def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
     try:
         return f"%json {json.dumps({**schema, 'x-guidance': reading}, allow_nan=False)}"
     except (TypeError, ValueError, RecursionError) as problem:
-        raise RequestError(f"the JSON schema is no JSON: {problem}") from problem
+        raise RequestError(f"the JSON schema is not JSON: {problem}") from problem
 
 
 def _reason(error: str) -> str:

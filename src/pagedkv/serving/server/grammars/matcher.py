@@ -31,18 +31,18 @@ class GrammarMatcher:
         self._accepted: list[int] = []
 
     def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
-        """Move to these tokens of the answer, forward or back, and return the tokens that may follow.
+        """Set the matcher's state to these tokens of the answer, and return the tokens that may follow.
 
         After a complete answer that nothing can extend, only the tokens that end an answer are allowed.
 
         Returns:
-            int32 ``[ceil(vocabulary / 32)]``, the bit of each allowed token set, the lowest first; after
-            an answer's end bool ``[vocabulary]``.
+            int32 ``[ceil(vocabulary / 32)]`` with the bit of each allowed token set, lowest bit first; after the
+            answer's end bool ``[vocabulary]``.
 
         Raises:
-            SamplingError: the grammar does not allow the tokens, or its work limits are exceeded.
+            SamplingError: the grammar does not allow the tokens, or llguidance's limits of work are exceeded.
 
-        Cost: one mask of the vocabulary, one step of the grammar for each token that differs from the last call's.
+        Cost: one mask of the vocabulary, and one step of the grammar for each token that the last call did not have.
         """
         num_ends = 0
         while num_ends < len(generated_ids) and generated_ids[-1 - num_ends] in self._eos_token_ids:

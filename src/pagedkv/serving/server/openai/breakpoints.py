@@ -1,8 +1,8 @@
 """Breakpoints of OpenAI's protocols: parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``.
 
 With options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the
-mode ``explicit``, the last four breakpoints alone. Without options and breakpoints nothing is leased: blocks of the
-prompt stay cached until they are evicted.
+mode ``explicit``, only the last four breakpoints. Without options and breakpoints no part of the prompt is leased: its
+blocks stay cached until they are evicted.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.breakpoints import MOST_BREAKPOINTS, breakpoints_at
 from pagedkv.serving.server.chat_prompts import ChatPrompts
 from pagedkv.serving.server.errors import ApiError
-from pagedkv.serving.server.generation import Prepared
+from pagedkv.serving.server.generation import PreparedPrompt
+from pagedkv.serving.server.openai.request_fields import as_chat
 from pagedkv.serving.server.openai.requests import CacheBreakpoint, ChatRequest
-from pagedkv.serving.server.openai.wishes import as_chat
 
 __all__ = ["DEFAULT_TTL", "breakpoints_of"]
 
@@ -24,7 +24,7 @@ SECONDS: Final = {"30m": 1800.0, "12h": 43_200.0}
 
 
 def breakpoints_of(
-    body: ChatRequest, chat: Chat, prepared: Prepared, chats: ChatPrompts, caller: Caller
+    body: ChatRequest, chat: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
 ) -> tuple[Breakpoint, ...]:
     """Find the breakpoints of a request, in their order. O(text) for each.
 
@@ -60,13 +60,13 @@ def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoin
             try:
                 each = CacheBreakpoint.model_validate(given)
             except ValueError as problem:
-                told = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
-                raise ApiError(400, told, param=where) from problem
+                refusal = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
+                raise ApiError(400, refusal, param=where) from problem
             yield (number, place), each
 
 
 def _beginning(body: ChatRequest, number: int, place: int) -> ChatRequest:
-    """Return a request up to one of its parts."""
+    """Return the request with its messages cut after one part."""
     message = body.messages[number]
     assert isinstance(message.content, list), "a part of a message that has none"
     last = message.model_copy(update={"content": message.content[: place + 1]})

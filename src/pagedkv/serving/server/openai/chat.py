@@ -14,7 +14,7 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.event_stream import DONE, event
 from pagedkv.serving.server.exchange import Exchange
 from pagedkv.serving.server.explanations import as_explanation
-from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.answers import (
     as_delta,
@@ -24,8 +24,7 @@ from pagedkv.serving.server.openai.answers import (
     as_usage,
 )
 from pagedkv.serving.server.openai.breakpoints import breakpoints_of
-from pagedkv.serving.server.openai.requests import ChatRequest
-from pagedkv.serving.server.openai.wishes import (
+from pagedkv.serving.server.openai.request_fields import (
     answer_format,
     as_chat,
     as_params,
@@ -34,6 +33,7 @@ from pagedkv.serving.server.openai.wishes import (
     predicted_text,
     refuse_unserved,
 )
+from pagedkv.serving.server.openai.requests import ChatRequest
 from pagedkv.serving.server.parsing import Part, PlainParser
 from pagedkv.serving.server.service import Service, new_id
 
@@ -49,16 +49,16 @@ async def complete_chat(service: Service, body: ChatRequest, caller: Caller, rec
     """
     service.require_model(body.model)
     refuse_unserved(body)
-    ask = await service.prepared(body.nbytes, partial(as_ask, service, body, caller))
-    exchange = Exchange(service, ask, receive)
-    answer = ChatCompletion(service, body, ask)
+    request = await service.run_text_work(body.nbytes, partial(as_generation_request, service, body, caller))
+    exchange = Exchange(service, request, receive)
+    answer = ChatCompletion(service, body, request)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
     return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
 
 
-def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
-    """Turn a request into one for the engine. Raises ApiError."""
+def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -> GenerationRequest:
+    """Turn a client's request into one for the engine. Raises ApiError."""
     chat = as_chat(body)
     prompt = service.chats.prepare(chat, caller)
     tools = offered_tools(body)
@@ -68,7 +68,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
     after = service.end_of_reasoning(prompt)
     forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
     processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
-    return Ask(
+    return GenerationRequest(
         "/v1/chat/completions",
         new_id("chatcmpl-"),
         caller,
@@ -89,7 +89,7 @@ def as_ask(service: Service, body: ChatRequest, caller: Caller) -> Ask:
 
 
 def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
-    """Return the tokens of a prediction; none where the engine uses no predictions. Raises ApiError."""
+    """Return the tokens of a prediction; empty if the engine does not use predictions. Raises ApiError."""
     text = predicted_text(body)
     return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
 
@@ -102,18 +102,18 @@ class ChatCompletion:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
     """
 
     service: Service
     body: ChatRequest
-    ask: Ask
+    request: GenerationRequest
 
     def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Write a response with all answers."""
         choices = [self._choice(generation, answer) for answer in answers]
         return {
-            "id": self.ask.request_id,
+            "id": self.request.request_id,
             "object": "chat.completion",
             "created": int(self.service.wall_clock()),
             "model": self.service.config.model_name,
@@ -124,7 +124,7 @@ class ChatCompletion:
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Write events: one that begins each answer, one for new content, and one with usage if requested."""
+        """Write events: one that begins each answer, those of new content, and one with usage if requested."""
         write = self._writer()
         for index in range(len(generation.writers)):
             yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
@@ -136,12 +136,12 @@ class ChatCompletion:
                 yield write(choice)
         for index, parts in enumerate(gathered):
             self.service.keep_answer(generation, index, as_message(parts))
-        told = self._explained(generation)
+        more = self._explained(generation)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": self._usage(generation), **generation.leases_refused, **told}
-        if told:
-            yield write(None, **told)
+            more = {"usage": self._usage(generation), **generation.leases_refused, **more}
+        if more:
+            yield write(None, **more)
         yield DONE
 
     def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ChatCompletion:
         return {
             "index": answer.index,
             "message": message,
-            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.ask.decode),
+            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.request.decode),
             "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
         }
 
@@ -166,20 +166,20 @@ class ChatCompletion:
             "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
         }
         if each.logprobs is not None:
-            choice["logprobs"] = as_logprobs(each.logprobs, self.ask.decode)
+            choice["logprobs"] = as_logprobs(each.logprobs, self.request.decode)
         return choice
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.ask.prediction))
+        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))
 
     def _explained(self, generation: Generation) -> dict[str, Any]:
         if not self.body.explain:
             return {}
-        return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.ask.caller)}
+        return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.request.caller)}
 
     def _writer(self) -> Callable[..., bytes]:
         head = {
-            "id": self.ask.request_id,
+            "id": self.request.request_id,
             "object": "chat.completion.chunk",
             "created": int(self.service.wall_clock()),
             "model": self.service.config.model_name,

@@ -15,11 +15,11 @@ from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import DONE, event
 from pagedkv.serving.server.exchange import Exchange
 from pagedkv.serving.server.explanations import as_explanation
-from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation, Prepared
+from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.answers import as_usage
+from pagedkv.serving.server.openai.request_fields import as_params, as_priority, refuse_unserved
 from pagedkv.serving.server.openai.requests import CompletionRequest
-from pagedkv.serving.server.openai.wishes import as_params, as_priority, refuse_unserved
 from pagedkv.serving.server.parsing import PlainParser, TextPart
 from pagedkv.serving.server.service import Service, new_id
 
@@ -41,8 +41,8 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
     service.require_model(body.model)
     refuse_unserved(body)
     _refuse_unserved(body)
-    prompts = await service.prepared(body.nbytes, partial(_prompts, service, body))
-    ask = Ask(
+    prompts = await service.run_text_work(body.nbytes, partial(_prompts, service, body))
+    request = GenerationRequest(
         "/v1/completions",
         new_id("cmpl-"),
         caller,
@@ -53,8 +53,8 @@ async def complete_text(service: Service, body: CompletionRequest, caller: Calle
         body.deadline_s,
         as_priority(body, caller),
     )
-    exchange = Exchange(service, ask, receive)
-    answer = TextCompletion(service, body, ask)
+    exchange = Exchange(service, request, receive)
+    answer = TextCompletion(service, body, request)
     if body.stream:
         return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
     return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
@@ -68,57 +68,57 @@ class TextCompletion:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
     """
 
     service: Service
     body: CompletionRequest
-    ask: Ask
+    request: GenerationRequest
 
     def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Write a response with all answers."""
         return {
             **self._head(),
-            "choices": [self._choice(each, self._echo(each.index), _Offset()) for each in answers],
+            "choices": [self._choice(each, self._echo(each.index), _TextOffset()) for each in answers],
             "usage": as_usage(self.service.usage(generation.outputs)),
             **self._explained(generation.outputs),
         }
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Write an event for new content, and one with usage if requested."""
+        """Write events of new content, and one with usage if requested."""
         write = self._writer()
-        offsets = [_Offset() for _ in generation.writers]
+        offsets = [_TextOffset() for _ in generation.writers]
         echoes = {index: self._echo(index) for index in range(len(generation.writers))} if self.body.echo else {}
         async for each in generation.events():
             choice = self._choice(each, echoes.pop(each.index, ""), offsets[each.index])
             if choice["text"] or each.finish_reason is not None or each.logprobs:
                 yield write([choice])
-        told = self._explained(generation.outputs)
+        more = self._explained(generation.outputs)
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            told = {"usage": as_usage(self.service.usage(generation.outputs)), **told}
-        if told:
-            yield write([], **told)
+            more = {"usage": as_usage(self.service.usage(generation.outputs)), **more}
+        if more:
+            yield write([], **more)
         yield DONE
 
-    def _choice(self, each: AnswerEvent, echo: str, offset: "_Offset") -> dict[str, Any]:
+    def _choice(self, each: AnswerEvent, echo: str, offset: "_TextOffset") -> dict[str, Any]:
         text = echo + "".join(part.text for part in each.parts if isinstance(part, TextPart))
-        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self.ask.decode)
+        logprobs = None if each.logprobs is None else offset.logprobs(each.logprobs, self.request.decode)
         return {"index": each.index, "text": text, "logprobs": logprobs, "finish_reason": each.finish_reason}
 
     def _echo(self, index: int) -> str:
         if not self.body.echo:
             return ""
-        return self.service.decode(self.ask.prompts[index // self.ask.params.n].token_ids)
+        return self.service.decode(self.request.prompts[index // self.request.params.n].token_ids)
 
     def _explained(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         if not self.body.explain:
             return {}
-        return {"cache_explanations": [as_explanation(output.explanation, self.ask.caller) for output in outputs]}
+        return {"cache_explanations": [as_explanation(output.explanation, self.request.caller) for output in outputs]}
 
     def _head(self) -> dict[str, Any]:
         return {
-            "id": self.ask.request_id,
+            "id": self.request.request_id,
             "object": "text_completion",
             "created": int(self.service.wall_clock()),
             "model": self.service.config.model_name,
@@ -134,8 +134,8 @@ class TextCompletion:
 
 
 @final
-class _Offset:
-    """Counts the answer's characters, up to the beginning of the next token's text."""
+class _TextOffset:
+    """Counts the characters of the answer's tokens so far."""
 
     def __init__(self) -> None:
         self._num_characters = 0
@@ -156,21 +156,21 @@ class _Offset:
         }
 
 
-def _prompts(service: Service, body: CompletionRequest) -> list[Prepared]:
+def _prompts(service: Service, body: CompletionRequest) -> list[PreparedPrompt]:
     given = body.prompt
     if isinstance(given, str):
-        return [Prepared(service.encode(given))]
+        return [PreparedPrompt(service.encode(given))]
     if not given:
         raise ApiError(400, "prompt is empty: give a text, token ids, or lists of them", param="prompt")
     if isinstance(given[0], int):
-        return [Prepared(given)]
+        return [PreparedPrompt(given)]
     if len(given) > service.config.max_prompts:
         raise ApiError(
             400,
-            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are taken at once",
+            f"prompt has {len(given)} prompts, and at most {service.config.max_prompts} are allowed in one request",
             param="prompt",
         )
-    prompts = [Prepared(service.encode(each) if isinstance(each, str) else each) for each in given]
+    prompts = [PreparedPrompt(service.encode(each) if isinstance(each, str) else each) for each in given]
     if not all(len(each.token_ids) for each in prompts):
         raise ApiError(400, "prompt has an empty list of token ids", param="prompt")
     return prompts
@@ -178,8 +178,8 @@ def _prompts(service: Service, body: CompletionRequest) -> list[Prepared]:
 
 def _refuse_unserved(body: CompletionRequest) -> None:
     if body.suffix:
-        raise ApiError(400, "this server does not fill in texts: leave suffix out", param="suffix")
+        raise ApiError(400, "this server does not insert text before a suffix: leave suffix out", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, "best_of must equal n: this server ranks no answers", param="best_of")
+        raise ApiError(400, "best_of must equal n: this server does not rank answers", param="best_of")
     if body.echo and body.logprobs is not None:
         raise ApiError(400, "echo and logprobs are not served together: leave one out", param="echo")

@@ -1,7 +1,7 @@
 """Requests of OpenAI's protocols, by OpenAI's reference, with the fields of vLLM that clients use.
 
-Unknown fields are ignored, since clients send more with each version. :mod:`.wishes` refuses, with a message, a known
-field that would change the answer and is not served.
+Unknown fields are ignored, since new versions of clients send further ones. :mod:`.request_fields` refuses, with a
+message, a known field that would change the answer and is not served.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,7 +47,7 @@ class CacheBreakpoint(Fields):
 
 
 class CacheOptions(Fields):
-    """How long to keep a prompt cached, and whether the whole prompt or only up to its breakpoints."""
+    """How long a prompt stays cached, and whether all of it or only the part up to its breakpoints."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Literal["30m", "12h"] | None = None

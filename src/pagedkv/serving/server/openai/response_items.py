@@ -30,7 +30,7 @@ class StoredResponses:
     """Conversations, by the response that ended them; the oldest are dropped first.
 
     Args:
-        max_nbytes: most bytes that they take, as JSON.
+        max_nbytes: most bytes of all conversations, as JSON.
     """
 
     def __init__(self, max_nbytes: int = DEFAULT_NBYTES) -> None:
@@ -53,7 +53,7 @@ class StoredResponses:
         if found is None:
             raise ApiError(
                 404,
-                f"there is no response {response_id!r} here: it was not stored, or was dropped since. "
+                f"there is no response {response_id!r} here: it was not stored, or has been dropped since. "
                 "Send its conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
@@ -92,7 +92,7 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> Messages:
 
 
 def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turn tools into the form of chat completions. Raises ApiError for a tool that is no function."""
+    """Turn tools into the form of chat completions. Raises ApiError for a tool that is not a function."""
     for place, tool in enumerate(tools):
         if (
             tool.get("type") != "function"
@@ -102,7 +102,7 @@ def as_chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise ApiError(
                 400,
                 f"tools[{place}] must be a function with a name, its parameters a schema: "
-                "this server runs no tools itself",
+                "this server does not run tools itself",
                 param=f"tools[{place}]",
             )
     return [
@@ -149,7 +149,7 @@ def _text(content: object, where: str) -> str:
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind in MEDIA:
-            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text", param=where)
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text alone", param=where)
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise ApiError(400, f"{where}[{place}] must be a part of type input_text, with its text", param=where)

@@ -66,15 +66,15 @@ class ResponseOutput:
         text = "".join(self._pieces)
         if item["type"] == "function_call":
             item["arguments"] = text
-            yield self._told("response.function_call_arguments.done", arguments=text, name=item["name"])
+            yield self._event("response.function_call_arguments.done", arguments=text, name=item["name"])
         else:
             part = _content(item["type"], text)
             item["content"] = [part]
             if item["type"] == "message":
-                yield self._told("response.output_text.done", content_index=0, text=text, logprobs=[])
+                yield self._event("response.output_text.done", content_index=0, text=text, logprobs=[])
             else:
-                yield self._told("response.reasoning_text.done", content_index=0, text=text)
-            yield self._told("response.content_part.done", content_index=0, part=part)
+                yield self._event("response.reasoning_text.done", content_index=0, text=text)
+            yield self._event("response.content_part.done", content_index=0, part=part)
         item["status"] = status
         self._is_open = False
         self._pieces.clear()
@@ -94,13 +94,13 @@ class ResponseOutput:
 
     def _begin_content(self, item: dict[str, Any]) -> Iterator[Event]:
         yield self._begin(item)
-        yield self._told("response.content_part.added", content_index=0, part=_content(item["type"], ""))
+        yield self._event("response.content_part.added", content_index=0, part=_content(item["type"], ""))
 
     def _delta(self, kind: str, text: str, **more: object) -> Event:
         self._pieces.append(text)
-        return self._told(kind, delta=text, **more)
+        return self._event(kind, delta=text, **more)
 
-    def _told(self, kind: str, **more: object) -> Event:
+    def _event(self, kind: str, **more: object) -> Event:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **more}
 
 

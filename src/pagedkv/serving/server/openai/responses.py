@@ -14,10 +14,10 @@ from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import event
 from pagedkv.serving.server.exchange import Exchange
-from pagedkv.serving.server.generation import AnswerEvent, Ask, Generation
+from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.openai.breakpoints import DEFAULT_TTL
-from pagedkv.serving.server.openai.chat import as_ask
+from pagedkv.serving.server.openai.chat import as_generation_request
 from pagedkv.serving.server.openai.requests import ChatRequest, ResponsesRequest
 from pagedkv.serving.server.openai.response_items import Messages, StoredResponses, as_chat_tools, messages_of
 from pagedkv.serving.server.openai.response_output import ResponseOutput
@@ -53,10 +53,10 @@ class Responses:
         if not messages:
             raise ApiError(400, "input is empty: give a text or items", param="input")
         chat = _as_chat_request(body, messages)
-        asked = await service.prepared(body.nbytes, partial(as_ask, service, chat, caller))
-        ask = replace(asked, endpoint="/v1/responses", request_id=new_id("resp_"))
-        exchange = Exchange(service, ask, receive)
-        answer = ResponseAnswer(service, body, ask, messages, self._stored)
+        for_chat = await service.run_text_work(body.nbytes, partial(as_generation_request, service, chat, caller))
+        request = replace(for_chat, endpoint="/v1/responses", request_id=new_id("resp_"))
+        exchange = Exchange(service, request, receive)
+        answer = ResponseAnswer(service, body, request, messages, self._stored)
         if body.stream:
             return await exchange.streamed(answer.chunks, answer.failed)
         return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
@@ -69,17 +69,22 @@ class ResponseAnswer:
     Args:
         service: has the model's name and counts usage.
         body: the client's request.
-        ask: the engine's request.
+        request: the engine's request.
         messages: the conversation, without instructions.
         stored: keeps the conversation.
     """
 
     def __init__(
-        self, service: Service, body: ResponsesRequest, ask: Ask, messages: Messages, stored: StoredResponses
+        self,
+        service: Service,
+        body: ResponsesRequest,
+        request: GenerationRequest,
+        messages: Messages,
+        stored: StoredResponses,
     ) -> None:
         self._service = service
         self._body = body
-        self._ask = ask
+        self._request = request
         self._messages = messages
         self._stored = stored
         self._output = ResponseOutput()
@@ -96,43 +101,43 @@ class ResponseAnswer:
     async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Write the events of a stream."""
         begun = self._response("in_progress")
-        yield self._written({"type": "response.created", "response": begun})
-        yield self._written({"type": "response.in_progress", "response": begun})
+        yield self._encoded({"type": "response.created", "response": begun})
+        yield self._encoded({"type": "response.in_progress", "response": begun})
         last: AnswerEvent | None = None
         async for last in generation.events():
             for each in self._output.add(last.parts):
-                yield self._written(each)
+                yield self._encoded(each)
         assert last is not None, "an answer without an end"
         for each in self._output.finish(_status(last)):
-            yield self._written(each)
-        yield self._written({"type": f"response.{_status(last)}", "response": self._ended(generation, last)})
+            yield self._encoded(each)
+        yield self._encoded({"type": f"response.{_status(last)}", "response": self._ended(generation, last)})
 
     def failed(self, problem: ApiError) -> bytes:
         """Write the event of a stream that failed in the middle."""
         error = {"code": "server_error", "message": problem.message}
-        return self._written({"type": "response.failed", "response": {**self._response("failed"), "error": error}})
+        return self._encoded({"type": "response.failed", "response": {**self._response("failed"), "error": error}})
 
     def _ended(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
         """Write the response of an answer that has ended, and store the conversation for later requests."""
         (message,) = messages_of(self._output.items) or [{"role": "assistant", "content": ""}]
         self._service.keep_answer(generation, 0, message)
         if self._body.store is not False:
-            self._stored.keep(self._ask.caller, self._ask.request_id, [*self._messages, message])
+            self._stored.keep(self._request.caller, self._request.request_id, [*self._messages, message])
         status = _status(answer)
-        told = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
+        response = {**self._response(status), "usage": self._usage(generation), **generation.leases_refused}
         if status == "incomplete":
-            told["incomplete_details"] = {"reason": "max_output_tokens"}
-        return told
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return response
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body
         options = body.prompt_cache_options
         cache: dict[str, Any] = {} if body.prompt_cache_key is None else {"prompt_cache_key": body.prompt_cache_key}
         if options is not None:
-            told = {"mode": options.mode or "implicit", "ttl": options.ttl or DEFAULT_TTL}
-            cache["prompt_cache_options"] = told
+            effective = {"mode": options.mode or "implicit", "ttl": options.ttl or DEFAULT_TTL}
+            cache["prompt_cache_options"] = effective
         return {
-            "id": self._ask.request_id,
+            "id": self._request.request_id,
             "object": "response",
             "created_at": self._created_s,
             "status": status,
@@ -168,10 +173,10 @@ class ResponseAnswer:
             "total_tokens": usage.num_total,
         }
 
-    def _written(self, told: dict[str, Any]) -> bytes:
-        numbered = {**told, "sequence_number": self._num_events}
+    def _encoded(self, content: dict[str, Any]) -> bytes:
+        numbered = {**content, "sequence_number": self._num_events}
         self._num_events += 1
-        return event(msgspec.json.encode(numbered), told["type"])
+        return event(msgspec.json.encode(numbered), content["type"])
 
 
 def _as_chat_request(body: ResponsesRequest, messages: Messages) -> ChatRequest:
@@ -196,14 +201,16 @@ def _refuse_unserved(body: ResponsesRequest) -> None:
     """Refuse known fields that would change the answer and are not served. Raises ApiError."""
     if body.background:
         raise ApiError(
-            400, "this server answers no request in the background: leave background out", param="background"
+            400, "this server does not answer requests in the background: leave background out", param="background"
         )
     if body.conversation is not None:
         raise ApiError(
-            400, "this server keeps no conversations: give previous_response_id, or all items", param="conversation"
+            400,
+            "this server does not keep conversations: give previous_response_id, or all items",
+            param="conversation",
         )
     if body.prompt is not None:
-        raise ApiError(400, "this server keeps no prompts: give instructions and input", param="prompt")
+        raise ApiError(400, "this server does not keep prompts: give instructions and input", param="prompt")
     if body.top_logprobs:
         raise ApiError(
             400, "log-probabilities are served by /v1/chat/completions: leave top_logprobs out", param="top_logprobs"

@@ -4,15 +4,15 @@ from typing import Any
 
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.errors import ApiError
+from pagedkv.serving.server.openai.request_fields import as_chat
 from pagedkv.serving.server.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
-from pagedkv.serving.server.openai.wishes import as_chat
 from pagedkv.serving.server.service import Service
 
 __all__ = ["detokenize", "model_card", "models", "tokenize"]
 
 
 def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[str, Any]:
-    """Tokenise a text or a conversation exactly as a request with it would be. Raises ApiError."""
+    """Tokenise a text or a conversation exactly as a completion request would. Raises ApiError."""
     service.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt, a text, or messages, a conversation: one of them")
@@ -23,10 +23,10 @@ def tokenize(service: Service, body: TokenizeRequest, caller: Caller) -> dict[st
         assert body.prompt is not None
         with_special = body.add_special_tokens is None or body.add_special_tokens
         token_ids = service.encode(body.prompt) if with_special else service.encode_plain(body.prompt)
-    told: dict[str, Any] = {"count": len(token_ids), "max_model_len": service.longest, "tokens": token_ids}
+    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": service.longest, "tokens": token_ids}
     if body.return_token_strs:
-        told["token_strs"] = [service.decode([token], keeps_special=True) for token in token_ids]
-    return told
+        answer["token_strs"] = [service.decode([token], keeps_special=True) for token in token_ids]
+    return answer
 
 
 def detokenize(service: Service, body: DetokenizeRequest) -> dict[str, Any]:

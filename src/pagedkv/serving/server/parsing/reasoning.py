@@ -24,9 +24,9 @@ class Place(Enum):
 class ReasoningParser:
     """Splits reasoning from the rest of one answer.
 
-    Reasoning begins the answer, after white space, or the prompt has begun it (``starts_inside``); then the first
-    marker may be absent. Later markers do not count, since a text or an argument may contain them. Reasoning without
-    an end is the whole answer.
+    Reasoning begins at the answer's start, after white space, or has begun in the prompt (``starts_inside``); then the
+    first marker may be absent. Later markers are text, since a text or an argument may contain them. Reasoning without
+    an end marker extends to the answer's end.
 
     Args:
         inner: parses what follows the reasoning.

@@ -1,8 +1,8 @@
 """ResponseTemplateParser: parses an answer by the response template of a tokenizer of transformers.
 
 A response template names an answer's regions (content, reasoning, calls) by the markers around them; transformers'
-``ResponseParser`` streams it. Content and reasoning stream here, too. A call is returned whole when its region closes:
-in some templates its arguments are not JSON, and are known only then.
+``ResponseParser`` streams it. Content and reasoning stream here, too. A call is returned whole when its region closes,
+since in some templates its arguments are not JSON, and can be parsed only then.
 """
 
 import json
@@ -26,7 +26,7 @@ CALLS_FIELD: Final = "tool_calls"
 REFUSALS: Final = (ValueError, KeyError, TypeError)
 """Errors that transformers raises for a region whose content contradicts the template."""
 OTHER: Final = "\0"
-"""A character that is in no marker: it releases text that might have begun one."""
+"""A character that occurs in no marker: fed at the end, it releases text that is held back as a possible marker."""
 
 
 def has_response_template(tokenizer: object) -> bool:

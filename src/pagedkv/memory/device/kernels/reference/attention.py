@@ -22,11 +22,12 @@ def attend_rows(  # noqa: PLR0913, PLR0917 - the work, the layer, the rows, inpu
     Args:
         work: the list of these rows, made by ``list_work`` in the same step.
         layer: its keys and values.
-        rows: rows of the step. Blocks that no query sees are not read, whatever their table entries are.
+        rows: rows of the step. Blocks that no query sees are not read, so their table entries may be arbitrary.
         query: ``[tokens, heads, key_dim]``, with contiguous elements of a head.
         out: ``[tokens, heads, value_dim]``, likewise; tokens that belong to no row are unchanged.
-        sinks: float ``[heads]``: a score of each head that takes part in the softmax and has no value.
-        has_prompts: False promises that no row has more than ``work.few_queries`` queries, which saves a launch.
+        sinks: float ``[heads]``: for each head a score without a value in its softmax.
+        has_prompts: False: the caller guarantees that no row has more than ``work.few_queries`` queries, which saves a
+            launch.
 
     Cost: O(seen positions x heads x dimensions).
     """

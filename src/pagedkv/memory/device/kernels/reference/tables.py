@@ -149,7 +149,7 @@ def _index_runs(arrays: TableArrays, group: int) -> None:
     arrays.run_of_row[group, rows, RUN_FIRST] = firsts
     arrays.run_stamps[group, rows] = arrays.clock[NOW]
     ends = starts + counts
-    # A call whose run starts at the first entry replaces the whole row; a plan's run may change only that entry.
+    # A run at the first entry replaces the whole row if it is from a call; from a plan, it may change only that entry.
     is_anew = (starts == 0) & (_step_id(arrays) == 0)
     before = torch.where(is_anew, 0, arrays.extents[group, rows])
     arrays.extents[group, rows] = torch.maximum(before, ends)
@@ -186,7 +186,7 @@ def _index_ranges(arrays: TableArrays, group: int) -> None:
 
 
 def _note_draft_states(arrays: TableArrays) -> None:
-    """Record the position of each place from which states are in slots, which do not move with refused tokens."""
+    """Record for each place the first position whose state is in a slot; it does not move with refused tokens."""
     firsts = _part(arrays, arrays.draft_line)
     arrays.firsts[: len(firsts)] = firsts
     arrays.firsts[len(firsts) :] = NO_FIRST

@@ -28,7 +28,7 @@ def attend_rows(
     launch = Launch.of(work, layer, query, sinks)
     if not work.by_items:
         attend_tiles(work, layer, rows, query, out, sinks, launch)
-    if latents.serves(work, layer, query, sinks):
+    if latents.can_serve(work, layer, query, sinks):
         latents.attend_latent_items(work, layer, rows, query, out, launch)
     elif has_prompts or work.shares or work.by_items:
         attend_items(work, layer, rows, query, out, sinks, launch)

@@ -1,8 +1,8 @@
 """Attention of decoding rows: tiles of keys, distributed over programs that read them in one continuous stream.
 
-A program takes a part of the list for one key head. Its loop runs over tiles, not over rows: the first keys of the next
-row are loaded while the last keys of this row are multiplied, so no row begins with a wait. Parts end where spans end,
-so the answer of a span does not depend on its program.
+A program computes a part of the list for one key head. Its loop runs over tiles, not over rows: the first keys of the
+next row are loaded while the last keys of this row are multiplied, so no row begins with a wait. Parts end at ends of
+spans, so the answer of a span does not depend on its program.
 """
 
 import torch
@@ -153,10 +153,10 @@ def _tiles_kernel(
     end -= tl.load(tiles + end.to(tl.int64) * ENTRY_WORDS + 7, mask=end < num_tiles, other=0) >> 1
 
     row = tl.arange(0, ROWS)
-    behind = row // HEAD_TILE
+    query_index = row // HEAD_TILE
     head_of_key = column % HEAD_PARTS * HEAD_TILE + row % HEAD_TILE
     head = key_head * HEADS_OF_KEY + head_of_key
-    is_head = (head_of_key < HEADS_OF_KEY) & (behind < TILE_TOKENS)
+    is_head = (head_of_key < HEADS_OF_KEY) & (query_index < TILE_TOKENS)
     dim = tl.arange(0, DIM)
     value_dim = tl.arange(0, VALUE_TILE)
     keys += key_head * key_h
@@ -185,7 +185,7 @@ def _tiles_kernel(
         next_place, next_token, next_queries, next_position, next_key, next_state = _read(
             tiles, tl.minimum(number + 1, last)
         )
-        is_row = is_head & (behind < num_queries)
+        is_row = is_head & (query_index < num_queries)
         key = first_key + tl.arange(0, KEY_TILE)
         # Keys that no query of the tile sees may belong to any row, or be NaN: they are not read.
         is_key = (key < position + num_queries) & may_be_seen(key, position, WINDOW, CHUNK, SINK_TOKENS)
@@ -194,7 +194,7 @@ def _tiles_kernel(
             offset = offset.to(tl.int64)
         key_at = keys + (block.to(tl.int64) * key_b + offset * key_n)[:, None]
         content = tl.load(key_at + dim[None, :], mask=is_key[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
-        query_at = query + ((token.to(tl.int64) + behind) * query_n + head * query_h)[:, None]
+        query_at = query + ((token.to(tl.int64) + query_index) * query_n + head * query_h)[:, None]
         asked = tl.load(query_at + dim[None, :], mask=is_row[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
         if ARE_PAIRS:
             # Eight bits are converted to float16 in one instruction, so queries become float16 too, scaled down to fit
@@ -212,7 +212,7 @@ def _tiles_kernel(
         scores, times = products, scale
         if HAS_CAP:
             scores, times = capped(products, scale, soft_cap)
-        seen = is_seen(key[None, :], (position + behind)[:, None], WINDOW, CHUNK, SINK_TOKENS)
+        seen = is_seen(key[None, :], (position + query_index)[:, None], WINDOW, CHUNK, SINK_TOKENS)
         scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
 
         is_first = state < 2
@@ -255,10 +255,10 @@ def _tiles_kernel(
             if IS_SCALED:
                 scaled *= value_scale
             if partial == NO_PARTIAL:
-                target = out + ((token.to(tl.int64) + behind) * out_n + head * out_h)[:, None] + value_dim[None, :]
+                target = out + ((token.to(tl.int64) + query_index) * out_n + head * out_h)[:, None] + value_dim[None, :]
                 tl.store(target, scaled.to(out.dtype.element_ty), mask=is_answer)
             else:
-                at = (slot.to(tl.int64) * partial_rows + partial + behind) * (num_key_heads * HEADS_OF_KEY) + head
+                at = (slot.to(tl.int64) * partial_rows + partial + query_index) * (num_key_heads * HEADS_OF_KEY) + head
                 tl.store(partials + at[:, None] * VALUE_DIM + value_dim[None, :], scaled, mask=is_answer)
                 tl.store(sums + at, divisor(largest, total), mask=is_row)
 

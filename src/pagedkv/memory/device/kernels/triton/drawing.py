@@ -27,7 +27,7 @@ FIRST_FACTOR, SECOND_FACTOR = (tl.constexpr(factor) for factor in FACTORS_)
 FIRST_SHIFT, SECOND_SHIFT, THIRD_SHIFT = (tl.constexpr(shift) for shift in SHIFTS_)
 UNUSED_BITS = tl.constexpr(UNUSED_BITS_)
 NO_TOKEN = tl.constexpr(NO_TOKEN_)
-BEHIND_ALL = tl.constexpr(2**31 - 1)
+AFTER_ALL_IDS = tl.constexpr(2**31 - 1)
 PART: Final = 4096
 """Tokens of a part: 32 parts of a vocabulary of 128k, so that 16 rows are 512 programs."""
 TILE: Final = 1024
@@ -120,7 +120,7 @@ def _draw_kernel(
     lowest = tl.load(least + row)
     key = _key_of(seeds, samples, positions, row + tl.zeros([TILE], tl.int64))
     best = tl.full([TILE], float("-inf"), tl.float64)
-    best_id = tl.full([TILE], BEHIND_ALL, tl.int32)
+    best_id = tl.full([TILE], AFTER_ALL_IDS, tl.int32)
     top = tl.full([TILE], float("-inf"), tl.float32)
     for begin in range(0, PART, TILE):
         token = part * PART + begin + tl.arange(0, TILE)
@@ -144,7 +144,7 @@ def _draw_kernel(
     at = row * num_parts + part
     is_number = tl.min((top == top).to(tl.int32), 0) == 1
     tl.store(sums + at, whole)
-    tl.store(token_ids + at, tl.min(tl.where(best == whole, best_id, BEHIND_ALL), 0))
+    tl.store(token_ids + at, tl.min(tl.where(best == whole, best_id, AFTER_ALL_IDS), 0))
     tl.store(greatest + at, tl.where(is_number, tl.max(top, 0), float("nan")))
 
 
@@ -156,8 +156,8 @@ def _merge_kernel(sums, greatest, token_ids, least, out, num_parts, PARTS: tl.co
     at = row * num_parts + part
     found = tl.load(sums + at, mask=is_part, other=float("-inf"))
     whole = tl.max(found, 0)
-    token = tl.load(token_ids + at, mask=is_part, other=BEHIND_ALL)
-    token = tl.min(tl.where(found == whole, token, BEHIND_ALL), 0)
+    token = tl.load(token_ids + at, mask=is_part, other=AFTER_ALL_IDS)
+    token = tl.min(tl.where(found == whole, token, AFTER_ALL_IDS), 0)
     top = tl.load(greatest + at, mask=is_part, other=float("-inf"))
     is_number = tl.min((top == top).to(tl.int32), 0) == 1
     highest = tl.max(top, 0)

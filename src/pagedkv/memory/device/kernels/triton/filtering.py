@@ -1,19 +1,20 @@
 """Filters on a GPU: thresholds found bit by bit, without sorting and without the host.
 
-The bits of a score are mapped to an integer of the same order. The threshold of top-k is the greatest integer that
-enough scores reach; that of top-p is the greatest integer whose scores have enough of the mass. Each pass determines
-two bits: it counts what three candidates would keep. One program serves a row; a row without filters is not read.
+The bits of a score are mapped to an integer, so that integers have the order of scores. The threshold of top-k is the
+greatest integer that at least k scores reach; that of top-p is the greatest integer such that the scores that reach it
+have enough probability mass. Each pass determines two bits: it counts what each of three candidates would keep. One
+program processes a row; a row without filters is not read.
 
-Few of a row's scores are candidates for its threshold, so first these are collected, in three readings of the row from
-the second-level cache, and the passes go over them::
+Only a few of a row's scores are candidates for its threshold. These are collected first, in three readings of the row
+from the second-level cache, and the passes read only them::
 
     lanes     l0 l1 l2 ... | l0 l1 l2 ... | ...         a tile after the other: lane i has each tile's i-th score
     maxima    of every lane; the n-th greatest of them is a bound that at least n scores of the row reach
     numbers   of scores that reach the bound, by lane; with top-p alone the mass of all scores
     kept      those scores, lane after lane
 
-For top-k, n is k. For top-p alone it is :data:`LIKELIEST`. If more scores reach the bound than have room, or if those
-that do have not enough of the mass, the passes go over the whole row.
+For top-k, n is k. For top-p alone it is :data:`LIKELIEST`. If more than ``ROOM`` scores reach the bound, or if these
+scores do not have enough of the mass, the passes read the whole row.
 """
 
 from typing import Final
@@ -29,7 +30,7 @@ __all__ = ["find_least"]
 TILE: Final = 4096
 WARPS: Final = 16
 ROOM: Final = 2048
-"""Scores of a row that can be collected."""
+"""Most scores of a row that can be collected."""
 SIGN = tl.constexpr(0x80000000)
 HIGHEST = tl.constexpr(2**30)
 """The lower of the two bits that the first pass determines."""
@@ -71,7 +72,7 @@ def _score_at(place):
 
 @triton.jit
 def _reached(one, two, three, wanted):
-    """Return the number of the three candidates that keep enough."""
+    """Return how many of the three candidates keep enough."""
     enough = (tl.sum(one, 0) >= wanted).to(tl.uint32) + (tl.sum(two, 0) >= wanted).to(tl.uint32)
     return enough + (tl.sum(three, 0) >= wanted).to(tl.uint32)
 
@@ -84,7 +85,7 @@ def _weights(value, top, temperature, least):
 
 @triton.jit
 def _kth_of(place, is_there, wanted):
-    """Return the greatest integer that enough of these reach."""
+    """Return the greatest integer that at least ``wanted`` of these reach."""
     lowest = tl.full([], 0, tl.uint32)
     step = tl.full([], HIGHEST, tl.uint32)
     for _ in range(PASSES):
@@ -98,7 +99,7 @@ def _kth_of(place, is_there, wanted):
 
 @triton.jit
 def _share_of(place, weight, wanted):
-    """Return the greatest integer such that those that reach it have enough of the mass."""
+    """Return the greatest integer such that the scores that reach it have at least the mass ``wanted``."""
     lowest = tl.full([], 0, tl.uint32)
     step = tl.full([], HIGHEST, tl.uint32)
     for _ in range(PASSES):
@@ -218,7 +219,7 @@ def _least_kernel(
                 weights = tl.where(place < num_kept, _weights(values, top, temperature, least), 0.0)
                 mass = tl.sum(weights, 0)
                 wanted = mass * share
-                if (has_top_k & fits) == 0:  # else what top-k keeps is all there is
+                if (has_top_k & fits) == 0:  # else the collected scores include all that top-k keeps
                     wanted = _mass_of_row(mine, num_tokens, top, temperature, least, TILE) * share
                 if fits & (mass >= wanted):
                     least = tl.maximum(least, _score_at(_share_of(_place_of(values), weights, wanted)))

@@ -1,8 +1,8 @@
-"""Latents of many heads on Hopper: items with explicit copies, products and waits (Gluon).
+"""Attention to latents with many heads on Hopper: items with explicit copies, products and waits (Gluon).
 
 For 64 rows (heads, or queries times heads), one program multiplies 64 latents at a time, by two groups of four warps.
-Triton's own pipeline requests the next latents after the last product of a tile; here they are loaded during all of its
-products::
+Triton's own pipeline starts to load the next latents after the last product of a tile; here they are loaded during all
+of its products::
 
     copies      tile 1                 tile 2                 tile 3
     products    scores 0 | mixture 0 | scores 1 | mixture 1 | scores 2 | ...
@@ -31,7 +31,7 @@ from pagedkv.memory.device.paged_attention import (
     WorkList,
 )
 
-__all__ = ["attend_latent_items", "serves"]
+__all__ = ["attend_latent_items", "can_serve"]
 
 ENTRY_WORDS = tl.constexpr(ENTRY_WORDS_)
 NO_PARTIAL = tl.constexpr(NO_PARTIAL_)
@@ -50,8 +50,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_to_shared = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 
-def serves(work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> bool:
-    """Return whether this kernel can answer a list's items."""
+def can_serve(work: WorkList, layer: PagedLayer, query: torch.Tensor, sinks: torch.Tensor | None) -> bool:
+    """Return whether this kernel supports a list's items."""
     key_dim, value_dim = layer.keys.shape[3], layer.values.shape[3]
     strides = (*layer.keys.stride()[:2], *query.stride()[:2])
     return (
@@ -152,7 +152,7 @@ def latent_kernel(
     IS_FAR: gl.constexpr,
     DIM: gl.constexpr,
 ):
-    """Compute attention of items of 64 rows (queries times heads), distributed back and forth like those of prompts."""
+    """Compute attention of items of 64 rows (queries times heads), distributed as in :mod:`.prompting`."""
     dtype: gl.constexpr = query.dtype.element_ty
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
     narrow: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -231,7 +231,7 @@ def latent_kernel(
         dim = DIM + gl.arange(0, 64, layout=gl.SliceLayout(0, narrow))
         asked_more.store(gl.load(query + at[:, None] + dim[None, :], mask=is_row[:, None], other=0.0))
 
-        behind = position + gl.arange(0, 64, layout=row_of_score) // HEAD_TILE
+        query_position = position + gl.arange(0, 64, layout=row_of_score) // HEAD_TILE
         largest = gl.full([64], float("-inf"), gl.float32, layout=row_of_score)
         total = gl.full([64], 0.0, gl.float32, layout=row_of_score)
         answer = gl.zeros([64, DIM], gl.float32, layout=answer_in)
@@ -239,7 +239,7 @@ def latent_kernel(
         for tile in range(num_tiles):
             first = first_key + tile * 64
             here = tile % 2
-            # The mixture of the other buffer has ended: all warps waited for it at the end of the previous iteration.
+            # The other buffer's mixture is complete: all warps waited for it at the end of the previous iteration.
             _begin_copy(
                 latents,
                 block,
@@ -270,7 +270,7 @@ def latent_kernel(
             scores = warpgroup_mma_wait(0, deps=[scores])
             if first + 64 > position:
                 key = first + gl.arange(0, 64, layout=gl.SliceLayout(0, scores_in))
-                seen = (key[None, :] <= behind[:, None]) & (key < end_key)[None, :]
+                seen = (key[None, :] <= query_position[:, None]) & (key < end_key)[None, :]
                 scores = gl.where(seen, scores, float("-inf"))
             now = gl.maximum(largest, gl.max(scores, 1) * scale)
             base = gl.where(now == float("-inf"), 0.0, now)

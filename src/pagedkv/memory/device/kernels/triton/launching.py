@@ -13,7 +13,7 @@ from pagedkv.memory.device.paged_attention import LEAST_EXTENT, PagedLayer, Work
 
 __all__ = ["Launch", "are_tokens_far"]
 
-PRETENDED: Final = 3
+ASSUMED_PROCESSORS: Final = 3
 """Number of processors assumed for a CPU."""
 FAR: Final = 2**31
 """From this number of elements on, offsets need more than 32 bits."""
@@ -26,7 +26,7 @@ class Launch:
     Args:
         num_processors: multiprocessors of the device.
         overlaps: whether a kernel may begin before the previous one has ended.
-        scale: factor of products, chosen so that weights are powers of two of them.
+        scale: factor of products, with log2(e) included, so that weights are powers of two.
         scales: scales of keys and values, or placeholders.
         constants: compile-time constants.
     """
@@ -78,5 +78,5 @@ def are_tokens_far(layer: PagedLayer) -> bool:
 @lru_cache
 def _num_processors(device: torch.device) -> int:
     if device.type == "cpu":
-        return PRETENDED
+        return ASSUMED_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count

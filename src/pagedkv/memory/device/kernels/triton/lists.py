@@ -1,6 +1,6 @@
 """Lists of a step's attention work, made on a GPU: tiles of decoding rows, items of prompts, and merges.
 
-Each row has a program: it sums the numbers of entries of earlier rows, and writes its own entries after them.
+One program for each row sums the numbers of entries of earlier rows, and writes the row's entries after them.
 """
 
 from typing import Final

@@ -16,7 +16,7 @@ __all__ = ["merge_spans"]
 MERGE_WORDS = tl.constexpr(MERGE_WORDS_)
 LOG2_E = tl.constexpr(1.4426950408889634)
 PROGRAMS: Final = 32
-"""Programs for each multiprocessor: as many as it holds, since they mostly wait for a few dependent loads."""
+"""Programs for each multiprocessor: as many as fit, since they mostly wait for a few dependent loads."""
 
 
 def merge_spans(work: WorkList, out: torch.Tensor, sinks: torch.Tensor | None, launch: Launch) -> None:

@@ -1,10 +1,10 @@
-"""Packets on a GPU: pulled from pinned memory and indexed, so that the programs of the step's kernel need no order.
+"""Packets on a GPU: pulled from pinned memory and indexed, so that programs of the step's kernel may run in any order.
 
-One kernel does both. Most of its programs copy; the others index, for each row, its new entries and its place in the
-batch. They fetch the words that they need over the bus themselves, so that no program waits for another. Each trip over
-the bus takes a microsecond. A plan's layout is mostly that of the previous plan. So words are read at their last place,
-together with the line of the directory that has their present place; if that differs, they are read again. Sizes are
-read from the packet, so that one CUDA graph serves all packets.
+One kernel does both. Most of its programs copy; the others index each row's new entries and place in the batch. They
+read the words that they need over the bus themselves, so that no program waits for another. Each access over the bus
+takes a microsecond. A plan's layout is mostly that of the previous plan. So words are read at their place in the
+previous packet, together with the line of the directory that has their actual place; if that differs, they are read
+again. Sizes are read from the packet, so that one CUDA graph can be used for all packets.
 """
 
 import triton
@@ -93,7 +93,7 @@ def pull_packet(arrays: TableArrays) -> None:
 
 @triton.jit
 def _pair(buffer, at):
-    """Return two words at an even place, by one load, since each load over the bus costs time."""
+    """Return two words at an even place, by one load, since each load over the bus takes time."""
     pair = tl.load((buffer + at).to(tl.pointer_type(tl.int64)))
     return pair.to(tl.int32), (pair >> 32).to(tl.int32)
 
@@ -141,7 +141,7 @@ def _two(buffer, at, num_words, ROW_TILE: tl.constexpr):
 
 @triton.jit
 def _words(buffer, at, place, num_words, guessed, num_guessed):
-    """Return an array of a packet: guessed words where they are right, the others by a second trip over the bus."""
+    """Return an array of a packet: the guessed words if they are right, else those of a second access over the bus."""
     at = tl.multiple_of(at, ALIGNMENT)
     fetched = tl.load(buffer + at + place, mask=(place < num_words) & (place >= num_guessed), other=0)
     return tl.where(place < num_guessed, guessed, fetched)
@@ -157,7 +157,7 @@ def _copy_words(
     COPY_PROGRAMS: tl.constexpr,
     COPY_TILE: tl.constexpr,
 ):
-    """Copy all words; as many as the previous packet had are copied without waiting for their number."""
+    """Copy all words; the first ``num_expected`` without waiting for the packet's number of words."""
     first = program * COPY_TILE
     at = first + tl.arange(0, COPY_TILE)
     is_expected = at < tl.where(first < num_expected, buffer_words, 0)
@@ -203,9 +203,9 @@ def _pull_kernel(
     COPY_TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Run one program for each table's runs, one for its ranges, and copiers.
+    """Run one program for each table's runs, one for its ranges, and programs that copy.
 
-    The other programs fetch their own words, since no program waits for another.
+    The indexing programs read the packet's words themselves, since no program waits for another.
     """
     if OVERLAPS:
         gdc_launch_dependents()
@@ -295,10 +295,10 @@ def _index_runs(
         count = _words(buffer, offset + 2 * stride, run, num_runs, counts, num_guessed)
         before = num_entries + tl.cumsum(count, 0) - count
         tl.store(run_firsts + run, before, mask=is_run)
-        told = run_of_row + row * NUM_RUN_COLUMNS
-        tl.store(told + RUN_START, start, mask=is_run)
-        tl.store(told + RUN_COUNT, count, mask=is_run)
-        tl.store(told + RUN_FIRST, before, mask=is_run)
+        run_record = run_of_row + row * NUM_RUN_COLUMNS
+        tl.store(run_record + RUN_START, start, mask=is_run)
+        tl.store(run_record + RUN_COUNT, count, mask=is_run)
+        tl.store(run_record + RUN_FIRST, before, mask=is_run)
         tl.store(run_stamps + row, now, mask=is_run)
         known = tl.load(extents + row, mask=is_run, other=0)
         is_anew = start + step_id == 0  # in a call; a plan may change only that entry

@@ -1,8 +1,8 @@
-"""Attention of prompts: items of many queries, each with all the keys that it sees, distributed in turn.
+"""Attention of prompts: items of many queries, each with all the keys that it sees, distributed over programs.
 
-Rows of a tile are queries times the heads that share a key head. So a short chunk fills a tile, and few keys lie
-between its first query and its last. Keys that all queries see need no mask, so they have a loop of their own, apart
-from the loops over the keys at both ends.
+Rows of a tile are queries times the heads that share a key head. So a short chunk fills a tile, and there are few keys
+between the positions of its first and last query. Keys that all queries see need no mask, so they have a loop of their
+own, apart from the loops over the keys at both ends.
 """
 
 import torch
@@ -134,7 +134,7 @@ def _items_kernel(
     columns: tl.constexpr = num_key_heads * HEAD_PARTS
     num_items = tl.load(counts + 1) * columns
     row = tl.arange(0, ROWS)
-    behind = row // HEAD_TILE
+    query_index = row // HEAD_TILE
     dim = tl.arange(0, DIM)
     rest = DIM + tl.arange(0, REST if REST > 0 else 1)
     value_dim = tl.arange(0, VALUE_TILE)
@@ -161,8 +161,8 @@ def _items_kernel(
         keys_here, values_here = keys + key_head * key_h, values + key_head * value_h
         head_of_key = column % HEAD_PARTS * HEAD_TILE + row % HEAD_TILE
         head = key_head * HEADS_OF_KEY + head_of_key
-        is_row = (head_of_key < HEADS_OF_KEY) & (behind < num_queries)
-        query_at = query + ((token + behind) * query_n + head * query_h)[:, None]
+        is_row = (head_of_key < HEADS_OF_KEY) & (query_index < num_queries)
+        query_at = query + ((token + query_index) * query_n + head * query_h)[:, None]
         asked = tl.load(query_at + dim[None, :], mask=is_row[:, None] & (dim < KEY_DIM)[None, :], other=0.0)
         if REST > 0:
             asked_more = tl.load(query_at + rest[None, :], mask=is_row[:, None] & (rest < KEY_DIM)[None, :], other=0.0)
@@ -224,7 +224,7 @@ def _items_kernel(
                     if HAS_CAP:
                         scores, times = capped(products, factor, soft_cap)
                     if phase != 1:
-                        seen = is_seen(key[None, :], (position + behind)[:, None], WINDOW, CHUNK, SINK_TOKENS)
+                        seen = is_seen(key[None, :], (position + query_index)[:, None], WINDOW, CHUNK, SINK_TOKENS)
                         scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
                     weights, largest, total, before = weigh(scores, times, largest, total)
                     if IS_LATENT:
@@ -254,10 +254,10 @@ def _items_kernel(
         scaled = answer * share[:, None]
         is_value = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
         if partial == NO_PARTIAL:
-            target = out + ((token + behind) * out_n + head * out_h)[:, None] + value_dim[None, :]
+            target = out + ((token + query_index) * out_n + head * out_h)[:, None] + value_dim[None, :]
             tl.store(target, scaled.to(out.dtype.element_ty), mask=is_value)
         else:
             slot = tl.load(entry + 7).to(tl.int64)
-            at = (slot * partial_rows + partial + behind) * (num_key_heads * HEADS_OF_KEY) + head
+            at = (slot * partial_rows + partial + query_index) * (num_key_heads * HEADS_OF_KEY) + head
             tl.store(partials + at[:, None] * VALUE_DIM + value_dim[None, :], scaled, mask=is_value)
             tl.store(sums + at, divisor(largest, total), mask=is_row)

@@ -24,7 +24,7 @@ def is_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_TOKEN
 
 @triton.jit
 def may_be_seen(key, position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SINK_TOKENS: tl.constexpr):
-    """Return whether a query at this position or any later one may see a key; keys must not lie after the query."""
+    """Return whether a query at this position or a later one may see a key; keys must not be after the query."""
     seen = key >= 0
     if WINDOW > 0:
         seen = key > position - WINDOW
@@ -47,8 +47,8 @@ def capped(products, scale, soft_cap):
 def weigh(scores, factor, largest, total):
     """Add a tile of scores times a factor to the running softmax of its rows.
 
-    The factor is applied with the subtraction, in one operation a score. A row that has seen no key yet has -inf as its
-    largest score; nothing is subtracted from it, which avoids NaN.
+    The factor is applied with the subtraction, in one operation per score. A row without a seen key so far has -inf as
+    its largest score; nothing is subtracted from it, which avoids NaN.
 
     Returns:
         Weights, new maxima and sums, and the factor of earlier sums.

@@ -1,4 +1,4 @@
-"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor; the host reads no lengths."""
+"""Recurrent states on a GPU: one kernel for all rows and layers of a tensor, without lengths on the host."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +12,7 @@ from pagedkv.memory.device.state_side import StateSide
 __all__ = ["read_states", "write_states"]
 
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers that replace elements, so that the bits of a NaN do not change."""
+"""Integer types that elements are copied as, so that the bits of a NaN do not change."""
 CHUNK: Final = 4096
 """Most elements that one program copies."""
 

@@ -1,8 +1,8 @@
-"""Block tables on a GPU: one kernel a step, after those of :mod:`pagedkv.memory.device.kernels.triton.packets`.
+"""Block tables on a GPU: one kernel per step, after those of :mod:`pagedkv.memory.device.kernels.triton.packets`.
 
-It uses their index, so its programs need no order. They are of three kinds::
+It uses their index, so its programs may run in any order. They are of three kinds::
 
-    | entry programs, a few a group | place programs, one for each PLACES places of a group | token programs |
+    | entry programs, few per group | place programs, one for each PLACES places of a group | token programs |
       entries into both tables        whole rows that are new at their places                 slots, and -1 after
 
 No program waits for the writes of another: a program that needs an entry of this packet reads it from the packet.
@@ -49,9 +49,9 @@ from pagedkv.memory.device.table_arrays import TableArrays
 
 __all__ = ["step_tables"]
 
-# Programs are small and many, since larger programs that copy rows to their places would hold too many numbers at once.
-# 1,024 rows of 131k tokens in four groups that all have new places take 109 us; with 2,048 entries a tile and 8 places
-# a program they take 301 us, and decode steps are equally fast.
+# There are many small programs, since larger ones would need too many registers to copy rows to their places. 1,024
+# rows of 131k tokens in four groups that all have new places take 109 us; with tiles of 2,048 entries and 8 places per
+# program they take 301 us, and decode steps are equally fast.
 ENTRY_PROGRAMS = 8
 ENTRY_TILE = 256
 PLACES = 2
@@ -365,13 +365,13 @@ def _copy_row(
     run_stamps,
     PLACE_TILE: tl.constexpr,
 ):
-    """Copy a row with the packet's entries to its place, and null blocks over the rest of the place."""
+    """Copy a row with the packet's entries to its place, and fill the rest of the place with null blocks."""
     known_row = tl.maximum(row, 0)
-    told = run_of_row + known_row * NUM_RUN_COLUMNS
+    run_record = run_of_row + known_row * NUM_RUN_COLUMNS
     has_run = (row >= 0) & (tl.load(run_stamps + known_row) == now)
-    start = tl.load(told + RUN_START)
-    stop = start + tl.where(has_run, tl.load(told + RUN_COUNT), 0)
-    run_first = tl.load(told + RUN_FIRST)
+    start = tl.load(run_record + RUN_START)
+    stop = start + tl.where(has_run, tl.load(run_record + RUN_COUNT), 0)
+    run_first = tl.load(run_record + RUN_FIRST)
     source = table + known_row.to(tl.int64) * width
     target = batch_table + place.to(tl.int64) * width
     end = tl.maximum(num_known, num_held)
@@ -398,7 +398,7 @@ def _push_samples(
     PLACE_PROGRAMS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    """Record that this step computes these rows, and has refused no token so far."""
+    """Record that this step computes these rows, with no refused tokens so far."""
     place = program + tl.arange(0, PLACES) * PLACE_PROGRAMS
     is_place = place < num_rows
     row = tl.load(rows + place, mask=is_place, other=0)
@@ -444,11 +444,11 @@ def _write_slots(
         position = tl.load(starts + place, mask=is_token, other=0) + token - before
         index = position // block_size
         is_known = is_token & (index < width)
-        told = run_of_row + row * NUM_RUN_COLUMNS
+        run_record = run_of_row + row * NUM_RUN_COLUMNS
         stamp = tl.load(run_stamps + row, mask=is_token, other=0)
-        start = tl.load(told + RUN_START, mask=is_token, other=0)
-        count = tl.load(told + RUN_COUNT, mask=is_token, other=0)
-        run_first = tl.load(told + RUN_FIRST, mask=is_token, other=0)
+        start = tl.load(run_record + RUN_START, mask=is_token, other=0)
+        count = tl.load(run_record + RUN_COUNT, mask=is_token, other=0)
+        run_first = tl.load(run_record + RUN_FIRST, mask=is_token, other=0)
         block = tl.load(table + row.to(tl.int64) * width + index, mask=is_known, other=0)
         is_new = is_token & (stamp == now) & (index >= start) & (index < start + count)
         brought = tl.load(entries + run_first + index - start, mask=is_new, other=0)

@@ -96,7 +96,7 @@ def _write_kernel(
     OVERLAPS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    # In layouts with heads before blocks, heads are as far apart as a whole part of the pool.
+    # In layouts with heads before blocks, the distance between heads is a whole part of the pool.
     head = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]).to(tl.int64)
     at = tl.arange(0, DIM_TILE)[None, :]
     if OVERLAPS:

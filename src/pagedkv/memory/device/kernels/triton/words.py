@@ -1,6 +1,6 @@
 """Word positions of packets and arrays for kernels, wrapped as Triton requires for constants of a module.
 
-The meaning of each is explained beside its number, in :mod:`pagedkv.memory.device.table_arrays` and
+Each is explained at its definition, in :mod:`pagedkv.memory.device.table_arrays` and
 :mod:`pagedkv.memory.contract.plan_buffer`.
 """
 

@@ -23,8 +23,6 @@ from pagedkv.memory.pool.eviction.hazard.ages import (
 from pagedkv.memory.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
 from pagedkv.memory.pool.eviction.hazard.horizon import count_against_lru
 from pagedkv.memory.pool.eviction.hazard.layout import (
-    ASKED_AT,
-    ASKED_RUN,
     CLASSES,
     ENDS,
     FIRST_BIN,
@@ -32,10 +30,10 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
     HITS,
     NEXT_RUN,
     NUM_ALIVE,
-    NUM_ASKED,
     NUM_BINS,
     NUM_RECOMPUTED,
     NUM_REFS,
+    NUM_REQUESTED,
     NUM_REQUESTS,
     NUM_REUSED,
     NUM_SECOND_BINS,
@@ -43,6 +41,8 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
     PASSED,
     REFERENCES,
     REFS,
+    REQUESTED_AT,
+    REQUESTED_RUN,
     RISK,
     SECONDS,
     SERIAL_MASK,
@@ -54,7 +54,7 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
 )
 from pagedkv.memory.pool.eviction.hazard.serials import NO_RUN, slot_of
 
-__all__ = ["count_asked", "note_asked", "pass_bins"]
+__all__ = ["count_requested", "note_requested", "pass_bins"]
 
 MOST_PASSED: Final = 640  # runs and bins in one request
 BINS_A_REQUEST: Final = 17  # an eighth of them: some runs leave each bin between two visits, so few visits are in vain
@@ -72,44 +72,44 @@ def _add(rates: Float32Array, node: int, column: int, amount: float) -> None:
 
 
 @inlined
-def note_asked(pool: PoolArrays, mark: int) -> None:
+def note_requested(pool: PoolArrays, mark: int) -> None:
     """Record that a block of a run was requested. Blocks of one run are requested together, and counted together."""
     state = pool.eviction
     now = ticks_now(pool)
-    if state[ASKED_RUN] != mark or state[ASKED_AT] != now:
-        count_asked(pool.eviction_runs, pool.eviction_rates, state)
-        state[ASKED_RUN] = mark
-        state[ASKED_AT] = now
-    state[NUM_ASKED] += 1
+    if state[REQUESTED_RUN] != mark or state[REQUESTED_AT] != now:
+        count_requested(pool.eviction_runs, pool.eviction_rates, state)
+        state[REQUESTED_RUN] = mark
+        state[REQUESTED_AT] = now
+    state[NUM_REQUESTED] += 1
 
 
 @compiled
-def count_asked(runs: Int32Array, rates: Float32Array, state: Int64Array) -> None:
+def count_requested(runs: Int32Array, rates: Float32Array, state: Int64Array) -> None:
     """Count the requested blocks that are not counted yet, and remove them from their run."""
-    num_asked = state[NUM_ASKED]
-    slot = slot_of(state, len(runs), state[ASKED_RUN])
-    state[NUM_ASKED] = 0
-    if num_asked == 0 or slot == NO_RUN:
+    num_requested = state[NUM_REQUESTED]
+    slot = slot_of(state, len(runs), state[REQUESTED_RUN])
+    state[NUM_REQUESTED] = 0
+    if num_requested == 0 or slot == NO_RUN:
         state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
         return
     classes = runs[slot, CLASSES]
     in_a, in_b, in_f = leaf_a(classes), leaf_b(classes), leaf_f(classes)
-    wt = num_asked * _weight(state)
-    age_s = age_in_seconds(runs, slot, state[ASKED_AT])
+    wt = num_requested * _weight(state)
+    age_s = age_in_seconds(runs, slot, state[REQUESTED_AT])
     second_bin = bin_of_seconds(age_s)
     _count_hits(rates, state, in_a, SECONDS, second_bin, age_s, wt)
     _count_hits(rates, state, in_b, SECONDS, second_bin, age_s, wt)
     age = age_in_refs(runs, slot, state[NUM_REFS])
     ref_bin = bin_of_refs(age)
     _count_hits(rates, state, in_f, REFERENCES, ref_bin, float(age), wt)
-    serial = state[NEXT_RUN] - ((state[NEXT_RUN] - state[ASKED_RUN]) & SERIAL_MASK)
+    serial = state[NEXT_RUN] - ((state[NEXT_RUN] - state[REQUESTED_RUN]) & SERIAL_MASK)
     _count_unpassed(rates, state, in_a, SECONDS, second_bin, serial, wt)
     _count_unpassed(rates, state, in_b, SECONDS, second_bin, serial, wt)
     _count_unpassed(rates, state, in_f, REFERENCES, ref_bin, serial, wt)
-    count_against_lru(runs, state, state[ASKED_RUN], num_asked)
+    count_against_lru(runs, state, state[REQUESTED_RUN], num_requested)
     state[NUM_REUSED] = state[NUM_RECOMPUTED] = 0
-    runs[slot, NUM_ALIVE] -= num_asked
-    state[SUM_ALIVE] -= num_asked
+    runs[slot, NUM_ALIVE] -= num_requested
+    state[SUM_ALIVE] -= num_requested
 
 
 @inlined
@@ -136,7 +136,7 @@ def _count_unpassed(
 def pass_bins(pool: PoolArrays) -> None:
     """Count the time of runs that have left one of the next bins, up to a limit on the work at once."""
     state = pool.eviction
-    count_asked(pool.eviction_runs, pool.eviction_rates, state)
+    count_requested(pool.eviction_runs, pool.eviction_rates, state)
     now = ticks_now(pool)
     wt = _weight(state)
     num_left = MOST_PASSED

@@ -81,19 +81,19 @@ def move_horizon(pool: PoolArrays) -> None:
 
 
 @inlined
-def count_against_lru(runs: Int32Array, state: Int64Array, mark: int, num_asked: int) -> None:
+def count_against_lru(runs: Int32Array, state: Int64Array, mark: int, num_requested: int) -> None:
     """Count the hits gained or lost against LRU by requested blocks of a run, which are still in it."""
     num_reused, num_recomputed = state[NUM_REUSED], state[NUM_RECOMPUTED]
     behind = (state[NEXT_RUN] - mark) & SERIAL_MASK
     to_horizon = state[NEXT_RUN] - state[HORIZON]
     num_of_lru = 0
     if behind < to_horizon:
-        num_of_lru = num_asked
+        num_of_lru = num_requested
     elif behind == to_horizon:
-        num_of_lru = max(0, min(num_asked, runs[mark & (len(runs) - 1), NUM_ALIVE] - state[HORIZON_CUT]))
-        state[HORIZON_CUT] = max(0, state[HORIZON_CUT] - (num_asked - num_of_lru))
+        num_of_lru = max(0, min(num_requested, runs[mark & (len(runs) - 1), NUM_ALIVE] - state[HORIZON_CUT]))
+        state[HORIZON_CUT] = max(0, state[HORIZON_CUT] - (num_requested - num_of_lru))
     if behind <= to_horizon:
-        state[SUM_WITHIN] -= num_asked
+        state[SUM_WITHIN] -= num_requested
     if num_reused > num_of_lru:
         state[NUM_GAINED] += num_reused - num_of_lru
     elif num_of_lru > num_reused:

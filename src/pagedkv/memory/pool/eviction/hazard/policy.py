@@ -7,11 +7,10 @@ import numpy as np
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import FREE, KEPT, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, QUEUE, SPARE, PoolArrays
-from pagedkv.memory.pool.eviction.hazard.counting import note_asked, pass_bins
+from pagedkv.memory.pool.eviction.hazard.counting import note_requested, pass_bins
 from pagedkv.memory.pool.eviction.hazard.ghosts import fetch_ghosts, fetch_next, leave_ghost, take_ghost
 from pagedkv.memory.pool.eviction.hazard.horizon import judge_doubtful, move_horizon, note_departure
 from pagedkv.memory.pool.eviction.hazard.layout import (
-    ASKED_RUN,
     CLASSES,
     COUNTED_LIFE,
     GHOST_FIELDS,
@@ -25,14 +24,15 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
     LEAF_TICKS,
     NEXT_RUN,
     NUM_ALIVE,
-    NUM_ASKED,
     NUM_CHILDREN,
     NUM_LEAVES,
     NUM_RECOMPUTED,
+    NUM_REQUESTED,
     NUM_REUSED,
     OLDEST_RUN,
     PLACE,
     REFS,
+    REQUESTED_RUN,
     ROOT_A,
     ROOT_B,
     ROOT_F,
@@ -71,7 +71,7 @@ def _recall(pool: PoolArrays, block: int) -> None:
     """Give a newly named block the run of its ghost, and count that it was requested."""
     mark = take_ghost(pool, block)
     if mark:
-        note_asked(pool, mark)
+        note_requested(pool, mark)
     pool.eviction_blocks[block, RUN] = -mark
 
 
@@ -80,7 +80,7 @@ def _note_reuse(pool: PoolArrays, block: int) -> None:
     """Count that a block was requested, once for each run."""
     mark = pool.eviction_blocks[block, RUN]
     if mark > 0:
-        note_asked(pool, mark)
+        note_requested(pool, mark)
         pool.eviction[NUM_REUSED] += 1
         pool.eviction_blocks[block, RUN] = -mark
 
@@ -90,7 +90,7 @@ def _note_recomputed(pool: PoolArrays, block: int) -> None:
     """Count that a block was requested and could not be hit, once for each run."""
     mark = pool.eviction_blocks[block, RUN]
     if mark > 0:
-        note_asked(pool, mark)
+        note_requested(pool, mark)
         pool.eviction[NUM_RECOMPUTED] += 1
         pool.eviction_blocks[block, RUN] = -mark
 
@@ -192,8 +192,8 @@ def _check_rows(where: str, pool: PoolArrays) -> None:
     for place in range(1, int(pool.eviction[NUM_LEAVES]) + 1):
         slot = slot_of(pool.eviction, len(runs), marks[marks[place, LEAF], RUN])
         if slot != NO_RUN:
-            told, known = marks[place, [LEAF_TICKS, LEAF_REFS, LEAF_CLASSES]], runs[slot, [TICKS, REFS, CLASSES]]
-            assert (told == known).all(), f"{where}: place {place} tells {told} of a run that is {known}"
+            copied, known = marks[place, [LEAF_TICKS, LEAF_REFS, LEAF_CLASSES]], runs[slot, [TICKS, REFS, CLASSES]]
+            assert (copied == known).all(), f"{where}: place {place} has {copied}, its run has {known}"
 
 
 def _check_runs(where: str, pool: PoolArrays) -> None:
@@ -204,9 +204,9 @@ def _check_runs(where: str, pool: PoolArrays) -> None:
     num_alive: dict[int, int] = dict.fromkeys((serial & (len(runs) - 1) for serial in serials), 0)
     ghosts = pool.eviction_table[:, GHOST_RUN : GHOST_FIELDS * GHOSTS_PER_ROW : GHOST_FIELDS]
     marks = pool.eviction_blocks[:, RUN]
-    asked = slot_of(state, len(runs), state[ASKED_RUN])
-    if state[NUM_ASKED] and asked != NO_RUN:
-        num_alive[int(asked)] += int(state[NUM_ASKED])  # not counted yet
+    requested = slot_of(state, len(runs), state[REQUESTED_RUN])
+    if state[NUM_REQUESTED] and requested != NO_RUN:
+        num_alive[int(requested)] += int(state[NUM_REQUESTED])  # not counted yet
     for mark in np.concatenate([ghosts[ghosts != 0].astype(np.int64), marks[marks > 0].astype(np.int64)]).tolist():
         slot = slot_of(state, len(runs), mark)
         if slot != NO_RUN:

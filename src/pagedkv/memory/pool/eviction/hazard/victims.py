@@ -13,7 +13,7 @@ from pagedkv.memory.contract.arrays import Int64Array
 from pagedkv.memory.pool.blocks import PoolArrays
 from pagedkv.memory.pool.eviction.hazard.ages import age_since, bin_of_refs, bin_of_seconds, ticks_now
 from pagedkv.memory.pool.eviction.hazard.classes import leaf_a, leaf_b, leaf_f
-from pagedkv.memory.pool.eviction.hazard.counting import count_asked
+from pagedkv.memory.pool.eviction.hazard.counting import count_requested
 from pagedkv.memory.pool.eviction.hazard.ghosts import fetch_next
 from pagedkv.memory.pool.eviction.hazard.horizon import lies_within, move_horizon, num_departures
 from pagedkv.memory.pool.eviction.hazard.layout import (
@@ -52,7 +52,7 @@ def draw(pool: PoolArrays, first: int) -> int:
 
     If that is a departure which is not allowed, LRU's victims are evicted: ``first``, and the blocks after it.
     """
-    count_asked(pool.eviction_runs, pool.eviction_rates, pool.eviction)
+    count_requested(pool.eviction_runs, pool.eviction_rates, pool.eviction)
     move_horizon(pool)
     num_allowed = num_departures(pool)
     marks, state = pool.eviction_blocks, pool.eviction

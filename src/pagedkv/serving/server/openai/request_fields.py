@@ -1,4 +1,4 @@
-"""OpenAI's fields in the engine's terms: sampling parameters, conversations, forced formats; and refused fields."""
+"""OpenAI's request fields in the engine's terms: sampling parameters, conversations, formats; and refused fields."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 LEAST_TEMPERATURE: Final = 1e-4
-"""Below it sampling is greedy."""
+"""Below this temperature, sampling is greedy."""
 
 TEMPLATE_ARGUMENTS: Final = frozenset(
     {
@@ -109,7 +109,7 @@ def as_chat(body: ChatRequest) -> Chat:
 
 
 def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
-    """Return the tools that the model may call. Raises ApiError for a tool that is no function."""
+    """Return the tools that the model may call. Raises ApiError for a tool that is not a function."""
     tools = body.tools or []
     for place, tool in enumerate(tools):
         function = tool.get("function")
@@ -120,7 +120,7 @@ def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
         ):
             raise ApiError(
                 400,
-                f"tools[{place}] must be a function with a name: this server calls no other tools",
+                f"tools[{place}] must be a function with a name: this server does not run tools itself",
                 param=f"tools[{place}]",
             )
     return tools
@@ -150,10 +150,10 @@ def answer_format(body: ChatRequest) -> dict[str, Any] | None:
     Raises:
         ApiError: there are structured outputs and a response format, several structured outputs, or an unserved one.
     """
-    wanted = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
-    if not wanted:
+    structured = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
+    if not structured:
         return body.response_format
-    (name, value), *others = wanted.items()
+    (name, value), *others = structured.items()
     match name, value:
         case _ if others or body.response_format is not None:
             problem = "contradicts response_format" if body.response_format is not None else "must have one format"
@@ -197,20 +197,24 @@ def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
     extra = body.model_extra or {}
     modalities = extra.get("modalities")
     if extra.get("audio") is not None or (isinstance(modalities, list) and set(map(str, modalities)) - {"text"}):
-        raise ApiError(400, "this server answers with text: leave audio and other modalities out", param="modalities")
+        raise ApiError(
+            400, "this server answers with text alone: leave audio and other modalities out", param="modalities"
+        )
     if extra.get("web_search_options") is not None:
-        raise ApiError(400, "this server searches no web: leave web_search_options out", param="web_search_options")
+        raise ApiError(
+            400, "this server does not search the web: leave web_search_options out", param="web_search_options"
+        )
 
 
 def _as_message(message: Message, place: int) -> dict[str, Any]:
-    told = message.model_dump(exclude_none=True)
-    told["role"] = ROLES.get(message.role, message.role)
-    told["content"] = _as_text(message.content, f"messages[{place}].content")
+    fields = message.model_dump(exclude_none=True)
+    fields["role"] = ROLES.get(message.role, message.role)
+    fields["content"] = _as_text(message.content, f"messages[{place}].content")
     if message.tool_calls is not None:
-        told["tool_calls"] = [
+        fields["tool_calls"] = [
             _as_call(call, f"messages[{place}].tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
         ]
-    return told
+    return fields
 
 
 def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
@@ -220,7 +224,7 @@ def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
     for place, part in enumerate(content):
         kind = part.get("type")
         if isinstance(kind, str) and kind in MEDIA:
-            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text", param=where)
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text alone", param=where)
         text = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise ApiError(400, f"{where}[{place}] must be a part of type text, with its text", param=where)
