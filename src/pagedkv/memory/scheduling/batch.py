@@ -75,8 +75,8 @@ class Drafts:
 
     Args:
         counts: int32 ``[sequences]``, number of drafts of each decoding sequence.
-        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` for a draft that the step computes,
-            until ``fill_drafts``.
+        token_ids: int32 ``[sum of counts]``, sequence by sequence; ``UNKNOWN_TOKEN`` for drafts that a model computes
+            within the step, until ``fill_drafts``.
     """
 
     counts: Int32Array
