@@ -29,8 +29,8 @@ def test_what_is_compiled_is_told_and_lies_where_it_is_said() -> None:
 
 
 def test_an_interrupted_warm_up_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, told: Callable[[int, int], None], **__: object) -> None:
-        told(3, 160)
+    def interrupted(*_: object, on_progress: Callable[[int, int], None], **__: object) -> None:
+        on_progress(3, 160)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pagedkv.cli.commands.warm_up.compile_all", interrupted)

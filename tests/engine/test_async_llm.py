@@ -285,7 +285,7 @@ def test_closing_ends_who_is_under_way_and_draining_serves_them(
         engine = AsyncLLM(llm)
         streams = [engine.generate(prompt, PARAMS) for prompt in PROMPTS[:2]]
         await gate.arrival()
-        engine._thread.tell(Close(drain))  # before the step is over
+        engine._thread.send_if_running(Close(drain))  # before the step is over
         with pytest.raises(EngineError, match="the engine is closed"):  # or draining might never end
             engine.generate(PROMPTS[0])
         gate.open()

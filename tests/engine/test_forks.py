@@ -93,7 +93,7 @@ def test_answers_of_a_fork_are_drawn_with_noise_of_their_own(model: PreTrainedMo
     assert {len(part) for part in parts} == {11}, "what was left"
     for sample in child.samples:
         expected = draw_plainly(
-            model, child.prompt_token_ids.tolist(), child.params, seed=child.wish.seed, sample=sample.index
+            model, child.prompt_token_ids.tolist(), child.params, seed=child.spec.seed, sample=sample.index
         )
         assert sample.token_ids[: expected.num_certain] == expected.token_ids[: expected.num_certain]
 

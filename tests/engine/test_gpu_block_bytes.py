@@ -76,7 +76,7 @@ def test_what_is_written_comes_behind_launched_steps_and_before_those_that_wait(
     assert tickets is not None
     assert not tickets[0].is_done()
     for ticket in tickets:
-        block_bytes.let_steps_wait(ticket)
+        block_bytes.order_steps_behind(ticket)
     came = blocks_of(storage)[ids].clone()
     assert torch.equal(came.cpu(), torch.from_numpy(expected))
     assert torch.equal(blocks_of(storage)[others], before)

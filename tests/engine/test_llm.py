@@ -171,7 +171,7 @@ def test_answers_beyond_the_context_end_there_where_that_is_asked_for(model: Pre
     while not request.samples[0].token_ids:
         llm.step()
     child = request.fork(params=asked[0])
-    assert child.wish.max_tokens == 80 - len(child.prompt_token_ids)
+    assert child.spec.max_tokens == 80 - len(child.prompt_token_ids)
 
 
 @pytest.mark.parametrize(

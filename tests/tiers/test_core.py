@@ -139,7 +139,7 @@ def test_of_one_chain_the_tail_is_evicted_first_and_a_use_renews_it() -> None:
     store = core(cap_nbytes=400)
     stored(store, 1, 2)
     stored(store, 3, 4)
-    store.ask(keys(1), 0.0, 1.0)
+    store.load(keys(1), 0.0, 1.0)
     carry_out(store)
     stored(store, 5)
     assert [store.look_up(keys(number)) for number in (1, 2, 3, 4, 5)] == [1, 0, 1, 1, 1]
@@ -150,7 +150,7 @@ def test_of_one_chain_the_tail_is_evicted_first_and_a_use_renews_it() -> None:
 def test_what_is_read_or_offered_is_not_evicted_and_what_finds_no_room_is_dropped() -> None:
     store = core(cap_nbytes=200)
     stored(store, 1, 2)
-    store.ask(keys(1, 2), 0.0, 10.0)
+    store.load(keys(1, 2), 0.0, 10.0)
     store.offer(keys(3), [100], 0.0)
     assert outcomes(store) == [StoreOutcome.NO_ROOM]
     assert {type(each) for each in store.take_actions()} == {Read}
@@ -161,7 +161,7 @@ def test_what_could_be_offered_again_is_evicted_all_the_same() -> None:
     store = core(cap_nbytes=300)
     stored(store, 1, 2, 3)
     for _ in range(5):
-        assert not store.wants(keys(1, 2, 3), 0.0).any()
+        assert not store.select_for_offer(keys(1, 2, 3), 0.0).any()
     assert stored(store, 4, 5, 6) == [StoreOutcome.STORED] * 3
     assert store.look_up(keys(1)) == 0
 
@@ -192,7 +192,7 @@ def test_the_free_space_floor_and_foreign_bytes_make_room() -> None:
 def test_one_read_a_key_however_many_ask() -> None:
     store = core()
     stored(store, 1, 2)
-    tickets = [store.ask(keys(1, 2), 0.0, 1.0) for _ in range(3)]
+    tickets = [store.load(keys(1, 2), 0.0, 1.0) for _ in range(3)]
     reads = store.take_actions()
     assert [type(each) for each in reads] == [Read] * 2
     store.completed(reads[1].action, 0.1, 100)
@@ -208,7 +208,7 @@ def test_one_read_a_key_however_many_ask() -> None:
 def test_an_ask_takes_what_came_by_its_deadline() -> None:
     store = core()
     stored(store, 1, 2, 3)
-    store.ask(keys(1, 2, 3), 0.0, 1.0)
+    store.load(keys(1, 2, 3), 0.0, 1.0)
     reads = store.take_actions()
     store.completed(reads[0].action, 0.5, 100)
     store.completed(reads[2].action, 0.5, 100)
@@ -234,7 +234,7 @@ def test_an_ask_takes_what_came_by_its_deadline() -> None:
 def test_a_failed_read_ends_the_prefix_before_it(fault: Fault, cause: LoadEnd, *, is_kept: bool) -> None:
     store = core()
     stored(store, 1, 2, 3)
-    store.ask(keys(1, 2, 3), 0.0, 1.0)
+    store.load(keys(1, 2, 3), 0.0, 1.0)
     reads = store.take_actions()
     store.failed(reads[1].action, fault, 0.1)
     store.completed(reads[0].action, 0.1, 100)
@@ -249,7 +249,7 @@ def test_a_failed_read_ends_the_prefix_before_it(fault: Fault, cause: LoadEnd, *
 def test_a_frame_of_another_size_than_was_written_is_corrupt() -> None:
     store = core()
     stored(store, 1)
-    store.ask(keys(1), 0.0, 1.0)
+    store.load(keys(1), 0.0, 1.0)
     (read,) = store.take_actions()
     store.completed(read.action, 0.1, 101)
     assert loaded(store).cause is LoadEnd.CORRUPT
@@ -258,7 +258,7 @@ def test_a_frame_of_another_size_than_was_written_is_corrupt() -> None:
 def test_reads_that_no_ask_waits_for_are_not_begun() -> None:
     store = core(max_reads=1)
     stored(store, 1, 2, 3)
-    ticket = store.ask(keys(1, 2, 3), 0.0, 1.0)
+    ticket = store.load(keys(1, 2, 3), 0.0, 1.0)
     (read,) = store.take_actions()
     store.cancel(ticket)
     assert loaded(store).num_entries == 0
@@ -319,24 +319,24 @@ def test_the_breaker_opens_probes_and_closes() -> None:
     store = core(breaker_failures=3, breaker_pause_s=1.0)
     stored(store, 1, 2)
     for _ in range(3):
-        store.ask(keys(1), 0.0, 1.0)
+        store.load(keys(1), 0.0, 1.0)
         (read,) = store.take_actions()
         store.failed(read.action, Fault.IO, 0.0)
         assert loaded(store).cause is LoadEnd.FAILED
     assert store.statistics().breaker is BreakerState.OPEN
     assert store.look_up(keys(1)) == 0
-    store.ask(keys(1), 0.5, 1.0)
+    store.load(keys(1), 0.5, 1.0)
     assert loaded(store).cause is LoadEnd.OUT_OF_SERVICE
     assert stored(store, 9) == [StoreOutcome.OUT_OF_SERVICE]
     store.tick(1.0)
-    store.ask(keys(1, 2), 1.0, 1.0)
+    store.load(keys(1, 2), 1.0, 1.0)
     (probe,) = store.take_actions()
     store.failed(probe.action, Fault.IO, 1.0)
     assert loaded(store).num_entries == 0
     store.tick(2.5)
     assert store.statistics().breaker is BreakerState.OPEN, "the pause is twice as long"
     store.tick(3.0)
-    store.ask(keys(1, 2), 3.0, 1.0)
+    store.load(keys(1, 2), 3.0, 1.0)
     (probe,) = store.take_actions()
     store.completed(probe.action, 3.0, 100)
     assert store.statistics().breaker is BreakerState.CLOSED
@@ -348,7 +348,7 @@ def test_the_breaker_opens_probes_and_closes() -> None:
 def test_a_body_that_hangs_holds_no_request() -> None:
     store = core(max_reads=2, max_writes=1, breaker_failures=3, read_timeout_s=1.0, write_timeout_s=1.0)
     stored(store, 1, 2, 3)
-    store.ask(keys(1, 2, 3), 0.0, 60.0)
+    store.load(keys(1, 2, 3), 0.0, 60.0)
     store.offer(keys(7, 8), [100, 100], 0.0)
     hung = store.take_actions()
     assert len(hung) == 3
@@ -435,7 +435,7 @@ def test_withdrawn_content_and_what_continues_it_is_gone_for_good() -> None:
     store = core()
     stored(store, 1, 2, 3)
     stored(store, 1, 4)
-    ticket = store.ask(keys(1, 2), 0.0, 1.0)
+    ticket = store.load(keys(1, 2), 0.0, 1.0)
     assert store.withdraw(keys(2), 0.0) == 2
     reads = store.take_actions()
     for action in reads:
@@ -488,7 +488,7 @@ def test_events_follow_the_entries() -> None:
 def test_a_clock_that_jumps_back_stops_no_deadline() -> None:
     store = core()
     stored(store, 1)
-    store.ask(keys(1), 1000.0, 1.0)
+    store.load(keys(1), 1000.0, 1.0)
     store.tick(-5000.0)
     store.tick(-4999.5)
     assert [each for each in store.take_answers() if isinstance(each, Loaded)] == []
@@ -504,7 +504,7 @@ def test_the_time_of_a_load_is_predicted_from_latency_and_rate() -> None:
     now = 0.0
     for number, nbytes in enumerate([1000, 100_000] * 5):
         stored(store, number, nbytes=nbytes, now_s=now)
-        store.ask(keys(number), now, 10.0)
+        store.load(keys(number), now, 10.0)
         (read,) = store.take_actions()
         now += 0.01 + nbytes / 1e6
         store.completed(read.action, now, nbytes)
@@ -529,7 +529,7 @@ def test_bad_arguments_are_refused_and_change_nothing() -> None:
     with pytest.raises(ConfigurationError, match="the size of an entry must be at least 1, got 0"):
         store.offer(keys(1), [0], 0.0)
     with pytest.raises(ConfigurationError, match="deadline of an ask must be above 0 seconds"):
-        store.ask(keys(1), 0.0, 0.0)
+        store.load(keys(1), 0.0, 0.0)
     with pytest.raises(ConfigurationError, match="action 7 is not in flight"):
         store.completed(7, 0.0)
     with pytest.raises(ConfigurationError, match="read_timeout_s must be above 0"):
@@ -543,6 +543,6 @@ def test_bad_arguments_are_refused_and_change_nothing() -> None:
 def test_empty_asks_and_offers_are_answered() -> None:
     store = core()
     store.offer(keys(), [], 0.0)
-    store.ask(keys(), 0.0, 1.0)
+    store.load(keys(), 0.0, 1.0)
     assert loaded(store).num_entries == 0
     store.check()

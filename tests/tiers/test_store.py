@@ -378,14 +378,14 @@ def test_what_a_store_wants_is_noted_once_and_is_offered_without_a_second_note()
     runs = some_runs(3)
     config = StoreConfig(cap_nbytes=2**20, max_entries=10)  # the second offer
     with TierStore(HostBody(), IDENTITY, config) as store:
-        assert not store.wants(runs).any()
-        assert store.wants(runs).all()
+        assert not store.select_for_offer(runs).any()
+        assert store.select_for_offer(runs).all()
         store.offer(runs[:2], [parts_of(run) for run in runs[:2]], is_noted=True)
         assert store.wait_until_quiet(SECONDS)
         assert store.contains([run.key for run in runs]).tolist() == [True, True, False]
-        assert store.wants(runs).tolist() == [False, False, True]
+        assert store.select_for_offer(runs).tolist() == [False, False, True]
         store.withdraw(runs[2:])
-        assert not store.wants(runs).any()
+        assert not store.select_for_offer(runs).any()
         assert not store.is_out_of_service
         assert store.room_nbytes == config.max_queued_nbytes
 

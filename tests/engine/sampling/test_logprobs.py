@@ -41,19 +41,19 @@ def test_they_are_of_the_logits_as_the_model_gave_them() -> None:
     logits = logits_of(5)
     answer = BatchSampler(VOCAB_SIZE).sample(logits, [Place(sequence_of(params)) for params in rows])
     assert sorted(answer.logprobs) == [0, 2, 3, 4]
-    for row, told in answer.logprobs.items():
+    for row, by_row in answer.logprobs.items():
         count = rows[row].logprobs
         assert count is not None
-        assert_close(told, expected_of(logits[row], int(answer.token_ids[row]), count))
+        assert_close(by_row, expected_of(logits[row], int(answer.token_ids[row]), count))
 
 
 def test_of_a_greedy_row_the_token_is_the_first() -> None:
     answer = BatchSampler(VOCAB_SIZE).sample(
         logits_of(1), [Place(sequence_of(SamplingParams(temperature=0, logprobs=1)))]
     )
-    told = answer.logprobs[0]
-    assert told.rank == 1
-    assert told.top == ((told.token_id, told.logprob),)
+    by_row = answer.logprobs[0]
+    assert by_row.rank == 1
+    assert by_row.top == ((by_row.token_id, by_row.logprob),)
 
 
 @pytest.mark.parametrize("elements", [1, 3 * VOCAB_SIZE, 2**22])
@@ -68,11 +68,11 @@ def test_of_a_prompt_few_logits_exist_at_once(elements: int) -> None:
         return some @ weight.T
 
     next_ids = list(range(5, 15))
-    told = prompt_logprobs(hidden, head, next_ids, 4, elements=elements)
-    for row, (ours, token) in enumerate(zip(told, next_ids, strict=True)):
+    by_row = prompt_logprobs(hidden, head, next_ids, 4, elements=elements)
+    for row, (ours, token) in enumerate(zip(by_row, next_ids, strict=True)):
         assert_close(ours, expected_of(hidden[row] @ weight.T, token, 4))
     assert most <= max(1, elements // VOCAB_SIZE)
-    assert len(told) == 10
+    assert len(by_row) == 10
     assert prompt_logprobs(hidden[:0], head, [], 4) == []
     with pytest.raises(TensorError, match="10 positions need as many next tokens, got 9"):
         prompt_logprobs(hidden, head, next_ids[1:], 4)
@@ -85,7 +85,7 @@ def test_a_vocabulary_that_comes_in_slices(size: int) -> None:
     sliced = SlicedLogprobs(token_ids, logits[torch.arange(4), torch.tensor(token_ids)], 5)
     for start in range(0, VOCAB_SIZE, size):
         sliced.add(logits[:, start : start + size])
-    for row, ours in enumerate(sliced.told()):
+    for row, ours in enumerate(sliced.by_row()):
         assert_close(ours, expected_of(logits[row], token_ids[row], 5))
     with pytest.raises(TensorError, match="a slice of 4 rows"):
         sliced.add(logits[:3])

@@ -136,7 +136,7 @@ class FaultMachine:
         chain = self._some_chain()
         seconds = self.rng.choice([0.05, 0.5, 3.0])
         expected = self.judge.expected & {each.run.key for each in chain}
-        ticket = self.core.ask(keys_of(chain), self.caller_s, seconds)
+        ticket = self.core.load(keys_of(chain), self.caller_s, seconds)
         ask = Ask(chain, expected, self.judge.operation, self.core.now_s + seconds)
         self.judge.begin_ask(ticket, ask, self.in_flight)
 
@@ -333,7 +333,7 @@ class FaultMachine:
         for key in sorted(self.disk.files.keys() | self.judge.expected | self.ledger.keys()):
             self.judge.operation += 1
             is_expected = key in self.judge.expected
-            ticket = self.core.ask(keys_of_names([key]), self.caller_s, NEVER)
+            ticket = self.core.load(keys_of_names([key]), self.caller_s, NEVER)
             for action in self.core.take_actions():
                 assert isinstance(action, Read)
                 self._read(action, None)

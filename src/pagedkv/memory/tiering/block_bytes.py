@@ -81,7 +81,7 @@ class BlockBytes(Protocol):
             rows: arrays of ``[any, block_nbytes]``, ``n`` rows in all. Their memory must not change afterwards.
         """
 
-    def let_steps_wait(self, ticket: CopyEnd) -> None:
+    def order_steps_behind(self, ticket: CopyEnd) -> None:
         """Let all steps from now on see what was copied, and overwrite it, without a wait on the host."""
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class RequestLoads:
     """
 
     chain: RunChain
-    num_asks: int = 0
+    num_waits: int = 0
     notes: list[TierNote] = field(default_factory=list)
     brought: list[tuple[ServedTier, int, int]] = field(default_factory=list)
     admitted_with: list[tuple[ServedTier, int]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class RequestLoads:
         used = [(tier, min(end, num_hit_tokens) - start) for tier, start, end in self.brought]
         self.admitted_with = [(tier, count) for tier, count in used if count > 0]
         self.brought.clear()
-        self.num_asks = 0
+        self.num_waits = 0
 
     def computed(self) -> None:
         """Count the hit with which the request was admitted last, once, since a step behind it was acknowledged."""

@@ -39,7 +39,7 @@ class RunStore(Protocol):
     def cancel(self, load: Load) -> None:
         """End a load that no request waits for any more."""
 
-    def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         """Note that runs could be offered; return for each whether it is to be."""
 
     def offer(self, runs: Sequence[Run], parts: Sequence[Sequence[memoryview]], *, is_noted: bool = False) -> None:

@@ -32,7 +32,7 @@ from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
 
 __all__ = ["TierLoads"]
 
-MOST_ASKS: Final = 3
+MOST_WAITS: Final = 3
 """How often a request waits for loads at most, in one admission."""
 SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
@@ -169,11 +169,11 @@ class TierLoads:
         """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
         own = self._of_request(request)
         most = len(token_ids) if request.max_hit_tokens is None else min(len(token_ids), request.max_hit_tokens)
-        if own.num_asks >= MOST_ASKS or most - match.num_tokens <= self._layout.block_size:
+        if own.num_waits >= MOST_WAITS or most - match.num_tokens <= self._layout.block_size:
             return False
         under_way = None if match.loading is None else self._under_way.get(match.loading)
         if under_way is not None:
-            own.num_asks += 1
+            own.num_waits += 1
             under_way.waiters.append(request)
             return True
         own.chain.extend(token_ids[:most])
@@ -182,7 +182,7 @@ class TierLoads:
         chosen = self._chosen(own, segments, match.num_tokens)
         if not chosen:
             return False
-        own.num_asks += 1
+        own.num_waits += 1
         return self._begin(request, own, token_ids, chosen, match.num_tokens)
 
     def _up_to_withdrawn(self, chain: RunChain, most: int) -> int:
@@ -298,14 +298,14 @@ class TierLoads:
 
     # Ending
 
-    def advance(self, *, is_alone: bool) -> None:
+    def advance(self, *, none_running: bool) -> None:
         """Copy what came into the blocks of the loads that have their answers, and end those that are filled.
 
         Args:
             is_alone: nothing runs that would wait, so there is no limit to what is copied, and copies that are under
                 way need not have ended; else a step's share is copied, and they must.
         """
-        budget = None if is_alone else self._bytes.filled_nbytes_a_step
+        budget = None if none_running else self._bytes.filled_nbytes_a_step
         for under_way in [each for each in self._under_way.values() if each.is_done]:
             if under_way.filling is None:
                 under_way.filling = self._prepared(under_way)
@@ -313,7 +313,7 @@ class TierLoads:
                 nbytes = self._fill_some(under_way.filling)
                 budget = None if budget is None else budget - nbytes
             filling = under_way.filling
-            if not filling.entries and (is_alone or all(ticket.is_done() for ticket in filling.tickets)):
+            if not filling.entries and (none_running or all(ticket.is_done() for ticket in filling.tickets)):
                 self._finish(under_way, filling.num_tokens)
 
     def end_all(self, cause: TierCause) -> bool:
@@ -398,7 +398,7 @@ class TierLoads:
                     segment.tier.loaded_s += load.result.wait_s
                 first = False
             if load.result.cause in FOR_ONCE:
-                own.num_asks = MOST_ASKS
+                own.num_waits = MOST_WAITS
             if came < segment.end:
                 cause = CAUSES[load.result.cause]
                 own.notes.append(TierNote(segment.tier.name, came, segment.end, cause, load.result.wait_s))
@@ -414,7 +414,7 @@ class TierLoads:
         """Release a load's blocks, and let its requests be admitted."""
         del self._under_way[under_way.answer]
         for ticket in [] if under_way.filling is None else under_way.filling.tickets:
-            self._bytes.let_steps_wait(ticket)
+            self._bytes.order_steps_behind(ticket)
         self._space.finish_load(under_way.answer, num_tokens)
         for request in under_way.waiters:
             self._on_loaded(request)

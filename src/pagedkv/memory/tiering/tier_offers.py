@@ -163,7 +163,7 @@ class TierOffers:
         runs = chain.runs[first : min(last, first + most)]
         sequence.next_run = first + len(runs)
         self._offered[number][chain] = chain.runs[: sequence.next_run]
-        wanted = [first + place for place in np.flatnonzero(store.wants(runs)).tolist()]
+        wanted = [first + place for place in np.flatnonzero(store.select_for_offer(runs)).tolist()]
         self._copy(number, [(chain.runs[run], layout.blocks_of_run(run, hit.block_ids)) for run in wanted])
         if sequence.next_run >= last:
             self._queues[number].popleft()
@@ -182,7 +182,7 @@ class TierOffers:
         hit = longest_end(self._space, sequence.token_ids, sequence.keys, num_tokens, self._layout.alignment)
         if hit is not None:
             run = sequence.chain.end(hit.num_tokens // self._layout.block_size)
-            if self._tiers[number].store.wants([run])[0]:
+            if self._tiers[number].store.select_for_offer([run])[0]:
                 self._copy(number, [(run, self._layout.blocks_of_end(hit.num_tokens, hit.block_ids))])
 
     def _copy(self, number: int, entries: list[tuple[Run, list[Int32Array]]]) -> None:

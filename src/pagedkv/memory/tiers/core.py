@@ -87,7 +87,7 @@ class StoreCore:
         entries, _ = self._entries.index.look_up(words_of(as_keys(keys)))
         return np.asarray(entries != NO_ENTRY)
 
-    def wants(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
         """Note that content could be offered; return for each key, uint8 ``[n, 32]``, whether it is to be offered now.
 
         It is not if it is there, queued, being written or deleted, withdrawn, not admitted yet, or if the body is out
@@ -95,13 +95,13 @@ class StoreCore:
         """
         keys = as_keys(keys)
         self.tick(now_s)
-        return self._offers.wants(keys, self._writes.keys)
+        return self._offers.select_for_offer(keys, self._writes.keys)
 
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
         return self._reads.predict_s(nbytes, num_entries)
 
-    def ask(self, keys: npt.NDArray[np.uint8], now_s: float, deadline_s: float) -> int:
+    def load(self, keys: npt.NDArray[np.uint8], now_s: float, deadline_s: float) -> int:
         """Ask for the entries of a chain, head first; return a ticket, which :class:`Loaded` answers.
 
         Args:
@@ -118,13 +118,13 @@ class StoreCore:
         self.tick(now_s)
         ticket = self._deadlines.take_number()
         self._deadlines.add(ticket, self.now_s + deadline_s)
-        self._reads.ask(ticket, keys)
+        self._reads.load(ticket, keys)
         self._dispatch.send()
         return ticket
 
     def cancel(self, ticket: int) -> None:
         """End an ask whose request is gone; it is answered with what has come. Reads of other asks go on."""
-        self._reads.end_ask(ticket)
+        self._reads.end_load(ticket)
 
     def offer(
         self,
@@ -223,7 +223,7 @@ class StoreCore:
         now_s = self._clock.advance(now_s)
         self._entries.index.advance(now_s)
         while (number := self._deadlines.pop_overdue(now_s)) is not None:
-            if not (self._reads.end_ask(number) or self._offers.expire(number)):
+            if not (self._reads.end_load(number) or self._offers.expire(number)):
                 self._dispatch.expire(number, now_s)
         self._breaker.advance(now_s)
         self._dispatch.send()

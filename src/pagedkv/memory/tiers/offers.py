@@ -101,7 +101,7 @@ class Offers:
         """Bytes of the table of offers."""
         return 0 if self._offered_once is None else self._offered_once.nbytes
 
-    def wants(self, keys: npt.NDArray[np.uint8], being_written: Collection[bytes]) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, keys: npt.NDArray[np.uint8], being_written: Collection[bytes]) -> npt.NDArray[np.bool_]:
         """Note that content could be offered; return for each key whether it is to be. What is there counts as used."""
         words = words_of(keys)
         entries, _ = self._index.look_up(words)

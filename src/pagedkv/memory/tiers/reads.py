@@ -121,7 +121,7 @@ class Reads:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
         return self._rate.predict(nbytes, num_entries, self._config.max_reads)
 
-    def ask(self, number: int, keys: npt.NDArray[np.uint8]) -> None:
+    def load(self, number: int, keys: npt.NDArray[np.uint8]) -> None:
         """Begin an ask of this number for a chain, uint8 ``[n, 32]``, head first."""
         entries, limit = self._index.look_up(words_of(keys))
         cause = LoadEnd.NONE if limit == len(keys) else LoadEnd.ABSENT
@@ -143,7 +143,7 @@ class Reads:
         self._index.hold(np.array(new, np.int32))
         self._settle(number)
 
-    def end_ask(self, number: int) -> bool:
+    def end_load(self, number: int) -> bool:
         """End an ask, which is answered with what has come; return whether there was one of this number."""
         ticket = self._tickets.get(number)
         if ticket is None:

@@ -22,12 +22,12 @@ def rehearse(eviction: str) -> None:
     for first in (0, 3):
         some = keys[first : first + 3]
         for _ in range(2):
-            store.wants(some, 1.0)
+            store.select_for_offer(some, 1.0)
         store.offer(some, [NBYTES] * len(some), 1.0)
         store.offer(some, [NBYTES] * len(some), 1.0)
         _carry_out(store, None)
         store.look_up(some)
-        store.ask(some, 2.0, DEADLINE_S)
+        store.load(some, 2.0, DEADLINE_S)
         _carry_out(store, None if first else Fault.GONE)
     _offer(store, keys[6:7], Fault.IO)
     store.withdraw(keys[3:4], 3.0)
@@ -39,8 +39,8 @@ def rehearse(eviction: str) -> None:
 
 def _offer(store: StoreCore, keys: npt.NDArray[np.uint8], fault: Fault) -> None:
     """Offer what is written with a fault."""
-    store.wants(keys, 2.0)
-    store.wants(keys, 2.0)
+    store.select_for_offer(keys, 2.0)
+    store.select_for_offer(keys, 2.0)
     store.offer(keys, [NBYTES] * len(keys), 2.0, is_noted=True)
     _carry_out(store, None, fault)
 

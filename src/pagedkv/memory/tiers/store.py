@@ -141,13 +141,13 @@ class TierStore:
         with self._changed:
             return self._core.contains(array_of(keys))
 
-    def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         """Note that runs could be offered; return for each whether it is to be, so that others need not be copied.
 
         What is there already counts as used. :meth:`offer` with ``is_noted`` follows for the others.
         """
         with self._changed:
-            return self._core.wants(array_of([run.key for run in runs]), self._clock())
+            return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock())
 
     def cancel(self, load: Load) -> None:
         """End a load that no request waits for any more; it is answered with what has come."""
@@ -168,7 +168,7 @@ class TierStore:
         load = Load(tuple(runs), on_done)
         with self._changed:
             self._require_open()
-            ticket = self._core.ask(array_of([run.key for run in runs]), self._clock(), deadline_s)
+            ticket = self._core.load(array_of([run.key for run in runs]), self._clock(), deadline_s)
             load.ticket = ticket
             self._loads[ticket] = load
             for key in load.run_of:

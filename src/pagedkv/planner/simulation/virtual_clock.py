@@ -280,7 +280,7 @@ class VirtualClock:
         """Schedule a step; return it, its work, and its seconds."""
         self._space.advance(self._now_s)
         if self._tiers is not None:
-            self._tiers.before_step(self._now_s, is_alone=not self._scheduler.running)
+            self._tiers.before_step(self._now_s, none_running=not self._scheduler.running)
         batch = self._scheduler.schedule()
         self._meters.scheduled(batch, self._now_s)
         if self._tiers is not None:

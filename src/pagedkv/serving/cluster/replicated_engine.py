@@ -25,7 +25,7 @@ from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, Route
 from pagedkv.serving.cluster.placements import Placements
 from pagedkv.serving.cluster.remote_formats import RemoteFormats
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
-from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
+from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
 from pagedkv.serving.server import EngineFacts, Route
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
@@ -121,11 +121,11 @@ class ReplicatedEngine:
         request = RoutedRequest(
             next(self._numbers), np.array(prompt, np.int32), seeded, intent, deadline_s, link=self._link
         )
-        mailbox = Mailbox(loop)
-        task = loop.create_task(self._serve(request, mailbox))
+        state = StreamState(loop)
+        task = loop.create_task(self._serve(request, state))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        stream = AnswerStream(mailbox, lambda _: _cancel(loop, task))
+        stream = AnswerStream(state, lambda _: _cancel(loop, task))
         self._routes[stream] = request
         return stream
 
@@ -157,23 +157,23 @@ class ReplicatedEngine:
 
     # One request
 
-    async def _serve(self, request: RoutedRequest, mailbox: Mailbox) -> None:
+    async def _serve(self, request: RoutedRequest, state: StreamState) -> None:
         """Serve a request, with further attempts after the loss of a replica."""
         so_far = AnswerSoFar(request.prompt_token_ids.tolist(), request.params)
         deadline = None if request.deadline_s is None else self._clock() + request.deadline_s
         try:
             while True:
                 try:
-                    await self._serve_by_one_replica(request, so_far, mailbox)
+                    await self._serve_by_one_replica(request, so_far, state)
                     break
                 except _LostReplicaError as lost:
                     self._prepare_next_attempt(request, so_far, deadline, lost)
         except asyncio.CancelledError:
-            deliver([Letter(mailbox, so_far.last_updates("aborted"), so_far.ended("aborted"))])
+            deliver([StreamMessage(state, so_far.last_updates("aborted"), so_far.ended("aborted"))])
         except TimeoutError:
-            deliver([Letter(mailbox, so_far.last_updates("deadline"), so_far.ended("deadline"))])
-        except Exception as problem:  # noqa: BLE001 - any error must reach the caller, which waits for the mailbox
-            deliver([Letter(mailbox, problem=as_sendable(problem))])
+            deliver([StreamMessage(state, so_far.last_updates("deadline"), so_far.ended("deadline"))])
+        except Exception as problem:  # noqa: BLE001 - any error must reach the caller, which waits for messages
+            deliver([StreamMessage(state, problem=as_sendable(problem))])
 
     def _prepare_next_attempt(
         self, request: RoutedRequest, so_far: AnswerSoFar, deadline: float | None, lost: _LostReplicaError
@@ -193,7 +193,7 @@ class ReplicatedEngine:
             self.placements.note_moved()
         LOG.warning("request %d moves after %d tokens: %s", request.number, so_far.num_sent, lost)
 
-    async def _serve_by_one_replica(self, request: RoutedRequest, so_far: AnswerSoFar, mailbox: Mailbox) -> None:
+    async def _serve_by_one_replica(self, request: RoutedRequest, so_far: AnswerSoFar, state: StreamState) -> None:
         """Make one attempt to serve a request. Raises _LostReplicaError."""
         has_tokens = False
         try:
@@ -206,7 +206,7 @@ class ReplicatedEngine:
                 so_far.note_cached(message.num_cached_tokens)
                 updates = so_far.take(message.updates)
                 output = None if message.output is None else so_far.complete(message.output)
-                deliver([Letter(mailbox, updates, output, message.problem)])
+                deliver([StreamMessage(state, updates, output, message.problem)])
                 if message.is_over:
                     return
             raise _LostReplicaError("its stream ended without an output")

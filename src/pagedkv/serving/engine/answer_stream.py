@@ -1,10 +1,11 @@
-"""AnswerStream: one request under way, seen from an event loop; Mailbox: what the engine's thread knows of it.
+"""AnswerStream: the answers to one request as they come, in an event loop.
 
-The thread keeps mailboxes and no streams. So a stream that nobody holds any more is collected, which ends its request::
+The engine's thread refers to a stream's StreamState and never to the AnswerStream. So an AnswerStream without
+references is garbage-collected, and that ends its request::
 
-    caller -- AnswerStream -- Mailbox -- engine's thread
-                 |  __del__ / aclose: the request is to end      (a command)
-                 `- waits for letters                            (call_soon_threadsafe, in the caller's loop)
+    caller -- AnswerStream -- StreamState -- engine's thread
+                 |  __del__ / aclose: an End command to the thread
+                 `- awaits messages                              (call_soon_threadsafe, into the caller's loop)
 """
 
 import asyncio
@@ -16,15 +17,15 @@ from typing import Self, final
 from pagedkv.serving.engine.outputs import RequestOutput
 from pagedkv.serving.engine.updates import TokenUpdate
 
-__all__ = ["AnswerStream", "Letter", "Mailbox", "deliver"]
+__all__ = ["AnswerStream", "StreamMessage", "StreamState", "deliver"]
 
 
 @final
-class Mailbox:
-    """What came for one request. The engine's thread writes letters, the loop alone opens them.
+class StreamState:
+    """What has arrived in an event loop for one request. Changed in that loop alone, by :func:`deliver`.
 
     Args:
-        loop: whose callbacks open letters.
+        loop: the loop of the request's caller, to which its messages are sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -39,74 +40,76 @@ class Mailbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the output or the error of the request has arrived."""
         return self.output is not None or self.problem is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Letter:
-    """Something new about a request.
+class StreamMessage:
+    """News of one request, from the engine's thread to the loop of its caller. Empty: the engine has accepted it.
 
     Args:
-        mailbox: whose.
-        updates: new tokens; output: its end; problem: why it was not served.
+        state: the state of the request's stream.
+        updates: new tokens.
+        output: all answers, in the last message of a request that was served.
+        problem: the error of a request that was not served.
         num_cached_tokens: tokens of its prompt that were hit, once it was admitted.
     """
 
-    mailbox: Mailbox
+    state: StreamState
     updates: tuple[TokenUpdate, ...] = ()
     output: RequestOutput | None = None
     problem: Exception | None = None
     num_cached_tokens: int | None = None
 
 
-def deliver(letters: Iterable[Letter]) -> None:
-    """Open letters, in the loop that their mailboxes belong to."""
-    for letter in letters:
-        mailbox = letter.mailbox
-        mailbox.is_accepted |= letter.problem is None
-        mailbox.updates.extend(letter.updates)
-        if letter.num_cached_tokens is not None:
-            mailbox.num_cached_tokens = letter.num_cached_tokens
-        mailbox.output = mailbox.output or letter.output
-        mailbox.problem = mailbox.problem or letter.problem
-        mailbox.changed.set()
-        if mailbox.is_over:
-            mailbox.ended.set()
+def deliver(messages: Iterable[StreamMessage]) -> None:
+    """Add messages to the states of their streams; called in the loop of these states. O(messages + updates)."""
+    for message in messages:
+        state = message.state
+        state.is_accepted |= message.problem is None
+        state.updates.extend(message.updates)
+        if message.num_cached_tokens is not None:
+            state.num_cached_tokens = message.num_cached_tokens
+        state.output = state.output or message.output
+        state.problem = state.problem or message.problem
+        state.changed.set()
+        if state.is_over:
+            state.ended.set()
 
 
 @final
 class AnswerStream:
-    """The answers to one prompt: new tokens by ``async for``, all of it by :meth:`output`.
+    """The answers to one prompt: new tokens by ``async for``, complete answers by :meth:`output`.
 
-    Whoever stops waiting ends the request, whose blocks are then free for others: a task that is cancelled while it
-    waits here, :meth:`aclose`, or a stream that nobody holds any more.
+    A request ends early, and its blocks are freed, when a task that awaits it is cancelled, by :meth:`aclose`, and when
+    its stream is garbage-collected.
 
     Args:
-        mailbox: what comes for it.
-        end: tells the engine that nobody wants it any more; called at any time, in any thread.
+        state: what has arrived for the request.
+        end: ends the request in the engine; called at any time, in any thread.
     """
 
-    def __init__(self, mailbox: Mailbox, end: Callable[[Mailbox], None]) -> None:
-        self._mailbox = mailbox
+    def __init__(self, state: StreamState, end: Callable[[StreamState], None]) -> None:
+        self._state = state
         self._end = end
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TokenUpdate:
-        """Wait for new tokens of any of the answers. Raises as :meth:`output`, after what came before."""
-        mailbox = self._mailbox
+        """Wait for new tokens of any of the answers. Raises as :meth:`output`, after all tokens that arrived."""
+        state = self._state
         await self._wait_for_updates()
-        if mailbox.updates:
-            return mailbox.updates.popleft()
+        if state.updates:
+            return state.updates.popleft()
         self._raise_problem()
         raise StopAsyncIteration
 
     async def take(self) -> tuple[TokenUpdate, ...]:
-        """Wait for new tokens, and return all that have come; empty at the end. Raises as :meth:`output`, at the end.
+        """Wait for new tokens, and return all that have arrived; empty at the end. Raises as :meth:`output`, then.
 
-        A reader that was slow so gets in one piece what came meanwhile.
+        A slow reader so gets all tokens since its last call at once.
         """
         await self._wait_for_updates()
         taken = self.taken()
@@ -115,71 +118,73 @@ class AnswerStream:
         return taken
 
     def taken(self) -> tuple[TokenUpdate, ...]:
-        """Return new tokens that have come and were not read; waits for none. O(updates)."""
-        updates = self._mailbox.updates
+        """Return the tokens that have arrived and were not read, without waiting. O(updates)."""
+        updates = self._state.updates
         taken = tuple(updates)
         updates.clear()
         return taken
 
     @property
     def result(self) -> RequestOutput | None:
-        """All answers, where they have ended; None before, and where the request was not served."""
-        return self._mailbox.output
+        """All answers once they have ended; None before, and if the request was not served."""
+        return self._state.output
 
     @property
     def num_cached_tokens(self) -> int | None:
         """Tokens of the prompt that were hit; None before the first tokens of an answer."""
-        return self._mailbox.num_cached_tokens
+        return self._state.num_cached_tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
-        return self._mailbox.is_over
+        """Whether all answers have ended, or the request has failed."""
+        return self._state.is_over
 
     @property
     def num_unread(self) -> int:
-        """New tokens that have come and were not read, of the answer with the most. O(updates)."""
+        """Tokens that have arrived and were not read, of the answer with most of them. O(updates)."""
         by_answer: dict[int, int] = {}
-        for each in self._mailbox.updates:
+        for each in self._state.updates:
             by_answer[each.index] = by_answer.get(each.index, 0) + len(each.token_ids)
         return max(by_answer.values(), default=0)
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken the request into its queue; who then goes on feels back-pressure.
+        """Wait until the request is in the engine's queue.
+
+        A caller that awaits this before its next request submits no faster than requests are served.
 
         Raises:
-            RequestError: it cannot be served.
-            QueueFullError: as many wait as may, and the engine was told to refuse more.
+            RequestError: the request cannot be served.
+            QueueFullError: ``max_waiting`` requests wait, and ``when_full`` is "refuse".
             EngineError: the engine has failed, or was closed.
         """
-        mailbox = self._mailbox
-        while not mailbox.is_accepted and not mailbox.is_over:
-            await self._wait(mailbox.changed)
+        state = self._state
+        while not state.is_accepted and not state.is_over:
+            await self._wait(state.changed)
         self._raise_problem()
 
     async def output(self) -> RequestOutput:
         """Wait for the end of all answers; updates need not be read. Raises as :meth:`accepted`.
 
-        The task that waits runs once, at the end, not for each new token.
+        The waiting task wakes once, at the end, and not for each new token.
         """
-        if not self._mailbox.is_over:
-            await self._wait(self._mailbox.ended)
+        if not self._state.is_over:
+            await self._wait(self._state.ended)
         self._raise_problem()
-        assert self._mailbox.output is not None, "a stream is over without an output"
-        return self._mailbox.output
+        assert self._state.output is not None, "a stream is over without an output"
+        return self._state.output
 
     async def aclose(self) -> None:
-        """End the request now; :meth:`output` then tells what it had. One that is over stays as it is."""
+        """End the request now; :meth:`output` then returns its tokens so far. Without effect where it is over."""
         self._close()
 
     async def _wait_for_updates(self) -> None:
-        """Wait until new tokens have come, or nothing more comes."""
-        mailbox = self._mailbox
-        while not mailbox.updates and not mailbox.is_over:
-            await self._wait(mailbox.changed)
+        """Wait for new tokens, or for the end of the request."""
+        state = self._state
+        while not state.updates and not state.is_over:
+            await self._wait(state.changed)
 
     async def _wait(self, event: asyncio.Event) -> None:
-        """Wait for an event of the mailbox; a task that is cancelled meanwhile ends the request."""
+        """Wait for an event of the state; a task that is cancelled meanwhile ends the request."""
         event.clear()
         try:
             await event.wait()
@@ -188,12 +193,12 @@ class AnswerStream:
             raise
 
     def _raise_problem(self) -> None:
-        if self._mailbox.problem is not None:
-            raise self._mailbox.problem
+        if self._state.problem is not None:
+            raise self._state.problem
 
     def _close(self) -> None:
-        if not self._mailbox.is_over:
-            self._end(self._mailbox)
+        if not self._state.is_over:
+            self._end(self._state)
 
     def __del__(self) -> None:
         self._close()

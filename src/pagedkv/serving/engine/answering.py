@@ -187,7 +187,7 @@ class Answering:
             return Taken(token_ids, [place for place, row in enumerate(rows) if row.sample.take(tokens[place])])
         return self._take_apart(sampled, token_ids, rows)
 
-    def ask_again(self) -> list[tuple[EngineRequest, Taken]]:
+    def retry_waiting(self) -> list[tuple[EngineRequest, Taken]]:
         """Ask the rows again that wait. Answers what is known of requests that wait no more."""
         answers = []
         for request, held in list(self._held.items()):

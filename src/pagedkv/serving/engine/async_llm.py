@@ -1,4 +1,4 @@
-"""AsyncLLM: an engine for event loops: many callers, one engine, one thread that drives it.
+"""AsyncLLM: an engine for event loops. One thread drives the engine, and serves callers of any number of loops.
 
 >>> async def main() -> None:  # doctest: +SKIP
 ...     async with AsyncLLM(LLM(model)) as engine:
@@ -19,7 +19,7 @@ from typing import Literal, Self, TypeAlias, TypeVar, final
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
 from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.serving.engine.answer_stream import AnswerStream, Mailbox
+from pagedkv.serving.engine.answer_stream import AnswerStream, StreamState
 from pagedkv.serving.engine.engine_thread import Call, Close, End, EngineThread, Submit
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
@@ -34,36 +34,36 @@ T = TypeVar("T")
 
 
 def _pass_on(result: Future[T], done: Future[None]) -> None:
-    """Give a result the problem of a call."""
+    """Fail a result with the error of a call, if the call failed."""
     problem = done.exception()
     if problem is not None:
         result.set_exception(problem)
 
 
 def _ignore(record: StepRecord) -> None:
-    """Do nothing with a step's record."""
+    """Do nothing: the default of ``on_step``."""
 
 
 @final
 class AsyncLLM:
-    """Serves callers of event loops with one engine, which nobody else can use until this is closed (EngineError).
+    """Serves event loops with one engine. Until this is closed, other uses of the engine raise EngineError.
 
-    Tokens, deadlines and ends are seen to between steps, so a deadline is kept to within a step. One request's fault
-    is told to its caller alone. A step that fails twice ends requests of it; a failure of the engine is told to all
-    (EngineError), and the engine must be built again.
+    Requests are ended, and their tokens sent, between steps: a deadline is exceeded by at most one step. The error of a
+    request reaches its caller alone. A step that fails twice ends requests of it. A failure of the engine ends all
+    requests (EngineError), and a new engine must be built.
 
     Args:
         llm: the engine.
-        max_waiting: requests that wait to be admitted, at most; those that run are bounded by the engine's config.
-        when_full: what becomes of more: they "wait" at the door in their order, or the engine is to "refuse" them
-            (QueueFullError). Who awaits :meth:`AnswerStream.accepted` before the next goes on no faster than served.
-        clock: gives seconds, never backwards; deadlines are by it.
-        on_step: called with each step's record, by the engine's thread, which waits for it; what it raises ends the
+        max_waiting: most requests in the engine's queue; running requests are bounded by the engine's config.
+        when_full: a request that finds the queue full may "wait" for a place, first come, first served, or the engine
+            may "refuse" it (QueueFullError). :meth:`AnswerStream.accepted` waits for that place.
+        clock: returns seconds, never backwards; deadlines are in its time.
+        on_step: called with each step's record in the engine's thread, which waits for it; an error of it ends the
             engine.
 
     Raises:
-        ConfigurationError: ``max_waiting`` is not at least 1, or ``when_full`` is neither.
-        EngineError: another thread drives the engine: it has an AsyncLLM already.
+        ConfigurationError: ``max_waiting`` is below 1, or ``when_full`` is neither.
+        EngineError: another thread drives the engine, as that of another AsyncLLM.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AsyncLLM:
             raise ConfigurationError(f"when_full must be 'wait' or 'refuse', got {when_full!r}")
         self._clock = clock
         self._thread = EngineThread(llm, max_waiting, refuses=when_full == "refuse", clock=clock, on_step=on_step)
-        atexit.register(self.close)  # a thread in the middle of a step would stop Python from ending
+        atexit.register(self.close)  # a thread in the middle of a step would keep the interpreter from exiting
 
     def generate(
         self,
@@ -90,79 +90,81 @@ class AsyncLLM:
         intent: Intent | None = None,
         deadline_s: float | None = None,
     ) -> AnswerStream:
-        """Ask for answers to a prompt, from within an event loop. Returns at once.
+        """Submit a prompt, from within an event loop. Returns at once.
 
         Args:
             prompt: a text, token ids, or messages, as :meth:`LLM.generate` takes them.
-            params: what it asks for; None: 16 tokens, the most likely ones.
-            intent: what its caller says beside that; None: nothing.
-            deadline_s: seconds from now, after which it ends with what it has, and finish reason "deadline".
+            params: sampling, lengths and stops; None: 16 tokens, the most likely ones.
+            intent: hints about caching and scheduling; None: none.
+            deadline_s: seconds from now after which the request ends with its tokens so far, and finish reason
+                "deadline"; None: no deadline.
 
         Returns:
-            the stream of its answers, which tells what is wrong with the request, too.
+            the stream of the answers. It raises the errors of the request, too.
 
         Raises:
-            RequestError: the deadline is no number of seconds.
+            RequestError: the deadline is not a number of seconds.
             EngineError: the engine has failed, or was closed.
         """
         if deadline_s is not None and not 0 <= deadline_s < inf:
             raise RequestError(f"deadline_s must be seconds from now, got {deadline_s}")
         deadline = None if deadline_s is None else self._clock() + deadline_s
-        mailbox = Mailbox(asyncio.get_running_loop())
-        wished, said = SamplingParams() if params is None else params, PLAIN if intent is None else intent
-        self._thread.send(Submit(mailbox, prompt, wished, deadline, said))
+        state = StreamState(asyncio.get_running_loop())
+        params = SamplingParams() if params is None else params
+        self._thread.send(Submit(state, prompt, params, deadline, PLAIN if intent is None else intent))
         thread = self._thread
-        return AnswerStream(mailbox, lambda mailbox: thread.tell(End(mailbox)))
+        return AnswerStream(state, lambda state: thread.send_if_running(End(state)))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the engine serves nothing any more: it was closed, or it failed."""
+        """Whether the engine was closed or has failed, and so serves no requests."""
         return self._thread.has_ended
 
     async def reset_prefix_cache(self) -> None:
-        """Let later requests hit nothing of what was computed before: :meth:`EngineCore.reset_prefix_cache`.
+        """Drop every cached block, so that later requests hit none: :meth:`EngineCore.reset_prefix_cache`.
 
-        Between two steps, by the engine's thread; it has happened when this returns. Raises EngineError.
+        Done by the engine's thread between two steps, before this returns. Raises EngineError.
         """
         await self._call(LLM.reset_prefix_cache)
 
     async def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
-        """Say that the model has other weights from the next step on: :meth:`EngineCore.set_weights_epoch`.
+        """Begin a new epoch of weights with the next step: :meth:`EngineCore.set_weights_epoch`.
 
-        Between two steps, by the engine's thread; it has happened when this returns. So whoever changes weights in
-        place, while requests are under way, does it in ``change``. Raises as there, and where the engine was closed.
+        Done by the engine's thread between two steps, before this returns. Weights that are changed in place while
+        requests run must be changed in ``change``. Raises as there, and EngineError where the engine was closed.
         """
         await self._call(partial(LLM.set_weights_epoch, weights_epoch=weights_epoch, change=change))
 
     async def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> None:
         """Drop a prompt, and all that continues it, from the cache and from every tier: :meth:`EngineCore.forget`.
 
-        Between two steps, by the engine's thread; it has happened when this returns. Raises EngineError.
+        Done by the engine's thread between two steps, before this returns. Raises EngineError.
         """
         await self.between_steps(partial(LLM.forget, prompt=prompt, salt=salt, start=start))
 
     async def set_tenant(self, name: str, limits: TenantLimits) -> None:
         """Add a tenant, or change the limits of one, between two steps: :meth:`EngineCore.set_tenant`.
 
-        It has happened when this returns. Raises as there, and where the engine was closed.
+        Done before this returns. Raises as there, and EngineError where the engine was closed.
         """
         await self._call(partial(LLM.set_tenant, name=name, limits=limits))
 
     async def remove_tenant(self, name: str) -> None:
         """Remove a tenant without requests, between two steps: :meth:`EngineCore.remove_tenant`.
 
-        It has happened when this returns. Raises as there, and where the engine was closed.
+        Done before this returns. Raises as there, and EngineError where the engine was closed.
         """
         await self._call(partial(LLM.remove_tenant, name=name))
 
     def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
-        """Let the engine's thread do something between two steps; any thread may call this, and wait for the result.
+        """Call a function in the engine's thread, between two steps. May be called by any thread. Returns at once.
 
         Args:
-            work: it gets the engine, and must not keep the engine waiting. What it raises is the result's exception.
+            work: called with the engine, which waits for it. An error of it is the result's exception.
 
         Raises:
-            EngineError: the engine was closed, or has failed. If that happens later, it is the result's exception.
+            EngineError: the engine was closed, or has failed. Where that happens before the call, it is the result's
+                exception.
         """
         result: Future[T] = Future()
         call = Call(lambda llm: result.set_result(work(llm)))
@@ -171,10 +173,10 @@ class AsyncLLM:
         return result
 
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
-        """Let the engine's thread do something between two steps, and return what it returns.
+        """Call a function in the engine's thread, between two steps, and return its result.
 
         Args:
-            work: it gets the engine, and must not keep the engine waiting. What it raises is raised here.
+            work: called with the engine, which waits for it. An error of it is raised here.
 
         Raises:
             EngineError: the engine was closed, or has failed.
@@ -184,23 +186,23 @@ class AsyncLLM:
         return answers[0]
 
     async def _call(self, work: Callable[[LLM], None]) -> None:
-        """Let the engine's thread do something between two steps, and wait for it."""
+        """Call a function in the engine's thread, between two steps, and wait for its end."""
         call = Call(work)
         self._thread.send(call)
         await asyncio.wrap_future(call.done)
 
     def close(self, *, drain: bool = False) -> None:
-        """Let nobody in any more, end the thread, and wait for that. May be called again.
+        """Refuse further requests, end the thread, and wait for that. May be called again.
 
         Args:
-            drain: serve all who have come; else they end at once, "aborted" with what they have.
+            drain: serve all requests to their ends; else they end now, "aborted", with their tokens so far.
         """
-        self._thread.tell(Close(drain))
+        self._thread.send_if_running(Close(drain))
         self._thread.join()
         atexit.unregister(self.close)
 
     async def aclose(self, *, drain: bool = False) -> None:
-        """Do as :meth:`close`, while the loop goes on."""
+        """Close as :meth:`close` does, without blocking the loop."""
         await asyncio.to_thread(self.close, drain=drain)
 
     async def __aenter__(self) -> Self:
@@ -209,5 +211,5 @@ class AsyncLLM:
     async def __aexit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close; what is under way ends."""
+        """Close; requests under way end, "aborted"."""
         await self.aclose()

@@ -1,19 +1,19 @@
-"""EngineCore: the loop. Schedule, carry the plan out, run the model, sample, tell the scheduler.
+"""EngineCore: the engine's loop. Schedule, carry the plan out, run the model, sample, advance the scheduler.
 
 ::
 
     add(prompt, params)      -> EngineRequest, waiting
     step()                   -> StepRecord
       schedule   scheduler.schedule()              Batch, with the plan
-      forward    executor.launch(plan, model)      logits of the sequences that are sampled
-      sample     answering.begin(logits, rows)     a token each, but for rows that wait or fail
-      finish     answering.end, scheduler.finish   answers grow, and some end
+      forward    executor.launch(plan, model)      logits of the sequences to be sampled
+      sample     answering.begin(logits, rows)     a token each, except for rows that wait or fail
+      finish     answering.end, scheduler.finish   the tokens join their answers, and some answers end
 
 One thread drives it at a time, and a step is over when :meth:`EngineCore.step` returns. A step whose pass or sampling
 fails is aborted and tried once more (:mod:`~pagedkv.serving.engine.failed_steps`). Any other error ends the engine.
 
 If steps overlap (``EngineConfig.overlap``), a call launches a step and then finishes the one before, whose tokens the
-new step takes from device memory. Sampling comes last, since penalties need the tokens of the step before::
+new step reads from device memory. Sampling comes last, since penalties need the tokens of the step before::
 
     device   | forward 7 | sample 7 | forward 8 | sample 8 | forward 9
     host       launch 8 ... wait 7 | finish 7 | begin sampling 8 | schedule 9 | launch 9 ... wait 8 | finish 8
@@ -53,7 +53,7 @@ from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, w
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.drafting import Drafter, DraftModel
 from pagedkv.serving.engine.driving import Driver
-from pagedkv.serving.engine.engine_request import EngineRequest, Wish
+from pagedkv.serving.engine.engine_request import EngineRequest, RequestSpec
 from pagedkv.serving.engine.failed_steps import FailedSteps, may_be_retried
 from pagedkv.serving.engine.flat_batch import FlatBatch, flatten
 from pagedkv.serving.engine.flights import Finished, Flight
@@ -87,27 +87,27 @@ class EngineCore:
     """An engine without text: token ids in, token ids out.
 
     Args:
-        model: a decoder that was probed; its groups are ``groups``.
-        groups: where its layers lie.
+        model: a probed decoder.
+        groups: the groups of its layers, and the place of each layer in them.
         config: memory, limits, policies.
-        replays_steps, continues: what a self-test found of recurrent layers, see :class:`ModelRunner`. What is to be
-            computed as it was decoded is nobody's prefix but its own.
-        decode: gives the text of token ids, for stop texts; None: there are none.
-        sampler: what draws tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
-        clock: gives seconds, never backwards.
-        ranks: the processes that the model is shared out to; None: it is whole here.
+        replays_steps, continues: what a self-test found about recurrent layers, see :class:`ModelRunner`. With
+            ``replays_steps`` the blocks of decoded tokens are not published, so no other request hits them.
+        decode: maps token ids to text, for stop texts; None: requests have none.
+        sampler: samples tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
+        clock: returns seconds, never backwards.
+        ranks: the processes that share the model's heads; None: this process has the whole model.
         draft: a model that proposes tokens, whose groups are the last ones of ``groups``
             (:func:`~pagedkv.serving.engine.drafting.paired`); None: there is none.
 
     Attributes:
-        space: the block space, to be looked at.
-        executor: storage and tables, likewise.
-        scheduler: the scheduler, likewise.
-        memory: what the engine takes of the device's memory, and what was free when it was built.
-        driver: which thread drives it; others are refused (EngineError).
-        model_end_ids: tokens that end a sequence unless it ignores them.
-        absorbed: the layers whose latents are attended to without unfolding them; None where the model unfolds all.
-        on_entered: called with each request that has come, before it waits or runs; by the thread that drives.
+        space: the block space; to be read only.
+        executor: storage and block tables; to be read only.
+        scheduler: the scheduler; to be read only.
+        memory: bytes of device memory that the engine takes, and that were free when it was built.
+        driver: the lock of the engine: calls of other threads raise EngineError.
+        model_end_ids: tokens that end a sequence, unless its request ignores them.
+        absorbed: the layers that attend to latents without unfolding them; None: the model unfolds the latents of all.
+        on_entered: called with each new request before it waits or runs, in the driving thread.
 
     Raises:
         ConfigurationError: memory or limits that cannot work.
@@ -148,7 +148,7 @@ class EngineCore:
         if config.kv_scales is not None:
             set_scales(storage, groups, config.kv_scales)
         tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=model.device)
-        self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # back ends read what was written alone
+        self.executor = PlanExecutor(storage, tables, zero_new_blocks=False)  # only written slots are read
         self._tiers = NoTiers()
         if config.tiers:
             self._tiers = RequestTiers(
@@ -221,29 +221,29 @@ class EngineCore:
 
     @property
     def vocabulary_size(self) -> int:
-        """Columns of the logits: token ids are below it."""
+        """Columns of the logits; all token ids are below it."""
         return self._num_vocabulary
 
     @property
     def capture_state(self) -> CaptureState:
-        """Which steps are replayed as graphs, and why others are not."""
+        """The sizes of steps that are captured as graphs, and the reason where none are."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
 
     # Requests
 
     def add(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent | None = None) -> EngineRequest:
-        """Let a request wait.
+        """Add a request to the queue.
 
         Args:
-            prompt_token_ids: int32 ``[n]``, or whatever else holds integers that fit.
-            params: what it asks for, bad words as token ids.
-            intent: what its caller says beside that; None: nothing.
+            prompt_token_ids: int32 ``[n]``, or another sequence of integers in that range.
+            params: sampling, lengths and stops; bad words as token ids.
+            intent: hints about caching and scheduling; None: none.
 
         Returns the request. If its tenant's limits leave too few blocks for it, even alone, it has ended, "rejected".
 
         Raises:
-            RequestError: it could not be served, even alone, or names what this model does not have. Nothing is
-                changed.
+            RequestError: the request could not be served, even alone, or needs something that this model does not have.
+                Nothing is changed.
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
@@ -252,8 +252,8 @@ class EngineCore:
                 tokens = as_token_array(prompt_token_ids)
             except TokenError as problem:
                 raise RequestError(f"a prompt must be token ids: {problem}") from problem
-            wish = self._rules.complete(tokens, params, PLAIN if intent is None else intent, self._num_requests)
-            request = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+            spec = self._rules.complete(tokens, params, PLAIN if intent is None else intent, self._num_requests)
+            request = EngineRequest(self._num_requests, spec, self._clock(), self.fork)
             if self.scheduler.add(request.scheduled):
                 self._enter(request)
             else:
@@ -269,21 +269,21 @@ class EngineCore:
         sample: int = 0,
         intent: Intent | None = None,
     ) -> EngineRequest:
-        """Let another request go on from tokens of this one: see :meth:`EngineRequest.fork`."""
+        """Add a request that continues tokens of another one: see :meth:`EngineRequest.fork`."""
         with self._driving():
             self._land()
             prefix = fork_prefix(request, sample, at)
-            wished = request.intent.for_fork(len(prefix)) if intent is None else intent
-            wish = self._rules.complete(
-                prefix, fork_params(request, n, params, len(prefix)), wished, self._num_requests
+            child_intent = request.intent.for_fork(len(prefix)) if intent is None else intent
+            spec = self._rules.complete(
+                prefix, fork_params(request, n, params, len(prefix)), child_intent, self._num_requests
             )
-            return self._branch_off(request, wish, sample)
+            return self._branch_off(request, spec, sample)
 
-    def _branch_off(self, request: EngineRequest, wish: Wish, sample: int) -> EngineRequest:
-        child = EngineRequest(self._num_requests, wish, self._clock(), self.fork)
+    def _branch_off(self, request: EngineRequest, spec: RequestSpec, sample: int) -> EngineRequest:
+        child = EngineRequest(self._num_requests, spec, self._clock(), self.fork)
         answer = request.samples[sample]
         sequence = request.live.index(answer) if answer in request.live else None
-        if sequence is None:  # it has given its row up
+        if sequence is None:  # the answer has ended, and its row is released
             num_shared = 0 if self.scheduler.add(child.scheduled) else None
         else:
             num_shared = self.scheduler.fork(request.scheduled, child.scheduled, sequence=sequence)
@@ -308,9 +308,9 @@ class EngineCore:
             note(request)
 
     def _refuse(self, request: EngineRequest) -> None:
-        """End a request that its tenant's limits leave no room for, even alone; else raise RequestError."""
+        """End a request that exceeds its tenant's limits, "rejected"; raise RequestError for any other reason."""
         if request.intent.tenant is None or not self.scheduler.fits_alone(request.scheduled, within_limits=False):
-            raise self._rules.too_large(request.wish)
+            raise self._rules.too_large(request.spec)
         self._num_requests += 1
         request.end("rejected", self._clock(), self._rules.beyond_limits(request))
 
@@ -320,12 +320,12 @@ class EngineCore:
         return self._requests.values()
 
     def abort(self, request: EngineRequest, reason: FinishReason = "aborted") -> None:
-        """End a request now, wherever it is, for that reason; one that has ended stays as it is.
+        """End a request now, waiting or running, for that reason. Without effect on a request that has ended.
 
         Raises EngineError where another thread drives the engine.
         """
         if not request.is_finished:
-            with self.driver.at_the_wheel():
+            with self.driver.driving():
                 self._end(request, reason)
                 if self.scheduler.is_idle and self._failure is None:
                     self._land()
@@ -333,11 +333,11 @@ class EngineCore:
     # Tenants
 
     def set_tenant(self, name: str, limits: TenantLimits) -> None:
-        """Add a tenant, or change the limits of one, between two steps. Requests that wait are served by the new ones.
+        """Add a tenant, or change the limits of one, between two steps. They apply to waiting requests as well.
 
         Raises:
-            ConfigurationError: tenants are not distinguished (``EngineConfig.tenants`` is None), limits that the pools
-                cannot keep, or a cap below what its requests use; nothing is changed.
+            ConfigurationError: tenants are not distinguished (``EngineConfig.tenants`` is None), the pools are too
+                small for the limits, or the cap is below the use of its requests; nothing is changed.
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
@@ -345,11 +345,11 @@ class EngineCore:
             self.space.set_tenant(name, limits)
 
     def remove_tenant(self, name: str) -> None:
-        """Remove a tenant without requests; what it left in the cache is charged to the unnamed tenant.
+        """Remove a tenant without requests. Its cached blocks are charged to the unnamed tenant.
 
         Raises:
-            ConfigurationError: there is no such tenant, or requests of it wait or run: they finish, or are aborted,
-                first. Nothing is changed.
+            ConfigurationError: there is no such tenant, or it has requests, which must finish or be aborted first.
+                Nothing is changed.
             EngineError: the engine has failed, or another thread drives it.
         """
         with self._driving():
@@ -361,7 +361,7 @@ class EngineCore:
     # Ranks
 
     def follow(self) -> int:
-        """Carry out the steps of rank 0, as another rank of its model, until it ends; return how many they were.
+        """Carry out the steps of rank 0, as another rank of its model, until rank 0 ends; return their number.
 
         Raises:
             ConfigurationError: this engine has no ranks, or is rank 0 itself.
@@ -372,10 +372,10 @@ class EngineCore:
         with self._driving(), self._at_stake():
             return follow(self._ranks, self.executor, self._runner)
 
-    # What is cached
+    # The prefix cache
 
     def reset_prefix_cache(self) -> None:
-        """Let later requests hit nothing of what was computed before; those under way keep their own blocks.
+        """Drop every cached block, so that later requests hit none. Requests under way keep their own blocks.
 
         Raises:
             EngineError: the engine has failed, or another thread drives it.
@@ -388,13 +388,13 @@ class EngineCore:
             self._tiers.reset()
 
     def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
-        """Drop a prompt, and all that continues it, from the prefix cache and from every tier.
+        """Drop a prompt, and everything that continues it, from the prefix cache and from every tier.
 
-        Requests under way go on. Tiers do not store it again while this engine lives.
+        Requests under way are not affected. Tiers do not store the prompt again while this engine exists.
 
         Args:
             prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
-            start: first position to be forgotten; the block that contains it is forgotten whole, in a tier its run.
+            start: first position to be dropped, with the whole block that contains it, and in a tier the whole run.
 
         Returns how many blocks left the prefix cache.
 
@@ -413,17 +413,17 @@ class EngineCore:
     # Prefixes as files
 
     def export(self, prompt_token_ids: Int32Array, path: str | Path, *, salt: bytes = b"") -> int:
-        """Write what is cached of a prompt to a file, for another process or machine: frames, each with its checks.
+        """Write the cached blocks of a prompt to a file for another process or machine, as frames with checksums.
 
         Args:
             prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
-            path: the file; it appears whole, or not at all.
+            path: the file, which is written atomically.
 
-        Returns how many leading tokens it has. 0: nothing is cached, and no file is made.
+        Returns the number of leading tokens in the file. 0: nothing is cached, and no file is written.
 
         Raises:
             EngineError: the engine has failed, or another thread drives it.
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
             MissingExtraError: xxhash is not installed.
 
         Cost: O(tokens), and the weights are read once.
@@ -435,15 +435,15 @@ class EngineCore:
             return write_prefix(Path(path), self._model, self.space, storage, tokens, keys, draft=self._draft_model)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
-        """Bring a prefix from a file of :meth:`export` into the cache. The file's salt must be this one.
+        """Load a prefix from a file of :meth:`export` into the cache. The file must have been written with this salt.
 
-        Returns how many leading tokens it has. 0: there are too few free blocks, and nothing is changed.
+        Returns the number of leading tokens loaded. 0: there are too few free blocks, and nothing is changed.
 
         Raises:
-            ConfigurationError: it is a prefix of another model, other weights or another layout, or it is damaged;
-                nothing is changed.
+            ConfigurationError: the file is of another model, other weights or another layout, or is damaged; nothing is
+                changed.
             EngineError: the engine has failed, or another thread drives it.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
             MissingExtraError: xxhash is not installed.
 
         Cost: O(bytes), and the weights are read once.
@@ -460,42 +460,42 @@ class EngineCore:
         return self._tiers.statistics()
 
     def tier_loads(self) -> tuple[LoadUnderWay, ...]:
-        """Return what tiers are asked for now. O(loads)."""
+        """Return the loads from tiers that are under way. O(loads)."""
         return self._tiers.loads()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
-        """Wait until what was computed is stored in all tiers that want it; return whether that came about.
+        """Wait until all computed blocks are stored in the tiers that admit them; return whether they are in time.
 
         Raises EngineError where another thread drives the engine.
         """
-        with self.driver.at_the_wheel():
+        with self.driver.driving():
             return self._tiers.flush(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
-        """Flush and close the tiers; the engine serves without them from now on. Return whether all was stored.
+        """Flush and close the tiers; the engine goes on without them. Return whether everything was stored.
 
-        Not needed for answers, nor at the end of the process: stores get ten seconds there.
+        Not needed for correct answers, nor before the process ends: stores then have ten seconds to finish.
 
         Raises EngineError where another thread drives the engine.
         """
-        with self.driver.at_the_wheel():
+        with self.driver.driving():
             tiers, self._tiers = self._tiers, NoTiers()
             is_stored = tiers.close(timeout_s)
             self.scheduler.end_loading()
             return is_stored
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
-        """Say that the model's weights are others from the next step on: what older ones computed is not hit any more.
+        """Begin a new epoch of weights with the next step: blocks computed by older weights are not hit any more.
 
-        Requests under way go on: they keep what they have, and compute with the new weights. What they hold of the old
-        ones is nobody else's.
+        Requests under way go on: they keep their blocks, and compute with the new weights. Other requests do not hit
+        these blocks.
 
         Args:
-            weights_epoch: text, where ``EngineConfig.weights_epoch`` is text; where that is a number, one that is not
-                below the epoch in force: then hits may rest on weights of ``EngineConfig.max_epoch_lag`` epochs back.
-            change: brings the new weights, ``lambda: model.load_state_dict(weights)`` say; called where no engine
-                computes with the model, or with the draft model. None: they are there. What it raises is passed on, and
-                the epoch has begun all the same, since some weights may be new: try again with another one.
+            weights_epoch: text if ``EngineConfig.weights_epoch`` is text. If that is a number, a number not below the
+                current epoch; hits may then rest on weights up to ``EngineConfig.max_epoch_lag`` epochs back.
+            change: sets the new weights, as ``lambda: model.load_state_dict(weights)``; called while no engine computes
+                with the model or the draft model. None: they are set already. Its error is raised here with the epoch
+                begun, since some weights may be new: try again with another epoch.
 
         Raises:
             ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
@@ -522,7 +522,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a request to serve, or a step to be finished."""
+        """Whether a request waits or runs, or a step is in flight."""
         return not self.scheduler.is_idle or self._flight is not None
 
     def _end(self, request: EngineRequest, reason: FinishReason, error: str | None = None) -> None:
@@ -538,23 +538,23 @@ class EngineCore:
     # Steps
 
     def step(self) -> StepRecord:
-        """Run one step to its end.
+        """Run one step.
 
-        If the model fails in it, or memory runs out, the step is aborted, its record has the failure, and the next
-        step tries again. If that one fails too, requests of it end, "failed" (:class:`FailedSteps
+        If the model fails or runs out of memory, the step is aborted, its record has the failure, and the next call
+        repeats it. If that fails too, requests of the step end, "failed" (:class:`FailedSteps
         <pagedkv.serving.engine.failed_steps.FailedSteps>` has the rules).
 
         Raises:
-            EngineError: the engine failed in it, or the device is lost, and the engine is at its end; or another thread
-                drives it, and nothing happened. If the device is lost, all requests have ended, "failed", with the
-                tokens that were known.
+            EngineError: the engine failed or the device is lost, and the engine cannot be used any more; or another
+                thread drives it, and nothing was changed. If the device is lost, all requests have ended, "failed",
+                with their tokens so far.
         """
         with self._driving(), self._at_stake():
             return self._step()
 
     def _step(self) -> StepRecord:
         num_finished = self._supply() if self._answering.num_held else 0
-        self._tiers.before_step(is_alone=not self.scheduler.running)
+        self._tiers.before_step(none_running=not self.scheduler.running)
         times = [self._clock()]
         if self.config.leases:
             self.space.advance(max(self.space.now_s, times[0] - self._began))
@@ -576,7 +576,7 @@ class EngineCore:
                 return self._undone(batch, times, num_finished, finished)
             self._flight = flight
             times.append(self._clock())
-            if self.scheduler.is_idle:  # nothing follows that could overlap with it
+            if self.scheduler.is_idle:  # no step follows that could overlap this one
                 finished = finished.plus(self._finish_last())
             seconds = np.diff(times)[[0, 1, 3, 2]]
         else:
@@ -593,7 +593,7 @@ class EngineCore:
         return record_of(batch, self.scheduler, self.space, finished, seconds.tolist())
 
     def _sample(self, flight: Flight, logits: torch.Tensor) -> Flight:
-        """Begin to sample the rows of a step whose answers go on; their tokens stay on the device for the next step."""
+        """Begin to sample the rows whose answers have not ended. Tokens stay on the device for the next step."""
         rows = flight.rows
         if self.config.overlap and not all(row.goes_on for row in rows):
             flight.places = [place for place, row in enumerate(rows) if row.goes_on]
@@ -611,12 +611,12 @@ class EngineCore:
         if sampling is None or sampling.pending is None or any(row.drafts for row in sampling.rows):
             return  # beams, and requests with drafts, never run ahead
         rows = flight.batch.sampled_rows()
-        asked = rows if flight.places is None else rows[flight.places]
-        is_all = len(sampling.places) == len(asked)
-        self._runner.last_tokens.keep(asked if is_all else asked[sampling.places], sampling.pending.token_ids)
+        going = rows if flight.places is None else rows[flight.places]
+        is_all = len(sampling.places) == len(going)
+        self._runner.last_tokens.keep(going if is_all else going[sampling.places], sampling.pending.token_ids)
 
     def _finish(self, flight: Flight | None) -> Finished:
-        """Let the answers grow by what a step sampled, and tell the scheduler."""
+        """Append a step's sampled tokens to the answers, and finish the step in the scheduler."""
         if flight is None:
             return Finished()
         batch, rows, places = flight.batch, flight.rows, flight.places
@@ -625,7 +625,7 @@ class EngineCore:
             taken = taken.among(places, len(rows))
         self._last_done = max(self.executor.done(), default=self._last_done)
         for request, failure in taken.failures.items():
-            if request.scheduled.num_ahead > 1:  # a later step decodes it already, so it cannot be held
+            if request.scheduled.num_ahead > 1:  # a later step already decodes the row, so the row cannot be held
                 self._fail(request, failure)
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
@@ -644,14 +644,14 @@ class EngineCore:
         return self._finish(flight)
 
     def _land(self) -> None:
-        """Finish the step in flight, if there is one. Raises EngineError, with the engine at its end."""
+        """Finish the step in flight, if there is one. Raises EngineError, after which the engine cannot be used."""
         with self._at_stake():
             self._finish_last()
 
     def _supply(self) -> int:
-        """Ask rows again that wait, and let go on who waits no more. Returns how many requests that finished."""
+        """Sample the waiting rows again, and resume requests that have all their tokens; return how many finished."""
         num_finished = 0
-        for request, taken in self._answering.ask_again():
+        for request, taken in self._answering.retry_waiting():
             rows = [SampledRow(request, sample) for sample in request.live]
             if taken.failures:
                 self._note_failures(taken)
@@ -677,21 +677,21 @@ class EngineCore:
     def _compute(
         self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptScoring]
     ) -> torch.Tensor:
-        """Run the models of a step: a draft model first, whose drafts the other one computes."""
+        """Run the models of a step: first a draft model, whose drafts the other model then verifies."""
         if self._drafter is not None:
             flat, drafts = self._drafter.draft(batch, inputs, flat, self._rows.decoding(batch))
             if len(drafts):
                 self.scheduler.fill_drafts(batch, drafts)
         return self._runner.compute(batch.plan, inputs, flat, scorings)
 
-    # What a step changed
+    # Notes of what a step changed
 
     def _note_admitted(self, batch: Batch) -> None:
         for preempted in batch.preempted:
             request = self._requests[preempted.request]
             request.num_preemptions += 1
             if preempted.kind == "recompute":
-                self._answering.forget(request)  # what its row waited for is sampled again
+                self._answering.forget(request)  # its waiting rows are sampled again after the recomputation
         for admission in batch.admitted:
             request = self._requests[admission.request]
             self._tiers.admitted(request, admission.num_hit_tokens)
@@ -733,7 +733,7 @@ class EngineCore:
     # Steps that fail
 
     def _tried(self, batch: Batch, part: Callable[[], Result], *, is_repeatable: bool = True) -> Result | None:
-        """Run a part of a step; None if it failed in a way that can be tried again."""
+        """Run a part of a step; return None if it failed and the step can be repeated."""
         try:
             return part()
         except Exception as problem:
@@ -744,19 +744,19 @@ class EngineCore:
         return None
 
     def _sampled(self, flight: Flight, logits: torch.Tensor) -> bool:
-        """Begin to sample a step; return False if that failed. Beams go on at once, so they cannot be sampled again."""
+        """Begin to sample a step; return False if that failed. Beams advance at once, so they cannot be repeated."""
         has_beams = any(row.request.beams is not None for row in flight.rows)
         sampled = self._tried(flight.batch, lambda: self._sample(flight, logits), is_repeatable=not has_beams)
         return sampled is not None
 
     def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: Finished) -> StepRecord:
-        """Abort a step that failed, and end requests of it if it was a retry; the one before it is finished."""
+        """Abort a failed step, and end requests of it if it was the retry. The step before it has been finished."""
         if self.executor.storage.device.type == "cuda":
-            torch.cuda.empty_cache()  # memory of the failed pass, in pieces that the next one may not fit into
+            torch.cuda.empty_cache()  # fragments of the failed pass, which the next pass may not fit into
         aborted = self._abort_in_flight()
         assert aborted is not None, f"step {batch.plan.step_id} failed, and is not in flight"
         for scheduled in aborted.withdrawn:
-            if not scheduled.num_preemptions:  # it was its first admission
+            if not scheduled.num_preemptions:  # this was its first admission
                 request = self._requests[scheduled]
                 request.num_cached_tokens = request.explanation = request.admitted = None
         for scheduled in aborted.preempted:
@@ -783,12 +783,12 @@ class EngineCore:
         )
 
     def _ended_by_failure(self, batch: Batch, aborted: AbortedBatches) -> list[Request]:
-        """List the requests that end since a step and its retry failed: those whose prompts it computes, else all."""
+        """Return the requests to end after a failed retry: those whose prompts the step computes; if none, all."""
         prompts = [chunk.request for chunk in batch.prefilling if chunk.request in aborted.requests]
         return prompts or list(aborted.requests)
 
     def _abort_in_flight(self) -> AbortedBatches | None:
-        """Abort the batches in flight, in the space and on the device; None if there are none."""
+        """Abort the batches in flight, in the space and on the device; return None if there are none."""
         aborted = self.scheduler.abort_in_flight()
         if aborted is not None:
             on_device = tuple(step_id for step_id in aborted.steps.step_ids if step_id > self._last_done)
@@ -799,20 +799,20 @@ class EngineCore:
 
     @contextmanager
     def _at_stake(self) -> Iterator[None]:
-        """End the engine if a step cannot be undone. Raises EngineError."""
+        """Make the engine unusable after an error that leaves a step half done. Raises EngineError."""
         try:
             yield
         except Exception as problem:
             self._failure = f"{type(problem).__name__}: {problem}"
             self._flight = None
-            with suppress(PagedKVError):  # what failed is raised already
+            with suppress(PagedKVError):  # the first error is the one to be raised
                 self._abort_in_flight()
             if isinstance(problem, DeviceLostError) or is_device_failure(problem):
                 self._end_all(self._failure)
             raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
 
     def _end_all(self, error: str) -> None:
-        """End all requests with the tokens that they have: the device is lost, and so are their blocks."""
+        """End all requests with their tokens so far: the device is lost, and their blocks with it."""
         now = self._clock()
         for request in self._requests.values():
             request.end("failed", now, error)
@@ -820,8 +820,8 @@ class EngineCore:
 
     @contextmanager
     def _driving(self) -> Iterator[None]:
-        """Drive an engine that has not failed. Raises EngineError."""
-        with self.driver.at_the_wheel():
+        """Hold the engine's lock. Raises EngineError where another thread holds it, or the engine has failed."""
+        with self.driver.driving():
             if self._failure is not None:
                 raise EngineError(f"the engine has failed before: {self._failure}. Build another one")
             yield
@@ -832,13 +832,13 @@ def _computes(batch: Batch) -> bool:
 
 
 def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
-    """Count the bytes of all pools on the device."""
+    """Return the bytes of all pools on the device."""
     nbytes = block_nbytes_of(groups.specs, groups.shapes)
     return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
 
 
 def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
-    """Compile a model when it is first run. Raises UnsupportedModelError."""
+    """Return a model that is compiled when it first runs. Raises UnsupportedModelError."""
     why = what_prevents_compiling(groups)
     if why is not None:
         raise UnsupportedModelError(f"{type(model).__name__} cannot be compiled: {why}. Leave compile_model off")

@@ -1,7 +1,7 @@
-"""Driver: which thread drives an engine. One at a time; who comes meanwhile is refused, and nothing has happened.
+"""Driver: the lock of an engine. One thread drives it at a time, and other threads are refused with nothing changed.
 
-A step reads and changes the scheduler, the block space and the device's tables, which know no threads. What takes one
-call holds the wheel for that call, an engine's thread for as long as it lives.
+A step reads and changes the scheduler, the block space and the device's tables, none of which is thread-safe. A call
+holds the lock until it returns, an engine's thread until it ends.
 """
 
 import threading
@@ -16,14 +16,14 @@ __all__ = ["Driver"]
 
 @final
 class Driver:
-    """The wheel of one engine; a thread that has it may take it again."""
+    """The lock of one engine; reentrant."""
 
     def __init__(self) -> None:
         self._wheel = threading.RLock()
 
     @contextmanager
-    def at_the_wheel(self) -> Iterator[None]:
-        """Drive for a while. Raises EngineError where another thread does."""
+    def driving(self) -> Iterator[None]:
+        """Hold the lock, without waiting for it. Raises EngineError where another thread holds it."""
         if not self._wheel.acquire(blocking=False):
             raise EngineError(
                 "another thread drives this engine: an AsyncLLM has it until it is closed, another thread's step until "

@@ -1,8 +1,7 @@
 """EngineRequest: a request with its tokens, from its arrival to its output.
 
-Beside the scheduler's :class:`~pagedkv.memory.scheduling.Request`, which knows counts and rows, this knows tokens: the
-prompt, and what was generated for each of its samples. The tokens of a request that starts over after a preemption are
-asked from here.
+The scheduler's :class:`~pagedkv.memory.scheduling.Request` has counts and rows. This has the tokens: the prompt, and
+those generated for each of its samples. The scheduler reads them from here when a preempted request is computed again.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from pagedkv.serving.engine.sample import Decode, Sample
 from pagedkv.serving.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
 from pagedkv.serving.engine.tiering import TierNote
 
-__all__ = ["EngineRequest", "Wish"]
+__all__ = ["EngineRequest", "RequestSpec"]
 
 
 class Forker(Protocol):
@@ -38,23 +37,23 @@ class Forker(Protocol):
         sample: int,
         intent: Intent | None,
     ) -> "EngineRequest":
-        """Let another request go on from this one."""
+        """Add a request that continues this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wish:
-    """What is asked for, complete: what the parameters left open is said.
+class RequestSpec:
+    """A request with the values that its parameters leave to the engine.
 
     Args:
         prompt_token_ids: int32 ``[n]``.
-        params: what it asks for, bad words as token ids.
-        max_tokens: tokens of an answer at most.
-        stop_ids: tokens that end an answer, the model's own among them where they count.
-        end_ids: the model's own end tokens.
-        seed: where its noise comes from if the parameters do not say.
+        params: its parameters, with bad words as token ids.
+        max_tokens: most tokens of an answer.
+        stop_ids: tokens that end an answer; the model's end tokens are among them unless the request ignores them.
+        end_ids: the model's end tokens.
+        seed: seed of its noise if the parameters have none.
         vocab_size: columns of the logits.
-        decode: gives the text of token ids; None without a tokenizer.
-        intent: what its caller says beside that.
+        decode: maps token ids to text; None without a tokenizer.
+        intent: hints about caching and scheduling.
     """
 
     prompt_token_ids: Int32Array
@@ -68,7 +67,7 @@ class Wish:
     intent: Intent = PLAIN
 
     def make_samples(self, num_samples: int) -> list[Sample]:
-        """Make answers, or beams, with nothing but what another engine has generated.
+        """Make answers, or beams, without tokens, or with those of the intent's ``answered``.
 
         Raises:
             RequestError: stop texts without a tokenizer, or tokens that the vocabulary does not have.
@@ -95,28 +94,28 @@ class EngineRequest:
 
     Args:
         number: its place in the order of arrival.
-        wish: what it asks for.
-        arrived: when it came, by the engine's clock, in seconds.
-        fork_by: how its engine forks it.
-        samples: its answers; live: those that go on, in the order of its rows.
-        beams: the search that answers it, if it is one: ``live`` are its beams then.
-        scheduled: its part in the schedule.
-        admitted: when it first got blocks; first_token: when the first token was known; finished: when all answers had
-            ended.
-        num_cached_tokens: tokens of the prompt that were hit when it was first admitted.
+        spec: the prompt, its parameters and limits.
+        arrived: time of its arrival, in seconds of the engine's clock.
+        fork_by: the engine's function that forks it.
+        samples: its answers; live: those that have not ended, in the order of its rows.
+        beams: the beam search; ``live`` are its beams then. None: it is no beam search.
+        scheduled: the scheduler's record of it.
+        admitted, first_token, finished: times of its first admission, of its first token and of the end of its last
+            answer.
+        num_cached_tokens: tokens of the prompt that were hit at its first admission.
         explanation: why no more of them were.
-        num_preemptions: how often it had to give its blocks up.
+        num_preemptions: times that it was preempted.
         error: why it failed or was rejected.
-        prompt_logprobs: of the prompt's tokens behind the first, as far as they are told.
-        num_drafted: guessed tokens that were computed for it; num_accepted: those that were right.
-        num_loaded_tokens, tier_notes: what tiers did for it, as in its output.
+        prompt_logprobs: of the prompt's tokens after the first, as far as they are computed.
+        num_drafted: drafts that were computed for it; num_accepted: those that were accepted.
+        num_loaded_tokens, tier_notes: loads from tiers, as in its output.
 
     Raises:
-        RequestError: what is asked for contradicts the model's vocabulary, or needs a tokenizer.
+        RequestError: the parameters name tokens outside of the vocabulary, or need a tokenizer.
     """
 
     number: int
-    wish: Wish
+    spec: RequestSpec
     arrived: float
     fork_by: Forker
     samples: list[Sample] = field(init=False)
@@ -137,46 +136,46 @@ class EngineRequest:
     tier_notes: tuple[TierNote, ...] = ()
 
     def __post_init__(self) -> None:
-        """Make its samples, and its part in the schedule."""
-        wish = self.wish
-        self.samples = wish.make_samples(self.params.n)
+        """Make its samples, and the scheduler's record of it."""
+        spec = self.spec
+        self.samples = spec.make_samples(self.params.n)
         self.live = list(self.samples)
         if self.params.num_beams > 1:
-            beams = wish.make_samples(self.params.num_beams)
-            self.beams = Beams(self.params, beams, wish.stop_ids, wish.max_tokens)
+            beams = spec.make_samples(self.params.num_beams)
+            self.beams = Beams(self.params, beams, spec.stop_ids, spec.max_tokens)
             self.live = beams
         self.scheduled = Request(
             self.number,
             len(self.prompt_token_ids),
-            self.wish.max_tokens,
+            self.spec.max_tokens,
             self._load,
             num_sequences=len(self.live),
             priority=self.intent.priority,
             keys=self.intent.keys,
-            max_hit_tokens=0 if self.wants_prompt_logprobs else None,
+            max_hit_tokens=0 if self.needs_prompt_logprobs else None,
             intent=NO_INTENT if self.intent is PLAIN else self.intent,
             replaces=None if self.intent.replaces is None else self.intent.replaces.scheduled,
             sequences=lambda: [self.tokens_of(sample) for sample in self.samples],
             runs_ahead=self.beams is None and not self.params.logits_processors,
             num_continued=len(self.intent.answered),
         )
-        if self.intent.replaces is not None:  # else each turn of a conversation would keep all turns before it
-            self.wish = replace(wish, intent=replace(self.intent, replaces=None))
+        if self.intent.replaces is not None:  # else each turn of a conversation would keep all earlier turns in memory
+            self.spec = replace(spec, intent=replace(self.intent, replaces=None))
 
     @property
     def prompt_token_ids(self) -> Int32Array:
         """The prompt: int32 ``[n]``."""
-        return self.wish.prompt_token_ids
+        return self.spec.prompt_token_ids
 
     @property
     def params(self) -> SamplingParams:
-        """What it asks for."""
-        return self.wish.params
+        """Its parameters."""
+        return self.spec.params
 
     @property
     def intent(self) -> Intent:
-        """What its caller says beside that; a request that it replaces is named only until this one is made."""
-        return self.wish.intent
+        """Its hints; ``replaces`` is None once the request has been made."""
+        return self.spec.intent
 
     @property
     def is_finished(self) -> bool:
@@ -184,17 +183,17 @@ class EngineRequest:
         return self.finished is not None
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are asked for, and not all told."""
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are requested, and some are not computed yet."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1
 
     @property
     def num_missing_tokens(self) -> int | None:
-        """Tokens of the prompt that were not there and are to be computed; None while it waits."""
+        """Tokens of the prompt that were not hit; None before its first admission."""
         return None if self.num_cached_tokens is None else len(self.prompt_token_ids) - self.num_cached_tokens
 
     def tokens_of(self, sample: Sample) -> Int32Array:
-        """Give the prompt and what was generated for one of its answers: int32. O(n)."""
+        """Return the prompt followed by the tokens of one answer: int32 ``[n]``. O(n)."""
         return np.concatenate([self.prompt_token_ids, np.array(sample.token_ids, np.int32)])
 
     def fork(
@@ -206,56 +205,56 @@ class EngineRequest:
         sample: int = 0,
         intent: Intent | None = None,
     ) -> "EngineRequest":
-        """Let another request go on from here: n answers that begin with the tokens of one of these.
+        """Add a request that continues this one: n answers that begin with the tokens of one of these.
 
-        At the current end, while this request runs, all blocks are shared and nothing is copied before one of them
-        writes. Elsewhere the fork takes what is still there, in models with windows or recurrent layers up to the
-        longest place where these survive, and computes the rest: ``num_missing_tokens`` of the fork tells how many.
+        At the current end of a running request all blocks are shared, and copied only when a request writes into a
+        shared one. At an earlier place the fork shares the blocks that are still there, and with windows or recurrent
+        layers those before the last place where windows and states are kept. It computes the rest, which
+        ``num_missing_tokens`` of the fork counts.
 
         Args:
-            n: answers, the same ones where the most likely tokens are taken; None: as params say, or one.
-            at: tokens of prompt and answer to begin with; None: all.
-            params: what the fork asks for; None: as this request, with the tokens that are left to it, and noise of
-                its own.
-            sample: which answer.
-            intent: of the fork; None: this one's. With another tenant, salt or publish limit it shares no blocks by
-                forking, and hits what it may hit.
+            n: number of answers, equal ones if the most likely tokens are taken; None: that of params, or one.
+            at: number of leading tokens of prompt and answer to begin with; None: all.
+            params: parameters of the fork; None: those of this request, with the rest of its ``max_tokens``, and other
+                noise.
+            sample: index of the answer.
+            intent: of the fork; None: this one's. With another tenant, salt or publish limit, the fork shares no rows'
+                blocks, and hits only what the prefix cache grants it.
 
         Returns:
-            A request like any other; its prompt are the tokens that it begins with. It has ended, "rejected", if its
+            A request like any other, whose prompt is the tokens that it begins with. It has ended, "rejected", if its
             tenant's limits leave too few blocks for it.
 
         Raises:
-            RequestError: a place or an answer that is not there, n that params contradict, nothing left to generate,
-                or what
-                :meth:`~pagedkv.serving.engine.EngineCore.add` refuses.
+            RequestError: there is no such place or answer, n contradicts params, no tokens are left to generate, or
+                :meth:`~pagedkv.serving.engine.EngineCore.add` refuses the request.
         """
         return self.fork_by(self, n, at, params, sample, intent)
 
     def guess_by(self, lookup: PromptLookup) -> None:
-        """Let the tokens that follow be guessed, where each token is all that decides on the next.
+        """Draft its next tokens by prompt lookup, unless it is a beam search or has foreign processors.
 
-        Not with foreign processors, which a guess would have to be taken back from, and not in a beam search.
+        Foreign processors could not take back refused drafts.
         """
         if self._may_guess:
             text = LookupText(self.prompt_token_ids)
             self.scheduled.propose = lambda most: lookup.propose(text.grown(self.live[0].token_ids), most)
 
     def guess_by_prediction(self, num_tokens: int) -> None:
-        """Let the tokens that follow be guessed from the intent's prediction, as :meth:`guess_by` does.
+        """Draft its next tokens from the intent's prediction, under the conditions of :meth:`guess_by`.
 
         Args:
-            num_tokens: guesses in a step at most.
+            num_tokens: most drafts of a step.
         """
         if self._may_guess:
             text = PredictedText(self.intent.prediction)
             self.scheduled.propose = lambda most: text.propose(self.live[0].token_ids, min(most, num_tokens))
 
     def guess_by_model(self, num_tokens: int) -> None:
-        """Let a draft model guess the tokens that follow, in the step that computes them, as :meth:`guess_by` does.
+        """Let a draft model propose its next tokens within each step, under the conditions of :meth:`guess_by`.
 
         Args:
-            num_tokens: guesses in a step at most.
+            num_tokens: most drafts of a step.
         """
         if self._may_guess:
             unknown = np.full(num_tokens, UNKNOWN_TOKEN, np.int32)
@@ -266,7 +265,7 @@ class EngineRequest:
         return self.beams is None and not self.params.logits_processors
 
     def end(self, reason: FinishReason, now: float, error: str | None = None) -> None:
-        """End all that goes on."""
+        """End the answers that have not ended, for this reason, and with them the request."""
         for sample in self.samples:
             sample.finish_reason = sample.finish_reason or reason
         self.live = []
@@ -274,7 +273,7 @@ class EngineRequest:
         self.error = error
 
     def output(self) -> RequestOutput:
-        """Tell how far it has come."""
+        """Return its output so far. O(tokens)."""
         return RequestOutput(
             self.number,
             tuple(self.prompt_token_ids.tolist()),
@@ -302,7 +301,7 @@ class EngineRequest:
         return None if moment is None else moment - self.arrived
 
     def _load(self, num_generated: int) -> Int32Array:
-        """Give what is to be computed; with several answers, these begin again."""
+        """Return the tokens to be computed. With 0 generated tokens kept, the answers start again from the prompt."""
         if num_generated == 0:
             if self.beams is not None:
                 self.beams.begin_again()

@@ -1,12 +1,13 @@
-"""EngineThread: the one thread that drives an engine. Others send it commands, and get letters.
+"""EngineThread: the one thread that drives an engine. Other threads send it commands, and receive messages.
 
 ::
 
-    callers  -- Submit, End, Close -->  queue  --> | at the door | waiting, at most so many | running |  the engine's
-             <---- letters, by loop -------------- `---------------- after every step ---------------'
+    callers  -- Submit, End, Close -->  queue  --> | backlog | waiting, max_waiting at most | running |  the engine's
+             <---- messages, by loop ------------- `--------------- after every step ----------------'
 
-Between steps it takes commands, ends what is past its deadline, and lets in from the door as many as may wait. Whatever
-ends the thread is told to everybody who waits.
+Between two steps the thread carries out commands, ends requests past their deadlines, and submits requests of the
+backlog to the engine while its queue has room. When the thread ends, each request under way gets a message with the
+reason.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never, final
 
 from pagedkv.memory.contract.errors import EngineError, QueueFullError
-from pagedkv.serving.engine.answer_stream import Letter, Mailbox, deliver
+from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
@@ -35,16 +36,15 @@ CLOSED: Final = "the engine is closed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """A request that comes to the door.
+    """Serve a request.
 
     Args:
-        mailbox: for its letters.
-        prompt, params: what is asked for.
-        deadline: when it is to be over, by the clock; None: whenever it is.
-        intent: what its caller says beside that.
+        state: the state of its stream, which identifies the request and receives its messages.
+        prompt, params, intent: the request.
+        deadline: time of the clock at which the request ends; None: no deadline.
     """
 
-    mailbox: Mailbox
+    state: StreamState
     prompt: Prompt
     params: SamplingParams
     deadline: float | None
@@ -53,42 +53,42 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Nobody wants a request any more."""
+    """End a request, "aborted", wherever it is."""
 
-    mailbox: Mailbox
+    state: StreamState
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The thread is to end: at once, or when everybody is served."""
+    """End the thread: now, or with ``drain`` once all requests have been served."""
 
     drain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """Something that is to be done between two steps.
+    """Call a function between two steps.
 
     Args:
-        work: what; it gets the engine.
-        done: tells when, or what went wrong, to whoever waits.
+        work: called with the engine.
+        done: its result is set after the call, or its exception if the call failed or was refused.
     """
 
     work: Callable[[LLM], object]
     done: Future[None] = field(default_factory=Future)
 
     def carry_out(self, llm: LLM) -> None:
-        """Do it, unless nobody waits for it any more; what goes wrong is told there alone."""
+        """Call the function, unless ``done`` was cancelled. An error of it reaches ``done`` alone."""
         if self.done.set_running_or_notify_cancel():
             try:
                 self.work(llm)
-            except Exception as problem:  # noqa: BLE001 - the caller's: it is told there
+            except Exception as problem:  # noqa: BLE001 - any error is the caller's, and is raised there
                 self.done.set_exception(problem)
             else:
                 self.done.set_result(None)
 
     def refuse(self, problem: EngineError) -> None:
-        """Tell that it will not be done."""
+        """Fail ``done`` without a call."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_exception(problem)
 
@@ -98,33 +98,33 @@ Command: TypeAlias = Submit | End | Close | Call
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A request that the engine has.
+    """A request in the engine.
 
     Args:
-        wish: how it came; request: what the engine made of it.
-        news: gives what is new of it.
+        submitted: its command; request: the engine's record of it.
+        new_tokens: its tokens since the last message.
     """
 
-    wish: Submit
+    submitted: Submit
     request: EngineRequest
-    news: NewTokens
+    new_tokens: NewTokens
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has never been admitted."""
+        """Whether the request was never admitted, and has not ended."""
         return self.request.num_cached_tokens is None and not self.request.is_finished
 
 
 @final
 class EngineThread:
-    """Drives an engine, which nobody else can use meanwhile.
+    """Drives an engine, which no other thread can use meanwhile.
 
     Args:
         llm: the engine.
-        max_waiting: requests that wait in the engine at most.
-        refuses: whether those who find the queue full are refused; else they wait at the door, in their order.
-        clock: gives seconds, never backwards; deadlines are by it.
-        on_step: called with each step's record, by the engine's thread.
+        max_waiting: most requests that wait in the engine's queue.
+        refuses: whether a request that finds the queue full is refused; else it waits in the backlog, in order.
+        clock: returns seconds, never backwards; deadlines are in its time.
+        on_step: called with each step's record, in the engine's thread.
 
     Raises:
         EngineError: another thread drives the engine.
@@ -145,12 +145,12 @@ class EngineThread:
         self._refuses = refuses
         self._clock = clock
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._door: dict[Mailbox, Submit] = {}
-        self._under_way: dict[Mailbox, _UnderWay] = {}
+        self._backlog: dict[StreamState, Submit] = {}
+        self._under_way: dict[StreamState, _UnderWay] = {}
         self._waiting: list[_UnderWay] = []
-        self._letters: list[Letter] = []
+        self._messages: list[StreamMessage] = []
         self._closing: Close | None = None
-        self._lock = threading.RLock()  # reentrant: streams are collected anywhere
+        self._lock = threading.RLock()  # reentrant: a stream may be garbage-collected at any point, and sends an End
         self._ended: str | None = None
         self._is_closed = False
         took_over: Future[None] = Future()
@@ -158,10 +158,10 @@ class EngineThread:
         self._thread.start()
         took_over.result()
 
-    # Called by others
+    # Called by other threads
 
     def send(self, command: Command) -> None:
-        """Give a command. Raises EngineError where the thread has ended, or was told to."""
+        """Send a command. Raises EngineError if the thread has ended, or was sent a Close."""
         with self._lock:
             if self._ended is not None:
                 raise EngineError(self._ended)
@@ -169,8 +169,8 @@ class EngineThread:
                 raise EngineError(CLOSED)
             self._commands.put(command)
 
-    def tell(self, command: Command) -> None:
-        """Give a command that means nothing to a thread that has ended."""
+    def send_if_running(self, command: Command) -> None:
+        """Send a command, and drop it if the thread has ended."""
         with self._lock:
             self._is_closed |= isinstance(command, Close)
             if self._ended is None:
@@ -188,34 +188,34 @@ class EngineThread:
     # The thread
 
     def _drive(self, took_over: Future[None]) -> None:
-        """Take the engine over, and drive it to the end."""
+        """Take the engine over, and drive it until the thread ends."""
         try:
-            with self._llm.core.driver.at_the_wheel():
+            with self._llm.core.driver.driving():
                 took_over.set_result(None)
                 self._run()
-        except EngineError as problem:  # of the wheel: nothing has begun
+        except EngineError as problem:  # another thread drives the engine: nothing has begun
             took_over.set_exception(problem)
 
     def _run(self) -> None:
         try:
             while self._take_commands():
                 self._end_expired()
-                self._let_in()
-                self._post()  # who has ended is not to wait for others' step
+                self._submit_backlog()
+                self._send_messages()  # the last message of an ended request does not wait for the next step
                 if self._llm.core.has_work:
                     self._on_step(self._llm.step())
-                self._note_news()
-                self._post()
+                self._collect_updates()
+                self._send_messages()
             self._end_all()
-        except Exception as problem:  # noqa: BLE001 - whatever it is, nobody is to wait for ever
+        except Exception as problem:  # noqa: BLE001 - after any error the waiting callers must be woken
             reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
             self._stop(reason, problem)
         else:
             self._stop(CLOSED)
 
     def _take_commands(self) -> bool:
-        """Carry out what was asked for; wait where there is nothing else to do. Return whether to go on."""
-        may_wait = self._closing is None and not self._door and not self._llm.core.has_work
+        """Carry out all commands sent; wait for one where there is no other work. Return whether to go on."""
+        may_wait = self._closing is None and not self._backlog and not self._llm.core.has_work
         while True:
             try:
                 command = self._commands.get(block=may_wait)
@@ -225,7 +225,7 @@ class EngineThread:
             self._carry_out(command)
         if self._closing is None:
             return True
-        return self._closing.drain and bool(self._door or self._under_way)
+        return self._closing.drain and bool(self._backlog or self._under_way)
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -234,112 +234,112 @@ class EngineThread:
             case Call():
                 command.carry_out(self._llm)
             case End():
-                self._end_at_request(command)
+                self._end_on_command(command)
             case Submit():
-                self._take_in(command)
+                self._accept(command)
             case _:
                 assert_never(command)
 
-    def _end_at_request(self, command: End) -> None:
-        if command.mailbox in self._door:
-            self._admit(command.mailbox)  # so that it has an output, as others have
-        if command.mailbox in self._under_way:
-            self._end(command.mailbox, "aborted")
+    def _end_on_command(self, command: End) -> None:
+        if command.state in self._backlog:
+            self._submit(command.state)  # so that it has an output, as every aborted request
+        if command.state in self._under_way:
+            self._end(command.state, "aborted")
 
-    def _take_in(self, command: Submit) -> None:
+    def _accept(self, command: Submit) -> None:
         if not self._refuses or self._has_room():
-            self._door[command.mailbox] = command
-            self._let_in()
+            self._backlog[command.state] = command
+            self._submit_backlog()
         else:
             problem = QueueFullError(f"{self._max_waiting} requests wait, and no more may: ask again later")
-            self._letters.append(Letter(command.mailbox, problem=problem))
+            self._messages.append(StreamMessage(command.state, problem=problem))
 
     def _has_room(self) -> bool:
-        if len(self._waiting) >= self._max_waiting:  # some may have been admitted, or ended, since
+        if len(self._waiting) >= self._max_waiting:  # counted again: some may have been admitted, or ended, since
             self._waiting = [each for each in self._waiting if each.is_waiting]
         return len(self._waiting) < self._max_waiting
 
-    def _let_in(self) -> None:
-        while self._door and self._has_room():
-            self._admit(next(iter(self._door)))
+    def _submit_backlog(self) -> None:
+        while self._backlog and self._has_room():
+            self._submit(next(iter(self._backlog)))
 
-    def _admit(self, mailbox: Mailbox) -> None:
-        wish = self._door.pop(mailbox)
+    def _submit(self, state: StreamState) -> None:
+        submitted = self._backlog.pop(state)
         try:
-            (request,) = self._llm.submit([wish.prompt], wish.params, [wish.intent])
+            (request,) = self._llm.submit([submitted.prompt], submitted.params, [submitted.intent])
         except EngineError:
-            self._door[mailbox] = wish
+            self._backlog[state] = submitted
             raise
-        except Exception as problem:  # noqa: BLE001 - a tokenizer's, a template's: it is this request's alone
-            self._letters.append(Letter(mailbox, problem=problem))
+        except Exception as problem:  # noqa: BLE001 - of a tokenizer or template: it fails this request alone
+            self._messages.append(StreamMessage(state, problem=problem))
             return
-        under_way = self._under_way[mailbox] = _UnderWay(wish, request, NewTokens(request))
+        under_way = self._under_way[state] = _UnderWay(submitted, request, NewTokens(request))
         self._waiting.append(under_way)
-        self._letters.append(Letter(mailbox))
+        self._messages.append(StreamMessage(state))
 
     def _end_expired(self) -> None:
         now = self._clock()
-        for mailbox, wish in list(self._door.items()):
-            if wish.deadline is not None and wish.deadline <= now:
-                self._admit(mailbox)  # as above
-        for mailbox, under_way in list(self._under_way.items()):
-            deadline = under_way.wish.deadline
+        for state, submitted in list(self._backlog.items()):
+            if submitted.deadline is not None and submitted.deadline <= now:
+                self._submit(state)  # so that it has an output
+        for state, under_way in list(self._under_way.items()):
+            deadline = under_way.submitted.deadline
             if deadline is not None and deadline <= now:
-                self._end(mailbox, "deadline")
+                self._end(state, "deadline")
 
-    def _end(self, mailbox: Mailbox, reason: FinishReason) -> None:
-        under_way = self._under_way[mailbox]
+    def _end(self, state: StreamState, reason: FinishReason) -> None:
+        under_way = self._under_way[state]
         self._llm.core.abort(under_way.request, reason)
-        self._note(mailbox, under_way)
+        self._add_message(state, under_way)
 
-    # Letters
+    # Messages
 
-    def _note_news(self) -> None:
-        for mailbox, under_way in list(self._under_way.items()):
-            self._note(mailbox, under_way)
+    def _collect_updates(self) -> None:
+        for state, under_way in list(self._under_way.items()):
+            self._add_message(state, under_way)
 
-    def _post(self) -> None:
-        letters, self._letters = self._letters, []
-        by_loop: defaultdict[asyncio.AbstractEventLoop, list[Letter]] = defaultdict(list)
-        for letter in letters:
-            by_loop[letter.mailbox.loop].append(letter)
-        for loop, mine in by_loop.items():
+    def _send_messages(self) -> None:
+        messages, self._messages = self._messages, []
+        by_loop: defaultdict[asyncio.AbstractEventLoop, list[StreamMessage]] = defaultdict(list)
+        for message in messages:
+            by_loop[message.state.loop].append(message)
+        for loop, of_loop in by_loop.items():
             try:
-                loop.call_soon_threadsafe(deliver, mine)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(deliver, of_loop)
+            except RuntimeError:  # the loop is closed, and with it all callers in it
                 self._end_all_of(loop)
 
-    def _note(self, mailbox: Mailbox, under_way: _UnderWay) -> None:
-        """Write a letter where there is something new; who has ended is no longer under way."""
-        updates = tuple(under_way.news.take())
+    def _add_message(self, state: StreamState, under_way: _UnderWay) -> None:
+        """Add a message if a request has news; a request that has ended is no longer under way."""
+        updates = tuple(under_way.new_tokens.take())
         if not under_way.request.is_finished:
             if updates:
                 num_cached = under_way.request.num_cached_tokens
-                self._letters.append(Letter(mailbox, updates, num_cached_tokens=num_cached))
+                self._messages.append(StreamMessage(state, updates, num_cached_tokens=num_cached))
             return
-        del self._under_way[mailbox]
+        del self._under_way[state]
         try:
             output = self._llm.output(under_way.request)
-        except Exception as problem:  # noqa: BLE001 - a tokenizer's that cannot write these tokens
-            self._letters.append(Letter(mailbox, updates, problem=problem))
+        except Exception as problem:  # noqa: BLE001 - of a tokenizer that cannot decode these tokens
+            self._messages.append(StreamMessage(state, updates, problem=problem))
         else:
-            self._letters.append(Letter(mailbox, updates, output))
+            self._messages.append(StreamMessage(state, updates, output))
 
     def _end_all_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        for mailbox in [each for each in self._door if each.loop is loop]:
-            del self._door[mailbox]
-        for mailbox in [each for each in self._under_way if each.loop is loop]:
-            self._llm.core.abort(self._under_way.pop(mailbox).request)
+        for state in [each for each in self._backlog if each.loop is loop]:
+            del self._backlog[state]
+        for state in [each for each in self._under_way if each.loop is loop]:
+            self._llm.core.abort(self._under_way.pop(state).request)
 
     # The end
 
     def _end_all(self) -> None:
-        """End who is under way, with what they have."""
-        for mailbox in list(self._under_way):
-            self._end(mailbox, "aborted")
+        """End the requests under way, with their tokens so far."""
+        for state in list(self._under_way):
+            self._end(state, "aborted")
 
     def _stop(self, reason: str, cause: Exception | None = None) -> None:
-        """Let nobody in any more, and tell everybody who still waits why."""
+        """Refuse all further commands, and send the reason to each request that waits."""
         problem = EngineError(reason)
         problem.__cause__ = cause
         with self._lock:
@@ -347,14 +347,14 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Submit):
-                self._door[command.mailbox] = command
+                self._backlog[command.state] = command
             elif isinstance(command, Call):
                 command.refuse(problem)
-        for mailbox, under_way in list(self._under_way.items()):
-            if under_way.request.is_finished:  # the device is lost: what is known of the answer comes before the error
-                self._note(mailbox, under_way)
-                self._letters.append(Letter(mailbox, problem=problem))
-        self._letters += [Letter(mailbox, problem=problem) for mailbox in (*self._under_way, *self._door)]
+        for state, under_way in list(self._under_way.items()):
+            if under_way.request.is_finished:  # the device is lost: the tokens so far are sent before the error
+                self._add_message(state, under_way)
+                self._messages.append(StreamMessage(state, problem=problem))
+        self._messages += [StreamMessage(state, problem=problem) for state in (*self._under_way, *self._backlog)]
         self._under_way.clear()
-        self._door.clear()
-        self._post()
+        self._backlog.clear()
+        self._send_messages()

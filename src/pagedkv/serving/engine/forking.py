@@ -26,21 +26,21 @@ def fork_params(
     Raises:
         RequestError: the number of answers is said twice, and differently; nothing is left to generate.
     """
-    wished = None if n is None else as_count(n, "n", least=1, error=RequestError)
+    given_n = None if n is None else as_count(n, "n", least=1, error=RequestError)
     if params is None:
-        return replace(_left_of(request, num_tokens), n=wished or 1)
-    if wished is not None and params.n not in {1, wished}:
+        return replace(_left_of(request, num_tokens), n=given_n or 1)
+    if given_n is not None and params.n not in {1, given_n}:
         raise RequestError(f"fork(n={n}) contradicts its params, which ask for n={params.n}: say it in one place")
-    return replace(params, n=wished or params.n)
+    return replace(params, n=given_n or params.n)
 
 
 def _left_of(request: EngineRequest, num_tokens: int) -> SamplingParams:
     """Say what is left for a request's forks from there, with noise of their own. Raises RequestError if nothing."""
     num_generated = max(0, num_tokens - len(request.prompt_token_ids))
-    num_left = request.wish.max_tokens - num_generated
+    num_left = request.spec.max_tokens - num_generated
     if num_left < 1:
         raise RequestError(
-            f"request {request.number} has all of its {request.wish.max_tokens} tokens: fork it at an earlier place, "
+            f"request {request.number} has all of its {request.spec.max_tokens} tokens: fork it at an earlier place, "
             "or give params with another max_tokens"
         )
     return replace(

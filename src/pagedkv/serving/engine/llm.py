@@ -42,43 +42,45 @@ from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 __all__ = ["LLM", "Prompt", "Tokenizer"]
 
 DEFAULT_TOKENS: Final = 16
-"""Tokens of an answer where nobody says what is asked for."""
+"""Most tokens of an answer, for requests without params."""
 
 
 class Tokenizer(Protocol):
-    """What turns text into tokens and back, as tokenizers of transformers do."""
+    """Encodes text as token ids and decodes token ids, as tokenizers of transformers do."""
 
     def encode(self, text: str) -> list[int]:
-        """Turn text into token ids."""
+        """Return the token ids of a text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Turn token ids into text."""
+        """Return the text of token ids."""
 
 
 @final
 class LLM:
-    """Serves prompts with one model, in memory made of blocks.
+    """Answers prompts with one model, whose keys and values are in blocks.
 
     Args:
         model: any decoder of transformers in evaluation mode, on a CPU or a GPU. Engines in several threads may share
-            it: each waits for the others' passes. Nobody else may use it during a step.
+            it: their passes take turns. No other code may use the model during a step.
         config: memory, limits, policies.
-        tokenizer: for prompts, answers, stop texts and bad words as text; None: token ids alone.
-        sampler: what draws tokens; None: as each request's parameters say.
-        clock: gives seconds, never backwards: by it leases end, and outputs tell how long things took.
-        ranks: the processes that the model is shared out to, each of which builds an engine with the same model and
-            configuration; requests go to rank 0, and the others call :meth:`follow`. The model is cut in place.
+        tokenizer: for prompts, answers, stop texts and bad words as text; None: requests and answers are token ids.
+        sampler: samples tokens; None: by the parameters of each request.
+        clock: returns seconds, never backwards. Leases and the times in outputs are in its time.
+        ranks: the processes that share the model's heads, each of which builds an engine with the same model and
+            configuration; requests go to rank 0, and the others call :meth:`follow`. Each process cuts its model down
+            to its own heads, in place.
         draft_model: a smaller decoder of the same vocabulary on the same device, of attention alone, which guesses
             tokens (``EngineConfig.num_draft_tokens``); answers stay the same. It may be the same model. None: there is
             none.
 
     Attributes:
-        core: the loop, for whoever drives it step by step.
-        groups: what the model's layers were found to keep, and behind them those of a draft model.
-        self_test: how far the model over blocks is from itself, dense; None where it was not asked for.
+        core: the loop, to be driven step by step.
+        groups: the groups of the model's layers, followed by those of a draft model.
+        self_test: the difference between the model over blocks and the dense model; None where it was not computed.
 
     Raises:
-        UnsupportedModelError: the model would be answered for wrongly: which layer, why, what to do.
+        UnsupportedModelError: paged memory would answer wrongly for the model; the message names the layer, the reason
+            and a remedy.
         ConfigurationError: memory or limits that cannot work.
     """
 
@@ -128,20 +130,20 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         intents: Intent | Sequence[Intent] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts, together.
+        """Answer prompts, batched together.
 
         Args:
             prompts: texts, lists of token ids, :class:`~pagedkv.serving.engine.prompts.TokensPrompt`, or conversations:
                 lists of messages, :class:`Chat`.
-            params: what all of them ask for, or each; None: 16 tokens, the most likely ones.
-            intents: what is said beside that about all of them, or each; None: nothing.
+            params: parameters of all prompts, or a list with those of each; None: 16 tokens, the most likely ones.
+            intents: hints about all prompts, or a list with those about each; None: none.
 
         Returns:
-            an output for each prompt, in their order. Of a request that failed by itself (a logits processor raised,
-            say) the output has the error; the others are answered.
+            an output for each prompt, in order. The output of a request that failed alone (as where a logits processor
+            raised) has the error; the others are complete.
 
         Raises:
-            RequestError: one of them cannot be served; none is.
+            RequestError: one of the requests cannot be served; none is served then.
             EngineError: the engine failed in a step, or the device is lost.
         """
         requests = self.submit(prompts, params, intents)
@@ -160,18 +162,18 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         intents: Intent | Sequence[Intent] | None = None,
     ) -> Iterator[TokenUpdate]:
-        """Answer prompts, together, and give tokens as they come; who stops listening ends the requests.
+        """Answer prompts, batched together, and yield tokens as they come. Closing the iterator ends the requests.
 
         Raises as :meth:`generate`.
         """
         requests = self.submit(prompts, params, intents)
-        news = [NewTokens(request, prompt) for prompt, request in enumerate(requests)]
+        new_tokens = [NewTokens(request, prompt) for prompt, request in enumerate(requests)]
         try:
             while not all(request.is_finished for request in requests):
                 self.core.step()
-                for each in news:
+                for each in new_tokens:
                     yield from each.take()
-            for each in news:  # of requests that had ended before a step
+            for each in new_tokens:  # of requests that had ended before a step
                 yield from each.take()
         finally:
             for request in requests:
@@ -183,14 +185,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         intents: Intent | Sequence[Intent] | None = None,
     ) -> list[EngineRequest]:
-        """Let prompts wait, all of them or none; whoever submits drives :attr:`core`. Raises RequestError."""
-        each = _wishes(prompts, params)
-        said = _intents(prompts, intents)
+        """Add prompts to the queue, all or none; the caller then drives :attr:`core`. Raises RequestError."""
+        all_params = _params_of_each(prompts, params)
+        all_intents = _intent_of_each(prompts, intents)
         tokens = [self._token_ids(prompt, place) for place, prompt in enumerate(prompts)]
         requests: list[EngineRequest] = []
         try:
-            for place, (prompt, wish, intent) in enumerate(zip(tokens, each, said, strict=True)):
-                requests.append(self._add(place, prompt, wish, intent))
+            for place, (prompt, each_params, intent) in enumerate(zip(tokens, all_params, all_intents, strict=True)):
+                requests.append(self._add(place, prompt, each_params, intent))
         except BaseException:
             for request in requests:
                 self.core.abort(request)
@@ -206,23 +208,23 @@ class LLM:
         return self.core.step()
 
     def reset_prefix_cache(self) -> None:
-        """Let later requests hit nothing of what was computed before: see :meth:`EngineCore.reset_prefix_cache`."""
+        """Drop every cached block, so that later requests hit none: see :meth:`EngineCore.reset_prefix_cache`."""
         self.core.reset_prefix_cache()
 
     def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
-        """Say that the model has other weights from now on: see :meth:`EngineCore.set_weights_epoch`."""
+        """Begin a new epoch of weights: see :meth:`EngineCore.set_weights_epoch`."""
         self.core.set_weights_epoch(weights_epoch, change=change)
 
     def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> int:
-        """Drop a prompt, and all that continues it, from the cache and from every tier: :meth:`EngineCore.forget`."""
+        """Drop a prompt, and everything that continues it, from the cache and all tiers: :meth:`EngineCore.forget`."""
         return self.core.forget(self._token_ids(prompt, 0), salt=salt, start=start)
 
     def export(self, prompt: Prompt, path: str | Path, *, salt: bytes = b"") -> int:
-        """Write what is cached of a prompt to a file: see :meth:`EngineCore.export`."""
+        """Write the cached blocks of a prompt to a file: see :meth:`EngineCore.export`."""
         return self.core.export(self._token_ids(prompt, 0), path, salt=salt)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
-        """Bring a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
+        """Load a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
         return self.core.import_(path, salt=salt)
 
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
@@ -230,11 +232,11 @@ class LLM:
         return self.core.tier_statistics()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
-        """Wait until what was computed is stored in all tiers: see :meth:`EngineCore.flush_tiers`."""
+        """Wait until all computed blocks are stored in the tiers: see :meth:`EngineCore.flush_tiers`."""
         return self.core.flush_tiers(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
-        """Flush and close the tiers, of which the engine has none from now on: see :meth:`EngineCore.close`."""
+        """Flush and close the tiers; the engine goes on without them: see :meth:`EngineCore.close`."""
         return self.core.close(timeout_s)
 
     def set_tenant(self, name: str, limits: TenantLimits) -> None:
@@ -246,7 +248,7 @@ class LLM:
         self.core.remove_tenant(name)
 
     def output(self, request: EngineRequest) -> RequestOutput:
-        """Tell how far a request has come, as text too where there is a tokenizer. Changes nothing."""
+        """Return a request's output so far, with text where there is a tokenizer. Changes nothing."""
         return self._with_text(request.output())
 
     def _add(self, place: int, prompt: Int32Array, params: SamplingParams, intent: Intent) -> EngineRequest:
@@ -304,25 +306,25 @@ class LLM:
         return replace(completion, text=self._tokenizer.decode(list(token_ids)))
 
 
-def _wishes(
+def _params_of_each(
     prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> Sequence[SamplingParams]:
-    """Say what each prompt asks for. Raises RequestError."""
+    """Return the parameters of each prompt. Raises RequestError."""
     if isinstance(prompts, str):
         raise RequestError("prompts is one text: give a list of prompts")
     if not isinstance(prompts, Sequence) and np.ndim(prompts) == 0:
         raise RequestError(f"prompts must be a list of prompts, got {prompts!r}")
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
-    if not isinstance(params, Sequence) or not all(isinstance(wish, SamplingParams) for wish in params):
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise RequestError(f"params must be SamplingParams, or a list of them, got {params!r}")
     if len(params) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(params)}")
     return params
 
 
-def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | None) -> Sequence[Intent]:
-    """Give each prompt's intent. Raises RequestError."""
+def _intent_of_each(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | None) -> Sequence[Intent]:
+    """Return the intent of each prompt. Raises RequestError."""
     if intents is None or isinstance(intents, Intent):
         return [intents or PLAIN] * len(prompts)
     if not isinstance(intents, Sequence) or not all(isinstance(intent, Intent) for intent in intents):
@@ -333,14 +335,14 @@ def _intents(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | Non
 
 
 def _for_ranks(config: EngineConfig) -> EngineConfig:
-    """Return a configuration for an engine on several ranks. Raises ConfigurationError for what it does not serve."""
-    wished = {
+    """Return the configuration of an engine on several ranks. Raises ConfigurationError for features it lacks."""
+    features = {
         "tiers": bool(config.tiers),
         "overlap": config.overlap,
         "compile_model": config.compile_model,
         "draft_model": config.num_draft_tokens > 0,
     }
-    refused = [name for name, is_wished in wished.items() if is_wished]
+    refused = [name for name, is_requested in features.items() if is_requested]
     if refused:
         raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
     return replace(config, capture_steps=False)
@@ -353,7 +355,7 @@ def compile_loops(config: EngineConfig) -> None:
 
 
 def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
-    """Find out what a model's layers keep, and put them into groups.
+    """Probe a model, and put its layers into groups.
 
     Raises:
         UnsupportedModelError: paged memory would answer wrongly for it.
@@ -365,7 +367,7 @@ def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
 def with_draft_model(
     model: compat.Model, groups: EngineGroups, draft_model: compat.Model, config: EngineConfig
 ) -> tuple[EngineGroups, DraftModel]:
-    """Find out what a draft model's layers keep, and put their groups behind those of the model.
+    """Probe a draft model, and append its groups to those of the model.
 
     Raises:
         UnsupportedModelError: paged memory would compute it wrongly, or it has recurrent layers.
@@ -383,7 +385,7 @@ def with_draft_model(
 
 
 def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
-    """Give a tokenizer's encoding without the special tokens that those of transformers add."""
+    """Return a tokenizer's encoding without the special tokens that tokenizers of transformers add."""
     if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
         return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
     return tokenizer.encode

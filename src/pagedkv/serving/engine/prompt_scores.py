@@ -46,7 +46,7 @@ class PromptScoring:
         next_ids = [self.next_ids[place] for place in (tokens[inside] - self.first).tolist()]
         count = self.request.params.prompt_logprobs or 0
         self.request.prompt_logprobs += prompt_logprobs(head.hidden(inside), head.logits, next_ids, count)
-        is_open = self.request.wants_prompt_logprobs
+        is_open = self.request.needs_prompt_logprobs
         self.request.scheduled.max_hit_tokens = len(self.request.prompt_logprobs) if is_open else None
 
 
@@ -54,7 +54,7 @@ def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[Prom
     """Tell what chunks are to tell, where it is asked for: of each request, chunk and its place in the flat row."""
     scorings = []
     for request, chunk, start in chunks:
-        if request.wants_prompt_logprobs:
+        if request.needs_prompt_logprobs:
             first = len(request.prompt_logprobs)  # logits at position p tell of the token at p + 1
             next_ids = request.prompt_token_ids[first + 1 : chunk.stop + 1].tolist()
             if next_ids:

@@ -35,13 +35,13 @@ class TokensPrompt:
 
     def require_supported(self) -> None:
         """Refuse what the engine does not serve yet. Raises RequestError."""
-        asked = {
+        requested = {
             "lora_name": self.lora_name is not None,
             "inputs_embeds": self.inputs_embeds is not None,
             "media_positions": len(self.media_positions) > 0,
         }
-        for name, is_asked in asked.items():
-            if is_asked:
+        for name, is_requested in requested.items():
+            if is_requested:
                 raise RequestError(f"{name} is not served by this engine yet: leave it out")
 
 

@@ -1,7 +1,7 @@
-"""RequestRules: what a request may ask of one engine, what its parameters leave open, and how a refusal is explained.
+"""RequestRules: checks requests against the limits of one engine, and fills in what their parameters leave open.
 
-It reads limits and changes nothing. The engine calls it before a request enters the scheduler, and when a request ends
-because its tenant's limits leave no room for it.
+It reads limits and changes nothing. The engine calls it before a request enters the scheduler, and for the message of a
+request that exceeds its tenant's limits.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import RequestError
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine.config import EngineConfig
-from pagedkv.serving.engine.engine_request import EngineRequest, Wish
+from pagedkv.serving.engine.engine_request import EngineRequest, RequestSpec
 from pagedkv.serving.engine.intent import Intent
 from pagedkv.serving.engine.intent_rules import require_possible
 from pagedkv.serving.engine.sample import Decode
@@ -29,9 +29,9 @@ class RequestRules:
     Args:
         config: the engine's configuration.
         space: the block space, which has the longest sequence and the tenants.
-        end_ids: tokens that end a sequence unless it ignores them.
+        end_ids: tokens that end a sequence, unless its request ignores them.
         num_vocabulary: columns of the logits.
-        decode: gives the text of token ids, for stop texts; None: there are none.
+        decode: maps token ids to text, for stop texts; None: there are none.
     """
 
     def __init__(
@@ -48,16 +48,18 @@ class RequestRules:
         self._num_vocabulary = num_vocabulary
         self._decode = decode
 
-    def complete(self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent, number: int) -> Wish:
-        """Fill in what the parameters leave open; the request's ``number`` gives its seed.
+    def complete(
+        self, prompt_token_ids: Int32Array, params: SamplingParams, intent: Intent, number: int
+    ) -> RequestSpec:
+        """Fill in the values that the parameters leave open; the default seed comes from the request's ``number``.
 
         Raises RequestError if the prompt, the parameters or the intent cannot be served.
         """
         self._require_tokens(prompt_token_ids)
         require_possible(intent, self._space, len(prompt_token_ids))
-        for told in (intent.prediction, intent.answered):
-            if told:
-                self._require_tokens(np.array(told, np.int32))
+        for token_ids in (intent.prediction, intent.answered):
+            if token_ids:
+                self._require_tokens(np.array(token_ids, np.int32))
         room = self._space.config.max_tokens - len(prompt_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         if self._config.beyond_context == "clip":
@@ -73,7 +75,7 @@ class RequestRules:
         if intent.answered:
             _require_continuable(intent.answered, params, max_tokens)
         own_ends = frozenset() if params.ignore_eos else self._end_ids
-        return Wish(
+        return RequestSpec(
             prompt_token_ids,
             params,
             max_tokens,
@@ -85,21 +87,21 @@ class RequestRules:
             intent,
         )
 
-    def too_large(self, wish: Wish) -> RequestError:
-        """Make the error for a request that does not fit the pools, even alone."""
-        num_answers = max(wish.params.n, wish.params.num_beams)
+    def too_large(self, spec: RequestSpec) -> RequestError:
+        """Return the error for a request that does not fit the pools, even alone."""
+        num_answers = max(spec.params.n, spec.params.num_beams)
         return RequestError(
-            f"a prompt of {len(wish.prompt_token_ids)} tokens with {num_answers} answers of {wish.max_tokens} does "
+            f"a prompt of {len(spec.prompt_token_ids)} tokens with {num_answers} answers of {spec.max_tokens} does "
             f"not fit {self._space.config.blocks_by_pool()} blocks and {self._config.max_sequences} sequences, even "
             "alone: ask for less (n, max_tokens), or give the engine more memory"
         )
 
     def beyond_limits(self, request: EngineRequest) -> str:
-        """Explain that a tenant's limits leave too few blocks for a request."""
+        """Return the message for a request that exceeds its tenant's limits."""
         tenant, params = request.intent.tenant, request.params
         return (
             f"a prompt of {len(request.prompt_token_ids)} tokens with {max(params.n, params.num_beams)} answers of "
-            f"{request.wish.max_tokens} needs more than tenant {tenant!r} can have, {self._space.most_blocks(tenant)} "
+            f"{request.spec.max_tokens} needs more than tenant {tenant!r} can have, {self._space.most_blocks(tenant)} "
             "blocks: ask for less (n, max_tokens), or raise its cap"
         )
 
@@ -115,7 +117,7 @@ class RequestRules:
 
 
 def _require_continuable(answered: Sequence[int], params: SamplingParams, max_tokens: int) -> None:
-    """Refuse tokens of an answer that cannot be continued. Raises RequestError."""
+    """Check that tokens of an answer can be continued. Raises RequestError."""
     if max(params.n, params.num_beams) > 1:
         raise RequestError(
             f"tokens of an answer are given, and {max(params.n, params.num_beams)} answers or beams are requested: "

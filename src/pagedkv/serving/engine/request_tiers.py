@@ -1,7 +1,7 @@
-"""The tiers at the moments of an engine's loop: what its requests and steps give them and take from them.
+"""The hooks of an engine's loop for its tiers: before and after steps, and when a request is admitted or ends.
 
-``NoTiers`` is an engine without tiers: nothing happens at any moment. :class:`RequestTiers` does what
-:mod:`pagedkv.serving.engine.tiering` says, for requests of the engine.
+:class:`NoTiers` is for an engine without tiers: its hooks do nothing. The hooks of :class:`RequestTiers` call
+:mod:`pagedkv.serving.engine.tiering` for requests of the engine.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ __all__ = ["NoTiers", "RequestTiers"]
 
 
 class NoTiers:
-    """The moments of an engine without tiers.
+    """The hooks of an engine without tiers.
 
     Attributes:
         loader: begins loads for the scheduler; None: there are none.
@@ -27,14 +27,14 @@ class NoTiers:
 
     # Steps
 
-    def before_step(self, *, is_alone: bool) -> None:
-        """End loads that have their answers; ``is_alone``: no request runs that copies would delay."""
+    def before_step(self, *, none_running: bool) -> None:
+        """End loads whose reads are over; ``none_running``: copies delay no request."""
 
     def await_load(self) -> None:
-        """Wait a little for a load, where a step computes nothing."""
+        """Wait briefly for a load, before a step that computes nothing."""
 
     def after_step(self, batch: Batch, seconds: float, *, is_idle: bool) -> None:
-        """Copy and offer what waits, behind a step that took so long; ``is_idle``: no request is served."""
+        """Copy and offer waiting content after a step of so many seconds; ``is_idle``: no request waits or runs."""
 
     # Requests
 
@@ -42,31 +42,31 @@ class NoTiers:
         """Note what a request's hit owes to tiers."""
 
     def chunks_computed(self, batch: Batch, requests: Mapping[Request, EngineRequest]) -> None:
-        """Offer what chunks of prompts have computed, where the windows and states there are gone a step later."""
+        """Offer the chunks of prompts that a step computed, while their windows and states are still in blocks."""
 
     def prompt_computed(self, request: EngineRequest) -> None:
-        """Offer a prompt."""
+        """Offer a computed prompt."""
 
     def ended(self, request: EngineRequest) -> None:
-        """Offer what a request that has ended has computed, and forget it."""
+        """Offer the answers of an ended request, and forget the request."""
 
-    # All of it
+    # All content
 
     def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> None:
-        """Remove a prefix from position ``start`` on, and what continues it."""
+        """Remove a prefix from position ``start`` on, and everything that continues it."""
 
     def reset(self) -> None:
         """Remove all content."""
 
     def renew(self) -> None:
-        """Begin anew for new weights."""
+        """Start with empty stores for new weights."""
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002 - there is nothing to wait for
-        """Wait until all is stored; return whether that came about."""
+        """Wait until everything is stored; return whether it is in time."""
         return True
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002 - as above
-        """Flush, and end the stores; return whether all was stored."""
+        """Flush and close the stores; return whether everything was stored."""
         return True
 
     def statistics(self) -> tuple[TierStatistics, ...]:
@@ -74,13 +74,13 @@ class NoTiers:
         return ()
 
     def loads(self) -> tuple[LoadUnderWay, ...]:
-        """What tiers are asked for now."""
+        """Return the loads that are under way."""
         return ()
 
 
 @final
 class RequestTiers(NoTiers):
-    """The moments of an engine with tiers.
+    """The hooks of an engine with tiers.
 
     Args:
         tiers: its tiers.
@@ -90,16 +90,16 @@ class RequestTiers(NoTiers):
         self._tiers = tiers
         self.loader = tiers
 
-    def before_step(self, *, is_alone: bool) -> None:
-        """End loads that have their answers."""
-        self._tiers.end_loads(is_alone=is_alone)
+    def before_step(self, *, none_running: bool) -> None:
+        """End loads whose reads are over."""
+        self._tiers.end_loads(none_running=none_running)
 
     def await_load(self) -> None:
-        """Wait a little for a load, if there is one."""
+        """Wait briefly for a load, if there is one."""
         self._tiers.wait()
 
     def after_step(self, batch: Batch, seconds: float, *, is_idle: bool) -> None:
-        """Note how fast the step was, and copy and offer what waits."""
+        """Note the speed of the step, and copy and offer waiting content."""
         num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
         self._tiers.note_step(num_prefilled, num_prefilled + len(batch.decoded_token_ids), seconds)
         self._tiers.offer_copies(is_idle=is_idle)
@@ -111,7 +111,7 @@ class RequestTiers(NoTiers):
         self._note(request)
 
     def chunks_computed(self, batch: Batch, requests: Mapping[Request, EngineRequest]) -> None:
-        """Offer what chunks of prompts have computed, if ends are stored."""
+        """Offer the chunks of prompts that a step computed, if ends are stored."""
         if self._tiers.stores_ends:
             for chunk in batch.prefilling:
                 if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
@@ -119,14 +119,14 @@ class RequestTiers(NoTiers):
                     self._tiers.offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
 
     def prompt_computed(self, request: EngineRequest) -> None:
-        """Count its hit, and offer a prompt."""
+        """Count the hit of a request, and offer its prompt."""
         self._tiers.computed(request.scheduled)
         self._note(request)
         prompt = request.prompt_token_ids
         self._tiers.offer(request.scheduled, prompt, len(prompt))
 
     def ended(self, request: EngineRequest) -> None:
-        """Offer a request's answers behind their prompt; those of beams are not offered."""
+        """Offer a request's answers with their prompt, unless they are of beams."""
         for sample in request.samples if request.beams is None and request.first_token is not None else ():
             tokens = request.tokens_of(sample)
             self._tiers.offer(request.scheduled, tokens, len(tokens) - 1)
@@ -143,15 +143,15 @@ class RequestTiers(NoTiers):
         self._tiers.reset()
 
     def renew(self) -> None:
-        """Begin stores for new weights."""
+        """Open stores for new weights."""
         self._tiers.renew()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what was computed is stored in all tiers that want it."""
+        """Wait until all computed blocks are stored in the tiers that admit them."""
         return self._tiers.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Flush and end the stores."""
+        """Flush and close the stores."""
         return self._tiers.close(timeout_s)
 
     def statistics(self) -> tuple[TierStatistics, ...]:
@@ -163,5 +163,5 @@ class RequestTiers(NoTiers):
         request.num_loaded_tokens = self._tiers.num_loaded_tokens(request.scheduled)
 
     def loads(self) -> tuple[LoadUnderWay, ...]:
-        """What tiers are asked for now."""
+        """Return the loads that are under way."""
         return self._tiers.loads()

@@ -52,7 +52,7 @@ class NoBytes:
         del group, block_ids, rows
         return Ended()
 
-    def let_steps_wait(self, ticket: CopyEnd) -> None:
+    def order_steps_behind(self, ticket: CopyEnd) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -105,11 +105,11 @@ class SimulatedTiers:
 
     # The clock
 
-    def before_step(self, now_s: float, *, is_alone: bool) -> None:
+    def before_step(self, now_s: float, *, none_running: bool) -> None:
         """Report the actions that end until now, and end the loads whose answers have come."""
         for store in self._stores:
             store.advance(now_s)
-        self._loads.advance(is_alone=is_alone)
+        self._loads.advance(none_running=none_running)
 
     def next_event_s(self, now_s: float) -> float | None:
         """Return the time of the next event: now, if a load has its answers; None if no event is due."""

@@ -108,7 +108,7 @@ class VirtualStore:
     def load(self, runs: Sequence[Run], deadline_s: float, on_done: Callable[[], None] | None = None) -> Load:
         """Begin to load the runs of a prompt, head first."""
         load = Load(tuple(runs), on_done)
-        load.ticket = self._core.ask(_keys_of(runs), self._now_s, deadline_s)
+        load.ticket = self._core.load(_keys_of(runs), self._now_s, deadline_s)
         self._loads[load.ticket] = load
         self._pass_on()
         return load
@@ -119,9 +119,9 @@ class VirtualStore:
             self._core.cancel(load.ticket)
             self._pass_on()
 
-    def wants(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         """Record that runs could be offered; return for each whether to offer it: bool ``[runs]``."""
-        wanted = self._core.wants(_keys_of(runs), self._now_s)
+        wanted = self._core.select_for_offer(_keys_of(runs), self._now_s)
         self._pass_on()
         return wanted
 

@@ -62,7 +62,7 @@ class Drafter:
 
     def __init__(self, draft: DraftModel, executor: PlanExecutor, backend: AttentionBackend, vocab_size: int) -> None:
         self._runner = ModelRunner(draft.model, draft.groups, executor, backend)
-        self._sampler = BatchSampler(vocab_size, tells_logprobs=False)
+        self._sampler = BatchSampler(vocab_size, gives_logprobs=False)
         self._device = executor.storage.device
         self._first_group = min(layer.group for layer in draft.groups.attention)
 
@@ -94,10 +94,10 @@ class Drafter:
                     each.part_of(step, self._first_group), ids, self._sent(each.positions), self._sent(each.wanted)
                 )
                 if len(each.asking):
-                    asked = [places[row] for row in each.asking.tolist()]
+                    requested = [places[row] for row in each.asking.tolist()]
                     asking = self._sent(each.asking)
-                    before = drafts[asking, :number].tolist() if looks_back else [[0] * number] * len(asked)
-                    drafts[asking, number] = self._drawn(logits, asked, before)
+                    before = drafts[asking, :number].tolist() if looks_back else [[0] * number] * len(requested)
+                    drafts[asking, number] = self._drawn(logits, requested, before)
             return _filled_in(batch, flat, open_drafts, drafts.cpu().numpy())
 
     def _drawn(self, logits: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:

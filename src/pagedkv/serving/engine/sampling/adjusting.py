@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 def features_of(places: Iterable[Place]) -> int:
     """Tell which features rows ask for, each asked for by at least one."""
-    asked: int = Feature.NONE
+    features: int = Feature.NONE
     for place in places:
-        asked |= place.sequence.features
-    return asked
+        features |= place.sequence.features
+    return features
 
 
 NO_IDS: Final = np.zeros(0, np.int64)
@@ -58,17 +58,17 @@ class Adjustment:
         self._undone: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._has_changed = False
 
-    def apply(self, asked: int) -> None:
+    def apply(self, features: int) -> None:
         """Change the scores.
 
         Args:
             asked: features that a row of the batch asks for, at least; others are skipped.
         """
-        if asked & Feature.BIAS:
+        if features & Feature.BIAS:
             self._add_bias()
-        if asked & Feature.PENALTIES:
+        if features & Feature.PENALTIES:
             self._penalise()
-        if asked & Feature.BANS:
+        if features & Feature.BANS:
             self._ban()
 
     @property

@@ -44,7 +44,7 @@ class Ahead(NamedTuple):
     logprobs: LogprobColumns | None
 
 
-def choose_ahead(scores: torch.Tensor, places: Sequence[Place], asked: int, kernels: ModuleType) -> Ahead:
+def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, kernels: ModuleType) -> Ahead:
     """Choose a token for every row, in the device's stream; the host does not wait.
 
     Args:
@@ -60,15 +60,15 @@ def choose_ahead(scores: torch.Tensor, places: Sequence[Place], asked: int, kern
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=scores.device)
     adjustment = Adjustment(scores, places)
     try:
-        adjustment.apply(asked)
-        if asked & Feature.FILTERS:
+        adjustment.apply(features)
+        if features & Feature.FILTERS:
             kernels.find_least(filters, scores, draws.least)
         kernels.draw_tokens(draws, scores, token_ids)
         greatest = scores.amax(dim=1)
     finally:
         adjustment.undo()
     words = torch.stack([token_ids.int(), greatest.view(torch.int32)])
-    if not asked & Feature.LOGPROBS:
+    if not features & Feature.LOGPROBS:
         return Ahead(words, None)
     rows = [row for row, place in enumerate(places) if place.sequence.params.logprobs is not None]
     counts = [places[row].sequence.params.logprobs or 0 for row in rows]

@@ -1,8 +1,8 @@
-"""Log-probabilities of tokens that were chosen, and of the likeliest beside them; of answers and of prompts.
+"""Log-probabilities of chosen tokens and of the likeliest ones; of answers and of prompts.
 
-They are those of the model's logits as they are, before penalties, filters and temperature, as the field reports them:
-float32 differences of a logit and the logarithm of the row's mass. No vocabulary of a long prompt is ever whole in
-memory: rows are computed some at a time, or the vocabulary is.
+They are of the model's unchanged logits, before penalties, filters and temperature, as is usual: the float32 difference
+of a logit and the logarithm of the row's mass. The logits of a long prompt are never in memory as a whole: some rows
+are computed at a time, or a slice of the vocabulary is.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class TokenLogprobs:
     Args:
         token_id: the token that stands there; logprob: its own.
         rank: how many tokens are at least as likely, itself included: 1 is the likeliest.
-        top: the likeliest tokens with theirs, the likeliest first, as many as were asked for.
+        top: the requested number of likeliest tokens with theirs, the likeliest first.
     """
 
     token_id: int
@@ -40,7 +40,7 @@ class LogprobColumns(NamedTuple):
     """Log-probabilities of some rows' tokens, as tensors that may still be on the device.
 
     Args:
-        rows: which rows; counts: how many of the likeliest each wants.
+        rows: the rows; counts: the number of likeliest tokens of each.
         own: float32 ``[n]``, of their tokens; ranks: int64 ``[n]``.
         top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest, the likeliest first.
     """
@@ -52,23 +52,23 @@ class LogprobColumns(NamedTuple):
     top_ids: torch.Tensor
     top: torch.Tensor
 
-    def told(self, token_ids: Sequence[int]) -> dict[int, TokenLogprobs]:
-        """Tell them by row. ``token_ids``: the token of each of these rows."""
-        told = _told(token_ids, self.own, self.ranks, self.top_ids, self.top, self.counts)
-        return dict(zip(self.rows, told, strict=True))
+    def by_row(self, token_ids: Sequence[int]) -> dict[int, TokenLogprobs]:
+        """Return them as values by row; waits for the device. ``token_ids``: the token of each of these rows."""
+        logprobs = _token_logprobs(token_ids, self.own, self.ranks, self.top_ids, self.top, self.counts)
+        return dict(zip(self.rows, logprobs, strict=True))
 
 
 def logprob_columns(
     tiles: TiledScores, rows: Sequence[int], places: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]
 ) -> LogprobColumns:
-    """Compute log-probabilities of some rows' tokens where the scores are.
+    """Compute log-probabilities of some rows' tokens on the device of the scores.
 
     Args:
-        tiles: logits as the model gave them.
-        rows: which; places, tokens: these rows and the token of each, int64 ``[n]`` on the scores' device.
-        counts: how many of the likeliest each wants.
+        tiles: the model's unchanged logits.
+        rows: the rows; places, tokens: these rows and the token of each, int64 ``[n]`` on the scores' device.
+        counts: the number of likeliest tokens of each.
 
-    Cost: two passes over these rows; memory a bounded number of scores at once.
+    Cost: two passes over these rows; the memory of a bounded number of scores.
     """
     mass = log_mass(tiles, places)
     own = tiles.scores[places, tokens]
@@ -80,17 +80,17 @@ def logprob_columns(
 def logprobs_of(
     tiles: TiledScores, rows: Sequence[int], token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Tell log-probabilities of some rows' tokens.
+    """Return log-probabilities of some rows' tokens.
 
     Args:
-        tiles: logits as the model gave them.
-        rows: which; token_ids: the token of each; counts: how many of the likeliest each wants.
+        tiles: the model's unchanged logits.
+        rows: the rows; token_ids: the token of each; counts: the number of likeliest tokens of each.
 
     Cost: that of :func:`logprob_columns`.
     """
     device = tiles.scores.device
     places, tokens = torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)
-    return list(logprob_columns(tiles, rows, places, tokens, counts).told(token_ids).values())
+    return list(logprob_columns(tiles, rows, places, tokens, counts).by_row(token_ids).values())
 
 
 def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> tor
     return torch.cat(parts)
 
 
-def _told(
+def _token_logprobs(
     token_ids: Sequence[int],
     own: torch.Tensor,
     ranks: torch.Tensor,
@@ -126,44 +126,43 @@ def prompt_logprobs(
     *,
     elements: int = LOGITS_ON_CPU,
 ) -> list[TokenLogprobs]:
-    """Tell log-probabilities of a prompt's tokens, a few positions at a time.
+    """Return log-probabilities of a prompt's tokens, computed a few positions at a time.
 
     Args:
-        hidden: ``[positions, width]``: what the model's head takes.
-        head: gives logits ``[n, vocabulary]`` of ``[n, width]``, with whatever the model does to them.
+        hidden: ``[positions, width]``, the input of the model's head.
+        head: maps ``[n, width]`` to the model's final logits, ``[n, vocabulary]``.
         next_ids: the token that follows each position.
-        count: how many of the likeliest are told.
-        elements: logits that may exist at once, if that is at least one row.
+        count: the number of likeliest tokens of each position.
+        elements: logits in memory at a time; at least one row.
 
     Raises:
         TensorError: not as many tokens as positions.
     """
     if len(hidden) != len(next_ids):
         raise TensorError(f"{len(hidden)} positions need as many next tokens, got {len(next_ids)}")
-    told: list[TokenLogprobs] = []
+    logprobs: list[TokenLogprobs] = []
     num_at_once = 1
-    while len(told) < len(hidden):
-        start = len(told)
+    while len(logprobs) < len(hidden):
+        start = len(logprobs)
         logits = head(hidden[start : start + num_at_once]).float()
         some = next_ids[start : start + len(logits)]
         scores = as_scores(logits, len(some), logits.shape[1])
-        told += logprobs_of(tiled(scores), range(len(some)), some, [count] * len(some))
+        logprobs += logprobs_of(tiled(scores), range(len(some)), some, [count] * len(some))
         num_at_once = max(1, elements // logits.shape[1])
-    return told
+    return logprobs
 
 
 @final
 class SlicedLogprobs:
-    """Log-probabilities of rows whose vocabulary comes slice by slice, for a head that is too large to give all of it.
+    """Log-probabilities of rows whose logits are added slice by slice of the vocabulary, for a very large head.
 
-    The mass is summed as it comes (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018). A
-    rank needs the token's own logit first, so those of tokens in slices to come are corrected by the caller's order:
-    give own logits at the start.
+    The mass is summed slice by slice (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018).
+    Ranks compare each slice with the logit of the row's token, so these logits are given at the start.
 
     Args:
         token_ids: the token of each row.
         own_logits: float32 ``[rows]``, the logit of each row's token.
-        count: how many of the likeliest are told.
+        count: the number of likeliest tokens of each row.
     """
 
     def __init__(self, token_ids: Sequence[int], own_logits: torch.Tensor, count: int) -> None:
@@ -177,10 +176,10 @@ class SlicedLogprobs:
         self._top_ids = torch.zeros_like(self._top, dtype=torch.int64)
 
     def add(self, logits: torch.Tensor) -> None:
-        """Take the next slice: float ``[rows, tokens]``, of the ids behind those that were taken before.
+        """Add the next slice: float ``[rows, tokens]``, of the token ids that follow the last slice's.
 
         Raises:
-            TensorError: of another number of rows.
+            TensorError: another number of rows.
         """
         if logits.ndim != 2 or len(logits) != len(self._own):  # noqa: PLR2004 - rows and tokens
             raise TensorError(f"a slice of {len(self._own)} rows must be [rows, tokens], got {list(logits.shape)}")
@@ -193,7 +192,7 @@ class SlicedLogprobs:
         self._top_ids = ids.gather(1, places)
         self._num_seen += logits.shape[1]
 
-    def told(self) -> list[TokenLogprobs]:
-        """Tell the log-probabilities once all slices were taken."""
+    def by_row(self) -> list[TokenLogprobs]:
+        """Return the log-probabilities of each row, once all slices were added."""
         own, top = (self._own - self._mass).float(), (self._top - self._mass[:, None]).float()
-        return _told(self._token_ids, own, self._ranks, self._top_ids, top, [self._count] * len(own))
+        return _token_logprobs(self._token_ids, own, self._ranks, self._top_ids, top, [self._count] * len(own))

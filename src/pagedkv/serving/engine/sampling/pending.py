@@ -1,6 +1,6 @@
-"""PendingTokens: what a step has sampled, while the device may still be at it.
+"""PendingTokens: the sampled tokens of a step, which the device may still be computing.
 
-The token ids are on the device at once, for the step behind. Their copy on the host is awaited when it is needed.
+The next step reads the token ids on the device. The host waits for its copy only when it needs it.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PendingTokens:
 
     Args:
         token_ids: integers ``[rows]``, on the device.
-        sampled: all that was sampled; None: it is still to be copied.
+        sampled: the tokens on the host, with failures and log-probabilities; None: their copy is under way.
 
     Attributes:
         token_ids: the same.
@@ -41,11 +41,11 @@ class PendingTokens:
     def on_their_way(
         cls, words: torch.Tensor, places: Sequence[Place], logprobs: LogprobColumns | None = None
     ) -> "PendingTokens":
-        """Begin to copy tokens that the device chooses, without waiting for it.
+        """Begin to copy tokens to the host, without waiting for the device that chooses them.
 
         Args:
             words: int32 ``[2, rows]``: token ids, and the bits of each row's greatest score.
-            places: whose rows they are.
+            places: the sequence of each row.
             logprobs: of some rows' tokens; None: of none.
         """
         pending = cls(words[0], None)
@@ -60,7 +60,7 @@ class PendingTokens:
         return pending
 
     def wait(self) -> SampledTokens:
-        """Wait for the copy on the host; return what was sampled."""
+        """Wait for the copy on the host, and return it."""
         if self._sampled is None:
             assert self._words is not None, "tokens that are neither sampled nor on their way"
             if self._copied is not None:
@@ -68,7 +68,7 @@ class PendingTokens:
             chosen = chosen_of_words(self._words, self._places)
             logprobs = {}
             if self._logprobs is not None:
-                told = self._logprobs.told(chosen.token_ids[list(self._logprobs.rows)].tolist())
-                logprobs = {row: each for row, each in told.items() if row not in chosen.failures}
+                by_row = self._logprobs.by_row(chosen.token_ids[list(self._logprobs.rows)].tolist())
+                logprobs = {row: each for row, each in by_row.items() if row not in chosen.failures}
             self._sampled = SampledTokens(chosen.token_ids, failures=chosen.failures, logprobs=logprobs)
         return self._sampled

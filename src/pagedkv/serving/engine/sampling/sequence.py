@@ -184,7 +184,7 @@ class SampledSequence:
 
     def _features(self) -> int:
         params = self.params
-        asked = {
+        requested = {
             Feature.NOISE: not params.is_greedy,
             Feature.FILTERS: not params.is_greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
             Feature.BIAS: len(self.bias_ids) > 0,
@@ -194,8 +194,8 @@ class SampledSequence:
             Feature.LOGPROBS: params.logprobs is not None,
         }
         features: int = Feature.NONE
-        for feature, is_asked in asked.items():
-            features |= feature if is_asked else Feature.NONE
+        for feature, is_requested in requested.items():
+            features |= feature if is_requested else Feature.NONE
         return features
 
 

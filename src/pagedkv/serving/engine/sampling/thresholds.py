@@ -46,9 +46,9 @@ def thresholds(tiles: TiledScores, filters: Filters, window: torch.Tensor) -> to
 
     Cost: with top-p one pass over the row's scores; rows that keep more than the window are sorted.
     """
-    asked = filters.min_p > 0
+    is_filtered = filters.min_p > 0
     of_min_p = window[:, 0] + filters.temperatures * torch.log(filters.min_p.clamp(min=1e-38))
-    least = of_min_p.masked_fill_(~asked, -torch.inf)
+    least = of_min_p.masked_fill_(~is_filtered, -torch.inf)
     chosen = ((filters.top_k > 0) | (filters.top_p < 1)).nonzero()[:, 0]
     if len(chosen):
         least[chosen] = torch.maximum(least[chosen], _of_top(tiles, filters, window, chosen))

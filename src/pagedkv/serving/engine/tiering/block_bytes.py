@@ -46,7 +46,7 @@ class CpuBlockBytes:
             begin += len(own)
         return CopyTicket("blocks of a tier", None)
 
-    def let_steps_wait(self, ticket: CopyEnd) -> None:
+    def order_steps_behind(self, ticket: CopyEnd) -> None:
         """Do nothing: the copies have ended."""
 
     def close(self) -> None:

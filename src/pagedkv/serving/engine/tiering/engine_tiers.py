@@ -146,15 +146,15 @@ class EngineTiers:
         return len(self._loads)
 
     def loads(self) -> tuple[LoadUnderWay, ...]:
-        """What tiers are asked for now."""
+        """Return the loads that are under way."""
         return self._loads.under_way()
 
     # Between steps
 
-    def end_loads(self, *, is_alone: bool) -> None:
+    def end_loads(self, *, none_running: bool) -> None:
         """End loads that have their answers, before a step; ``is_alone``: copies would delay no request."""
         self._arrived.clear()
-        self._loads.advance(is_alone=is_alone)
+        self._loads.advance(none_running=none_running)
 
     def offer_copies(self, *, is_idle: bool) -> None:
         """Copy and offer what waits, behind a step; ``is_idle``: no request is served."""

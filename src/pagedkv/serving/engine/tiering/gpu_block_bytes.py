@@ -91,7 +91,7 @@ class GpuBlockBytes:
         sizes = np.full(len(block_ids), nbytes, np.int64)
         return self._copied(self.in_stream, blocks, np.concatenate(places), sizes, "of a tier", pinned)
 
-    def let_steps_wait(self, ticket: CopyEnd) -> None:
+    def order_steps_behind(self, ticket: CopyEnd) -> None:
         """Order all steps from now on behind a copy, on the device."""
         if ticket.event is not None:
             torch.cuda.current_stream(self._device).wait_event(ticket.event)

@@ -127,7 +127,7 @@ def _under_way(request: EngineRequest, history: History, now_s: float) -> UnderW
         request.num_cached_tokens,
         request.explanation,
         request.scheduled.num_generated,
-        request.wish.max_tokens,
+        request.spec.max_tokens,
         request.num_preemptions,
         now_s - history.arrived_s(request),
         tuple(map(str, request.tier_notes)),
