@@ -528,7 +528,7 @@ def test_bad_arguments_are_refused_and_change_nothing() -> None:
         store.offer(keys(1, 1), [5, 5], 0.0)
     with pytest.raises(ConfigurationError, match="the size of an entry must be at least 1, got 0"):
         store.offer(keys(1), [0], 0.0)
-    with pytest.raises(ConfigurationError, match="deadline of an ask must be above 0 seconds"):
+    with pytest.raises(ConfigurationError, match="deadline of a load must be above 0 seconds"):
         store.load(keys(1), 0.0, 0.0)
     with pytest.raises(ConfigurationError, match="action 7 is not in flight"):
         store.completed(7, 0.0)

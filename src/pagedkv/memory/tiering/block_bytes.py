@@ -1,6 +1,6 @@
-"""Bytes of blocks between a device's blocks and the host, for tiers: what every device offers.
+"""BlockBytes: copies of blocks between a device and the host, for tiers. Implemented for each device.
 
-An engine copies bytes. A simulation copies none.
+An engine copies bytes. A simulation implements the same without bytes.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 class CopyEnd(Protocol):
-    """The end of copies that were begun."""
+    """The end of copies under way."""
 
     @property
     def event(self) -> Any | None:  # noqa: ANN401 - a device's
-        """What the device records behind them; None if they have ended already."""
+        """The device's event after the copies; None if they have ended already."""
 
     def is_done(self) -> bool:
         """Return whether the copies have ended, without waiting."""
@@ -35,11 +35,11 @@ class CopyEnd(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostBlocks:
-    """A copy of blocks that was begun.
+    """A copy of blocks to the host, under way.
 
     Args:
         rows: uint8 ``[blocks, block_nbytes]`` in host memory; valid once the ticket is done.
-        ticket: tells when.
+        ticket: the end of the copy.
     """
 
     rows: Rows
@@ -82,7 +82,7 @@ class BlockBytes(Protocol):
         """
 
     def order_steps_behind(self, ticket: CopyEnd) -> None:
-        """Let all steps from now on see what was copied, and overwrite it, without a wait on the host."""
+        """Order all steps launched from now on behind a copy, on the device and without a wait on the host."""
 
     def close(self) -> None:
         """Wait for all copies."""

@@ -7,7 +7,7 @@ __all__ = ["ComputeRate"]
 KEEPS: Final = 0.9
 """Weight of the past at each new step."""
 FEWEST_TOKENS: Final = 8
-"""A step with fewer tokens of prompts takes as long as one without, so it says nothing about them."""
+"""A step with fewer prompt tokens takes as long as a step without, so its time is no measure of them."""
 
 
 @final

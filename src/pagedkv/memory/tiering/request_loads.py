@@ -1,4 +1,4 @@
-"""What tiers did for one request: its notes, and the tokens of its hits that they brought."""
+"""RequestLoads: the loads from tiers for one request, as notes and as tokens of its hits."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,16 @@ __all__ = ["RequestLoads"]
 
 @dataclass(slots=True, eq=False)
 class RequestLoads:
-    """What tiers did for one request so far.
+    """The loads from tiers for one request so far.
 
     Args:
         chain: its runs.
-        num_asks: how often it waited since it was admitted last.
-        notes: what became of what tiers had.
-        brought: tokens that loads brought for it, by tier, since it was admitted last: positions.
-        admitted_with: of the hit with which it was admitted last, tokens by the tier that brought them.
+        num_waits: loads that it waited for since its last admission.
+        notes: a note for each range of tokens that tiers had: loaded, or why not.
+        brought: tiers with the positions ``[start, end)`` that loads brought for it since its last admission.
+        admitted_with: tiers with their tokens of the hit of its last admission.
         num_hit_tokens: tokens of its hits that tiers brought for it, by medium.
-        num_hit_before: tokens of the hits of its earlier lives, by its receipt.
+        num_hit_before: tokens of its hits before its last admission, by its receipt.
     """
 
     chain: RunChain
@@ -32,14 +32,14 @@ class RequestLoads:
     num_hit_before: int = 0
 
     def admitted(self, num_hit_tokens: int) -> None:
-        """Note how many tokens of the request's hit tiers have brought for it, and begin anew."""
+        """Note the tokens of the request's hit that each tier brought for it, and reset the counts of loads."""
         used = [(tier, min(end, num_hit_tokens) - start) for tier, start, end in self.brought]
         self.admitted_with = [(tier, count) for tier, count in used if count > 0]
         self.brought.clear()
         self.num_waits = 0
 
     def computed(self) -> None:
-        """Count the hit with which the request was admitted last, once, since a step behind it was acknowledged."""
+        """Count the hit of the last admission, once a step that relies on it has been acknowledged."""
         for tier, count in self.admitted_with:
             tier.num_hit_tokens += count
             self.num_hit_tokens[tier.medium] = self.num_hit_tokens.get(tier.medium, 0) + count

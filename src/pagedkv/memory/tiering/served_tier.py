@@ -14,7 +14,7 @@ __all__ = ["RunStore", "ServedTier"]
 
 
 class RunStore(Protocol):
-    """A store of runs: :class:`~pagedkv.tiers.TierStore`, whose docstrings say more, or one on a virtual clock."""
+    """A store of runs: :class:`~pagedkv.tiers.TierStore`, which documents the methods, or one on a virtual clock."""
 
     @property
     def is_out_of_service(self) -> bool:

@@ -1,16 +1,17 @@
-"""Loads of prefixes from tiers, before requests are admitted: which, whether it pays, and what came.
+"""TierLoads: loads prefixes from tiers before requests are admitted, where loading is faster than computing.
 
-The scheduler asks about each request that it could admit (:mod:`pagedkv.memory.scheduling.loader`). Behind its hit the
-tiers are looked up, in their order; no byte is read for that. Where the predicted transfer is faster than the predicted
-computing, blocks are reserved, all tiers concerned read at once, and the request waits without a row::
+The scheduler calls :meth:`TierLoads.begins_load` for each request that it could admit
+(:mod:`pagedkv.memory.scheduling.loader`). The blocks after its hit are looked up in the tiers, in their order, without
+reading a byte. If the predicted transfer is faster than the predicted computation, blocks are reserved, the tiers read
+in parallel, and the request waits without a row::
 
     device hit | tier 0 has these | tier 1 has these | computed
                `---- one load of the space ----------'
-                 all answered, or the deadline: what came without a gap is copied into the blocks and published
+                 all answered, or the deadline: the leading entries without a gap are copied and published
 
-Bytes land in host memory alone until a load has its answer, and are then copied behind the steps that were launched. A
-GPU copies beside later steps: a load ends when its copies have, unless nothing else runs. A load can end at any moment,
-and its blocks are free at once: steps that may use them are ordered behind copies that are still under way.
+Tiers read into host memory. Once all of them have answered, the entries are copied into the blocks, behind the steps
+already launched. A GPU copies beside later steps: a load ends with its copies, or at once if no request runs. A load
+may end early at any time. Its blocks are then free at once, and steps that use them are ordered behind its copies.
 """
 
 from collections import deque
@@ -33,12 +34,12 @@ from pagedkv.memory.tiers import Load, LoadEnd, Run, RunChain
 __all__ = ["TierLoads"]
 
 MOST_WAITS: Final = 3
-"""How often a request waits for loads at most, in one admission."""
+"""Most loads that a request waits for before one admission."""
 SHORTEST_DEADLINE_S: Final = 0.05
 TRIED_AGAIN: Final = 32
-"""After so many loads that were predicted to be slower than computing, one run is loaded to measure again."""
+"""After so many loads predicted to be slower than computing, one run is loaded to measure the speed again."""
 FOR_ONCE: Final = frozenset({LoadEnd.LATE, LoadEnd.FAILED, LoadEnd.OUT_OF_SERVICE})
-"""After these a request does not wait again: the entry may still be looked up, and would be waited for twice."""
+"""After these a request does not wait again: the look-up may still find the entry, and would wait for it twice."""
 CAUSES: Final = {
     LoadEnd.ABSENT: TierCause.GONE,
     LoadEnd.LATE: TierCause.TOO_SLOW,
@@ -58,7 +59,7 @@ class _Segment:
     Args:
         tier: the tier; runs: the entries.
         start, end: positions of their tokens.
-        is_end: whether it is an end, and no runs.
+        is_end: whether the entry is an end; else they are runs.
     """
 
     tier: ServedTier
@@ -70,11 +71,12 @@ class _Segment:
 
 @dataclass(slots=True, eq=False)
 class _Filling:
-    """Entries on their way into the blocks of a load.
+    """The copies of a load's entries into its blocks.
 
     Args:
-        entries: those that are left, with their blocks by group; num_tokens: how much is published once all are copied.
-        tickets: the copies.
+        entries: those not copied yet, with their blocks by group.
+        num_tokens: tokens that are published once all are copied.
+        tickets: the copies under way.
     """
 
     entries: deque[tuple[Sequence[Int32Array], Sequence[memoryview]]]
@@ -88,10 +90,10 @@ class _UnderWay:
 
     Args:
         answer: the load of the space.
-        segments: where its entries come from; loads: their loads, in the same order.
-        num_tokens: where it ends if all comes.
+        segments: its entries by tier; loads: the tiers' loads, in the same order.
+        num_tokens: tokens of the prefix if all entries are loaded.
         waiters: requests that wait for it; the first began it.
-        filling: what is copied into its blocks; None before it has its answers.
+        filling: the copies into its blocks; None until all tiers have answered.
     """
 
     answer: SpaceLoad
@@ -108,18 +110,18 @@ class _UnderWay:
 
 @final
 class TierLoads:
-    """Loads of one serving loop.
+    """The loads of one serving loop.
 
     Args:
         tiers: the tiers.
         space: reserves blocks, and publishes them.
-        layout: which blocks entries hold.
-        block_bytes: fills them.
-        rate: how fast tokens are computed.
-        of_request: gives the record of a request.
+        layout: the blocks of each entry.
+        block_bytes: copies entries into blocks.
+        rate: the speed at which tokens are computed.
+        of_request: returns the record of a request.
         on_arrival: called when a tier has answered, from any thread.
         on_loaded: called with each request whose load has ended.
-        withdrawn: digests of blocks whose content turned out bad; they, and what is behind them, are not loaded.
+        withdrawn: digests of blocks whose content turned out bad; neither they nor later blocks are loaded.
     """
 
     def __init__(  # noqa: PLR0913 - what a loop has
@@ -152,11 +154,11 @@ class TierLoads:
 
     @property
     def has_answered(self) -> bool:
-        """Whether a load under way has all its answers. O(loads)."""
+        """Whether all tiers of some load have answered. O(loads)."""
         return any(each.is_done for each in self._under_way.values())
 
     def under_way(self) -> tuple[LoadUnderWay, ...]:
-        """Return the loads under way, a value for each tier that takes part in one. O(loads)."""
+        """Return the loads under way, one value for each tier of a load. O(loads)."""
         return tuple(
             LoadUnderWay(segment.tier.name, segment.start, segment.end, len(each.waiters))
             for each in self._under_way.values()
@@ -166,7 +168,7 @@ class TierLoads:
     # Beginning
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
-        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
         own = self._of_request(request)
         most = len(token_ids) if request.max_hit_tokens is None else min(len(token_ids), request.max_hit_tokens)
         if own.num_waits >= MOST_WAITS or most - match.num_tokens <= self._layout.block_size:
@@ -186,7 +188,7 @@ class TierLoads:
         return self._begin(request, own, token_ids, chosen, match.num_tokens)
 
     def _up_to_withdrawn(self, chain: RunChain, most: int) -> int:
-        """Return where the first withdrawn block begins, or ``most``; what tiers have behind it is removed."""
+        """Return the position of the first withdrawn block, or ``most``; entries of tiers from there on are removed."""
         layout, num_sound = self._layout, chain.num_blocks_without(self._withdrawn)
         if num_sound == chain.num_blocks:
             return most
@@ -201,7 +203,7 @@ class TierLoads:
         return num_tokens
 
     def _find(self, chain: RunChain, num_hit: int, most: int) -> list[_Segment]:
-        """Look the entries behind a hit up, in all tiers."""
+        """Look up the entries after a hit, in all tiers."""
         layout = self._layout
         first = num_hit // layout.run_tokens
         runs = self._segments(chain, first, most // layout.run_tokens) if layout.has_runs else []
@@ -223,7 +225,7 @@ class TierLoads:
         return segments
 
     def _up_to_end(self, chain: RunChain, runs: list[_Segment], num_hit: int, most: int) -> list[_Segment]:
-        """Find the last end whose runs are there, and cut these behind it."""
+        """Find the last end whose runs are all there, and cut the runs after it."""
         layout = self._layout
         step = layout.alignment // layout.block_size
         places = range(most // layout.alignment * step, num_hit // layout.block_size, -step)
@@ -241,7 +243,7 @@ class TierLoads:
         return []
 
     def _chosen(self, own: RequestLoads, segments: list[_Segment], num_hit: int) -> list[_Segment]:
-        """Return the leading segments that are worth a wait, and note why others are not."""
+        """Return the leading segments that are worth waiting for, and note why the others are not."""
         chosen = list(segments)
         while chosen and not self._pays(chosen, num_hit):
             last = chosen.pop()
@@ -263,7 +265,7 @@ class TierLoads:
         return chosen
 
     def _pays(self, segments: Sequence[_Segment], num_hit: int) -> bool:
-        """Whether loading is predicted to be faster than computing; True as long as one of them was not measured."""
+        """Whether loading is predicted to be faster than computing; True until both have been measured."""
         if all(each.tier.loads == "always" for each in segments):
             return True
         computing_s = self._rate.predict_s(segments[-1].end - num_hit)
@@ -276,7 +278,7 @@ class TierLoads:
     def _begin(
         self, request: Request, own: RequestLoads, token_ids: Int32Array, segments: list[_Segment], num_hit: int
     ) -> bool:
-        """Reserve blocks, and let the tiers read."""
+        """Reserve blocks, and begin to read from the tiers; return False if there are no blocks."""
         num_tokens = segments[-1].end
         answer = self._space.load(token_ids, num_tokens, keys=request.keys, tenant=request.intent.tenant)
         if answer is None:
@@ -299,11 +301,11 @@ class TierLoads:
     # Ending
 
     def advance(self, *, none_running: bool) -> None:
-        """Copy what came into the blocks of the loads that have their answers, and end those that are filled.
+        """Copy entries into blocks for the loads whose tiers have all answered, and end loads that are filled.
 
         Args:
-            is_alone: nothing runs that would wait, so there is no limit to what is copied, and copies that are under
-                way need not have ended; else a step's share is copied, and they must.
+            none_running: whether no request runs. Then all entries are copied now, and a load ends with its copies
+                under way. Else at most ``filled_nbytes_a_step`` are copied, and a load ends after its copies.
         """
         budget = None if none_running else self._bytes.filled_nbytes_a_step
         for under_way in [each for each in self._under_way.values() if each.is_done]:
@@ -317,14 +319,14 @@ class TierLoads:
                 self._finish(under_way, filling.num_tokens)
 
     def end_all(self, cause: TierCause) -> bool:
-        """End all loads as failed, so that their blocks are free; return whether there were any."""
+        """Fail all loads, which frees their blocks; return whether there were any."""
         ended = list(self._under_way.values())
         for under_way in ended:
             self._fail(under_way, cause)
         return bool(ended)
 
     def leave(self, request: Request) -> None:
-        """Let a request leave the load that it waits for, which ends if no other request waits for it."""
+        """Remove a request from its load. A load without requests ends."""
         for under_way in list(self._under_way.values()):
             if request in under_way.waiters:
                 under_way.waiters.remove(request)
@@ -340,7 +342,7 @@ class TierLoads:
         self._end(under_way, 0)
 
     def _prepared(self, under_way: _UnderWay) -> _Filling:
-        """Collect the entries that came without a gap, with the blocks that they fill."""
+        """Collect the leading entries without a gap, with the blocks that they fill."""
         layout, came = self._layout, []
         num_tokens = under_way.segments[0].start
         is_whole = True
@@ -362,7 +364,7 @@ class TierLoads:
         return all(part.nbytes % nbytes == 0 for part, nbytes in zip(parts, self._bytes.nbytes, strict=True))
 
     def _fill_some(self, filling: _Filling) -> int:
-        """Copy some entries into their blocks; return their bytes. If one has too few blocks, nothing came."""
+        """Copy some entries into their blocks; return their bytes. If a part is too short, the load is empty."""
         entries, nbytes = [], 0
         while filling.entries and nbytes < self._bytes.filled_nbytes_at_once:
             entries.append(filling.entries.popleft())
@@ -376,13 +378,13 @@ class TierLoads:
         return nbytes
 
     def _finish(self, under_way: _UnderWay, num_tokens: int) -> None:
-        """Publish what was copied, and note what came of each segment."""
+        """Publish the copied blocks, and note for each segment what was loaded."""
         for each, load in zip(under_way.segments, under_way.loads, strict=True):
             self._account(under_way, each, load, num_tokens)
         self._end(under_way, num_tokens)
 
     def _account(self, under_way: _UnderWay, segment: _Segment, load: Load, num_tokens: int) -> None:
-        """Note, for the requests that waited, what came of a segment and what did not."""
+        """Note, for the requests that waited, which tokens of a segment were loaded and which were not."""
         assert load.result is not None
         start = max(segment.start, under_way.answer.num_hit_tokens)
         came = min(max(num_tokens, start), segment.end)
@@ -411,7 +413,7 @@ class TierLoads:
         segment.tier.not_loaded[cause] += segment.end - start
 
     def _end(self, under_way: _UnderWay, num_tokens: int) -> None:
-        """Release a load's blocks, and let its requests be admitted."""
+        """End a load in the space, and call ``on_loaded`` for its requests."""
         del self._under_way[under_way.answer]
         for ticket in [] if under_way.filling is None else under_way.filling.tickets:
             self._bytes.order_steps_behind(ticket)
@@ -421,7 +423,7 @@ class TierLoads:
 
 
 def _cut(segment: _Segment, end: int, run_tokens: int) -> _Segment:
-    """Cut a segment of runs where a position is."""
+    """Cut a segment of runs at a position."""
     if segment.is_end or segment.end <= end:
         return segment
     num_runs = (end - segment.start) // run_tokens

@@ -178,7 +178,7 @@ class TierOffers:
         return next((place for place, is_same in enumerate(same) if not is_same), min(len(offered), len(chain.runs)))
 
     def _copy_end(self, number: int, sequence: _Sequence, num_tokens: int) -> None:
-        """Begin to copy the end of a sequence, if the tier wants it."""
+        """Begin to copy the end of a sequence, if a tier is to be offered it."""
         hit = longest_end(self._space, sequence.token_ids, sequence.keys, num_tokens, self._layout.alignment)
         if hit is not None:
             run = sequence.chain.end(hit.num_tokens // self._layout.block_size)

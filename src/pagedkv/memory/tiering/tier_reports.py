@@ -1,4 +1,4 @@
-"""What tiers did for a request, and for all of them: values, for outputs, explanations and metrics."""
+"""Reports of tiers, for one request and in total: values for outputs, explanations and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["LoadUnderWay", "TierCause", "TierNote", "TierStatistics"]
 
 
 class TierCause(StrEnum):
-    """What became of content that a tier had."""
+    """Why content of a tier was or was not loaded."""
 
     LOADED = "loaded"
     FASTER = "computing was faster"
@@ -26,13 +26,13 @@ class TierCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierNote:
-    """Tokens of a prompt that a tier had, or that it could have had, and what became of them.
+    """Tokens of a prompt that a tier had, or could have had, and whether they were loaded.
 
     Args:
         tier: name of the tier.
-        start, end: positions ``[start, end)``; both 0 where the tier was out of service, so that it was not asked.
-        cause: what became of them.
-        seconds: how long the request waited for them; 0.0 if it did not.
+        start, end: positions ``[start, end)``; both 0 if the tier was out of service and so was not looked up.
+        cause: loaded, or why not.
+        seconds: time that the request waited for them; 0.0 if it did not.
     """
 
     tier: str
@@ -50,7 +50,7 @@ class TierNote:
 
 @dataclass(frozen=True, slots=True)
 class LoadUnderWay:
-    """What a tier is asked for now.
+    """A load from a tier that is under way.
 
     Args:
         tier: name of the tier.
@@ -70,10 +70,10 @@ class TierStatistics:
 
     Args:
         name, medium: which tier.
-        num_loads: loads that it took part in.
-        num_loaded_tokens: tokens that it brought.
-        num_hit_tokens: of these, tokens that the request hit which had waited for them. The sum over all requests of
-            ``RequestOutput.num_loaded_tokens`` of this medium.
+        num_loads: loads with entries of this tier.
+        num_loaded_tokens: tokens loaded from it.
+        num_hit_tokens: of these, tokens that were then hit by a request that had waited for them: the sum of
+            ``RequestOutput.num_loaded_tokens`` of this medium over all requests.
         not_loaded: tokens that it had and that were not loaded, by cause.
         num_offered_runs: entries that were offered to it.
         store: its store. New weights begin another store.
@@ -90,5 +90,5 @@ class TierStatistics:
 
     @property
     def num_unused_tokens(self) -> int:
-        """Tokens that it brought and that no request which waited for them has hit."""
+        """Tokens loaded from it that no request has hit of those that waited for them."""
         return self.num_loaded_tokens - self.num_hit_tokens

@@ -121,14 +121,14 @@ class StoreOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The answer to an ask.
+    """The answer to a load.
 
     Args:
-        ticket: the ask.
+        ticket: the ticket of the load.
         num_entries: leading keys whose entries were loaded and verified.
         cause: why the next one was not; NONE if all were.
         nbytes: their bytes.
-        wait_s: seconds from ask to answer.
+        wait_s: seconds from the begin of the load to its answer.
     """
 
     ticket: int

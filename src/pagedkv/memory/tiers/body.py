@@ -53,7 +53,7 @@ class Body(Protocol):
     Attributes:
         medium: name of the medium, for statistics and receipts: "host", "folder", "redis", "object".
         is_trusted: the bytes never leave this process's memory, so frames carry no check.
-        is_immediate: a read takes microseconds, so that the thread that asks makes it.
+        is_immediate: whether a read takes microseconds, so that the loading thread itself reads.
     """
 
     medium: str

@@ -4,21 +4,21 @@ No thread, no clock, no I/O: times are the caller's, actions leave by :meth:`Sto
 :meth:`~StoreCore.completed` and :meth:`~StoreCore.failed`, and answers to callers leave by
 :meth:`~StoreCore.take_answers`. So threads drive it, and a simulation drives the same code on a virtual clock::
 
-    ask ----> reads queued --> Read in flight ---> completed | failed | late ----> Loaded: the longest leading run
-    offer --> admission --> stores queued --> room? --> Write in flight ---------> Offered: what became of each key
+    load ---> reads queued --> Read in flight ---> completed | failed | late ----> Loaded: the longest leading run
+    offer --> admission --> stores queued --> room? --> Write in flight ---------> Offered: the outcome of each key
                                        evicted --> Delete in flight --> bytes are free
 
 Each part owns its state, and this class wires the parts. ``Entries`` has the index, bytes, events and deletes,
-``Reads`` asks and reads, ``Offers`` offers and their queue, ``Writes`` the writes in flight. ``Dispatch`` sends actions
-and takes their ends. ``Deadlines`` has what is due.
+``Reads`` loads and reads, ``Offers`` offers and their queue, ``Writes`` the writes in flight. ``Dispatch`` sends
+actions and takes their results. ``Deadlines`` has the times at which loads, offers and actions are due.
 
-What is true at every moment (:meth:`~StoreCore.check`):
+Invariants (:meth:`~StoreCore.check`):
 
-- Every ask has an answer by its deadline, and every key of an offer has one.
+- Every load has an answer by its deadline, and every key of an offer has one.
 - The bytes of entries, writes, deletes and the root's foreign bytes are within the cap. A write counts before it
   begins; a delete until it is completed; a write that failed until its delete is.
-- One read a key is in flight, however many ask.
-- An entry with a read in flight, or with an ask or an offer that waits, is not evicted.
+- At most one read of a key is in flight, which all loads of that key share.
+- An entry with a read in flight, or with a load or an offer that waits, is not evicted.
 """
 
 import numpy as np
@@ -88,10 +88,11 @@ class StoreCore:
         return np.asarray(entries != NO_ENTRY)
 
     def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
-        """Note that content could be offered; return for each key, uint8 ``[n, 32]``, whether it is to be offered now.
+        """Note content that could be offered; return for each key, uint8 ``[n, 32]``, whether to offer it now.
 
-        It is not if it is there, queued, being written or deleted, withdrawn, not admitted yet, or if the body is out
-        of service. What is there counts as used. An :meth:`offer` with ``is_noted`` follows for the others.
+        Content is not to be offered if it is stored, queued, being written or deleted, withdrawn, not admitted yet, or
+        if the body is out of service. Stored content counts as used. For the others :meth:`offer` with ``is_noted``
+        follows.
         """
         keys = as_keys(keys)
         self.tick(now_s)
@@ -102,19 +103,19 @@ class StoreCore:
         return self._reads.predict_s(nbytes, num_entries)
 
     def load(self, keys: npt.NDArray[np.uint8], now_s: float, deadline_s: float) -> int:
-        """Ask for the entries of a chain, head first; return a ticket, which :class:`Loaded` answers.
+        """Begin to load the entries of a chain, head first; return a ticket, which :class:`Loaded` answers.
 
         Args:
             keys: uint8 ``[n, 32]``.
             now_s: the caller's clock.
-            deadline_s: seconds from now on after which the answer is what has come by then.
+            deadline_s: seconds from now after which the load is answered with the entries read by then.
 
         Raises:
             ConfigurationError: keys of another shape, or a deadline that is not above 0.
         """
         keys = as_keys(keys)
         if not deadline_s > 0:
-            raise ConfigurationError(f"the deadline of an ask must be above 0 seconds, got {deadline_s}")
+            raise ConfigurationError(f"the deadline of a load must be above 0 seconds, got {deadline_s}")
         self.tick(now_s)
         ticket = self._deadlines.take_number()
         self._deadlines.add(ticket, self.now_s + deadline_s)
@@ -123,7 +124,7 @@ class StoreCore:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """End an ask whose request is gone; it is answered with what has come. Reads of other asks go on."""
+        """End a load whose request is gone, and answer it with the entries read so far. Other loads go on."""
         self._reads.end_load(ticket)
 
     def offer(
@@ -142,7 +143,7 @@ class StoreCore:
             sizes: bytes of each frame.
             now_s: the caller's clock.
             parent: key of the entry before the first one, if it is known.
-            is_noted: :meth:`wants` has answered for these keys, so they are admitted.
+            is_noted: :meth:`select_for_offer` has returned True for these keys, so they are admitted.
 
         Raises:
             ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
@@ -163,15 +164,15 @@ class StoreCore:
         return number
 
     def drop_queue(self, now_s: float) -> None:
-        """Drop all offered content that waits, as where its blocks are needed. Writes in flight go on."""
+        """Drop all offered content that waits, as when its blocks are needed. Writes in flight go on."""
         self.tick(now_s)
         self._offers.drop_queue(StoreOutcome.LATE)
 
     def withdraw(self, keys: npt.NDArray[np.uint8], now_s: float) -> int:
-        """Remove entries whose content turned out bad, and all that is known to continue them.
+        """Remove entries whose content turned out bad, and all that are known to continue them.
 
-        They are deleted, and for the life of this core neither loaded nor stored again. Asks that wait for one end
-        before it. Returns how many entries were removed. O(entries).
+        They are deleted, and neither loaded nor stored again while this core exists. Loads that wait for one end before
+        it. Returns the number of entries removed. O(entries).
         """
         self.tick(now_s)
         names = self._with_continuations(set(names_of(as_keys(keys))))
@@ -186,9 +187,9 @@ class StoreCore:
         return removed
 
     def restore(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
-        """Enter what a scan found, the least recently used first; what exceeds the limits is deleted, oldest first.
+        """Add the entries that a scan found, the least recently used first; beyond the limits the oldest are deleted.
 
-        Keys that are known, being written or being deleted are left as they are. Returns how many were entered.
+        Keys that are stored, being written or being deleted are left as they are. Returns the number of added entries.
         """
         self.tick(now_s)
         names = names_of(as_keys(keys))
@@ -198,7 +199,7 @@ class StoreCore:
         return num_entered
 
     def measured(self, root_nbytes: int, free_nbytes: int | None, now_s: float) -> None:
-        """Take what a body measured: all bytes of its root, and the free bytes of its medium (None: not known).
+        """Set the measured bytes of a body: all bytes of its root, and the free bytes of its medium (None: unknown).
 
         Bytes of the root that are not this store's count as foreign.
         """
@@ -219,7 +220,7 @@ class StoreCore:
         self._dispatch.fail(action, fault, self.now_s)
 
     def tick(self, now_s: float) -> None:
-        """Set the time: what is overdue is late from now on. O(overdue)."""
+        """Advance the clock, and end loads, offers and actions whose deadlines have passed. O(overdue)."""
         now_s = self._clock.advance(now_s)
         self._entries.index.advance(now_s)
         while (number := self._deadlines.pop_overdue(now_s)) is not None:
@@ -229,7 +230,7 @@ class StoreCore:
         self._dispatch.send()
 
     def next_deadline_s(self) -> float | None:
-        """Return the seconds from now until :meth:`tick` has something to do; None if it has not. Changes nothing."""
+        """Return the seconds until :meth:`tick` has the next thing to do; None if there is none. Changes nothing."""
         opens_again_s = self._breaker.opens_again_s if self._breaker.is_open else None
         retries_s = (self._writes.next_retry_s(), self._entries.deletes.next_retry_s())
         times = [each for each in (self._deadlines.first_s, opens_again_s, *retries_s) if each is not None]
@@ -290,7 +291,7 @@ class StoreCore:
         self._offers.check(self._writes.unanswered())
 
     def _with_continuations(self, keys: set[bytes]) -> set[bytes]:
-        """Add to these keys all that are known to continue them: of entries, and of offers under way."""
+        """Return these keys with all that continue them, among entries and offers under way."""
         num_before = -1
         while len(keys) > num_before:
             num_before = len(keys)
@@ -299,7 +300,7 @@ class StoreCore:
         return keys
 
     def _forget(self, keys: set[bytes]) -> int:
-        """Remove entries by key, whatever is under way with them; return how many."""
+        """Remove entries by key, and end the loads, offers and writes of them; return the number removed."""
         self._reads.withdraw(keys)
         self._offers.withdraw(keys)
         self._writes.withdraw(keys)

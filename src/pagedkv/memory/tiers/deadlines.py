@@ -1,6 +1,6 @@
 """The time of a store: a clock that never goes back, and what is due when.
 
-Asks, offers and actions in flight have numbers from one sequence, so a number says which of them is due. A deadline
+Loads, offers and actions in flight are numbered in one sequence, so a number identifies what is due. A deadline
 stays until it is due, also if what it was for has ended by then.
 """
 

@@ -1,4 +1,4 @@
-"""Files written and read past the page cache, and the aligned buffers for that. They know no frames and no folders."""
+"""Files written and read past the page cache, and the aligned buffers for that. Independent of frames and folders."""
 
 import contextlib
 import fcntl

@@ -102,7 +102,7 @@ class Offers:
         return 0 if self._offered_once is None else self._offered_once.nbytes
 
     def select_for_offer(self, keys: npt.NDArray[np.uint8], being_written: Collection[bytes]) -> npt.NDArray[np.bool_]:
-        """Note that content could be offered; return for each key whether it is to be. What is there counts as used."""
+        """Note content that could be offered; return for each key whether to offer it. Stored entries count as used."""
         words = words_of(keys)
         entries, _ = self._index.look_up(words)
         is_there = np.asarray(entries != NO_ENTRY)

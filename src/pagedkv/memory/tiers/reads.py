@@ -1,12 +1,12 @@
-"""The reads of a store: asks for chains of entries, and the one read of each key that they wait for.
+"""The reads of a store: loads of chains of entries, and the one read of each key that they share.
 
 ::
 
-    ask --> one Reading a key: queued --> in flight --> end -----> every ask that waits: its leading keys done?
-                                                 +----> overdue -> every ask that waits ends before the key
+    load --> one Reading a key: queued --> in flight --> end -----> each waiting load: are its leading keys read?
+                                                  +----> overdue -> each waiting load ends before the key
 
-An ask ends, is *cut*, before the first key that cannot come, and is answered when all keys before that are read. It
-holds its entries until then. A reading holds its entry as well, until the driver reports it.
+A load is *cut* before the first key that cannot be read, and is answered when all keys before that are read. It holds
+its entries until then. A reading holds its entry as well, until the driver reports its end.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,7 @@ END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
 
 @dataclass(slots=True)
 class Ticket:
-    """An ask: ``limit`` leading keys can still be loaded, ``num_leading`` of them are, ``cause`` ends them."""
+    """A load: ``limit`` leading keys can still be read, ``num_leading`` of them are, and ``cause`` ends them."""
 
     keys: list[bytes]
     entries: npt.NDArray[np.int32]
@@ -44,14 +44,14 @@ class Ticket:
     num_leading: int = 0
 
     def cut(self, place: int, cause: LoadEnd) -> None:
-        """End the ask before a place, unless it ends earlier."""
+        """End the load before a place, unless it ends earlier."""
         if place < self.limit:
             self.limit, self.cause = place, cause
 
 
 @dataclass(slots=True)
 class Reading:
-    """The one read of a key: waiting asks with the place of the key in each. ``action`` is 0 while it is queued."""
+    """The one read of a key: waiting loads with the place of the key in each. ``action`` is 0 while it is queued."""
 
     entry: int
     nbytes: int
@@ -62,14 +62,14 @@ class Reading:
 
 
 class Reads:
-    """Asks by ticket, readings by key, and the reads in flight.
+    """Loads by ticket, readings by key, and the reads in flight.
 
     Args:
-        config: how many reads may be in flight, and how long.
-        clock: the store's.
-        entries: what can be loaded.
+        config: most reads in flight, and their time limit.
+        clock: the store's clock.
+        entries: the entries of the store.
         breaker: while it is open, nothing is loaded.
-        answer: takes the answers to asks.
+        answer: called with the answer to each load.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Reads:
 
     @property
     def num_waiting(self) -> int:
-        """Asks without an answer."""
+        """Loads without an answer."""
         return len(self._tickets)
 
     @property
@@ -114,7 +114,7 @@ class Reads:
 
     @property
     def can_begin(self) -> bool:
-        """Whether a read is queued and may be in flight."""
+        """Whether a read is queued, and another one may be in flight."""
         return bool(self._queue) and len(self._in_flight) < self._config.max_reads
 
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
@@ -122,7 +122,7 @@ class Reads:
         return self._rate.predict(nbytes, num_entries, self._config.max_reads)
 
     def load(self, number: int, keys: npt.NDArray[np.uint8]) -> None:
-        """Begin an ask of this number for a chain, uint8 ``[n, 32]``, head first."""
+        """Begin a load of a chain, uint8 ``[n, 32]``, head first, with this number as its ticket."""
         entries, limit = self._index.look_up(words_of(keys))
         cause = LoadEnd.NONE if limit == len(keys) else LoadEnd.ABSENT
         if limit and self._breaker.is_open:
@@ -144,7 +144,7 @@ class Reads:
         self._settle(number)
 
     def end_load(self, number: int) -> bool:
-        """End an ask, which is answered with what has come; return whether there was one of this number."""
+        """End a load, and answer it with the entries read so far; return whether there was one of this number."""
         ticket = self._tickets.get(number)
         if ticket is None:
             return False
@@ -153,7 +153,7 @@ class Reads:
         return True
 
     def withdraw(self, keys: set[bytes]) -> None:
-        """End each ask before the first of these keys. O(keys asked for)."""
+        """End each load before the first of these keys. O(keys of all loads)."""
         for number, ticket in list(self._tickets.items()):
             place = next((place for place in range(ticket.limit) if ticket.keys[place] in keys), None)
             if place is not None:
@@ -184,7 +184,7 @@ class Reads:
         return self._readings[self._in_flight[action]].is_late
 
     def expire(self, action: int) -> bool:
-        """Note that an action is overdue, and end the asks that wait for it; return whether it is a read in flight."""
+        """Mark a read in flight as overdue, and cut the loads that wait for it; return whether the action is a read."""
         if action not in self._in_flight:
             return False
         reading = self._readings[self._in_flight[action]]
@@ -193,11 +193,11 @@ class Reads:
         return True
 
     def is_another_frame(self, action: int, nbytes: int | None) -> bool:
-        """Whether an action is a read, and brought a frame of another size than the index counts."""
+        """Whether an action is a read whose frame has another size than the index."""
         return nbytes is not None and self.awaits(action) and nbytes != self._readings[self._in_flight[action]].nbytes
 
     def end(self, action: int, fault: Fault | None) -> None:
-        """End a read, and settle the asks that wait for it. An entry that is gone or corrupt is removed."""
+        """End a read, and settle the loads that wait for it. An entry that is gone or corrupt is removed."""
         key = self._in_flight.pop(action)
         reading = self._readings.pop(key)
         if fault is None:
@@ -205,7 +205,7 @@ class Reads:
             if not reading.is_late:
                 self._rate.note(reading.nbytes, self._clock.now_s - reading.begun_s)
             for number, place in reading.waiters:
-                if number in self._tickets:  # not where a key twice in an ask has settled it
+                if number in self._tickets:  # a load with the key twice may be settled already
                     self._tickets[number].is_done[place] = 1
                     self._settle(number)
         else:
@@ -215,25 +215,25 @@ class Reads:
         self._index.let_go(reading.entry)
 
     def check(self) -> None:
-        """Check that every ask waits for reads, and every read is queued or in flight. Raises AssertionError."""
+        """Check that every load waits for reads, and every read is queued or in flight. Raises AssertionError."""
         assert len(self._in_flight) <= self._config.max_reads
         for number, ticket in self._tickets.items():
-            assert ticket.num_leading < ticket.limit, f"ask {number} has all that can come, and no answer"
+            assert ticket.num_leading < ticket.limit, f"load {number} has all keys that can be read, and no answer"
             for place in range(ticket.num_leading, ticket.limit):
                 reading = self._readings.get(ticket.keys[place])
                 is_awaited = reading is not None and (number, place) in reading.waiters
-                assert ticket.is_done[place] or is_awaited, f"ask {number} waits for no read at {place}"
+                assert ticket.is_done[place] or is_awaited, f"load {number} waits for no read at {place}"
         for key, reading in self._readings.items():
             assert bool(reading.action) == (key in self._in_flight.values()), "a read is neither queued nor begun"
 
     def _join(self, ticket: Ticket, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> bool:
-        """Let an ask wait for the read of a key; return whether that read is new, and its entry to be held."""
+        """Add a load to the read of a key; return whether that read is new, so that its entry must be held."""
         reading = self._readings.get(key)
         if reading is not None and not reading.is_late and reading.entry == entry:
             reading.waiters.append(waiter)
             self.num_coalesced += 1
             return False
-        if reading is not None:  # an overdue read of it is still in flight: no second one beside it
+        if reading is not None:  # an overdue read of the key is still in flight: at most one read a key
             ticket.cut(waiter[1], LoadEnd.LATE)
             return False
         self._readings[key] = Reading(entry, nbytes, [waiter])
@@ -241,7 +241,7 @@ class Reads:
         return True
 
     def _settle(self, number: int) -> None:
-        """Answer an ask if no more can come."""
+        """Answer a load if none of its keys is awaited any more."""
         ticket = self._tickets[number]
         while ticket.num_leading < ticket.limit and ticket.is_done[ticket.num_leading]:
             ticket.num_leading += 1
@@ -259,7 +259,7 @@ class Reads:
         self._answer(Loaded(number, num_loaded, ticket.cause, nbytes, self._clock.now_s - ticket.begun_s))
 
     def _leave(self, key: bytes, waiter: tuple[int, int]) -> None:
-        """Let an ask wait for a read no longer; a read that has not begun and that none waits for is dropped."""
+        """Remove a load from a read; a queued read without loads is dropped."""
         reading = self._readings.get(key)
         if reading is None or waiter not in reading.waiters:
             return

@@ -5,7 +5,7 @@ True
 >>> parse_tier("host:16GiB").name
 'host'
 
-Several tiers are asked in the order in which they are given, so the fastest comes first.
+Several tiers are looked up in the order in which they are given, so the fastest comes first.
 """
 
 import re

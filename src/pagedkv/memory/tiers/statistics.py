@@ -17,12 +17,12 @@ class StoreStatistics:
         nbytes: bytes of all entries, those being written or deleted and foreign ones included.
         foreign_nbytes: of these, bytes of the root that are no entries of this store.
         num_reads, num_writes, num_deletes: actions in flight.
-        num_waiting: asks without an answer.
+        num_waiting: loads without an answer.
         num_queued: offered entries that wait to be written.
-        num_asked: keys asked for.
+        num_asked: keys of all loads.
         num_loaded: of these, loaded and verified.
-        num_not_loaded: of these, not loaded, by the cause that ended their ask.
-        num_coalesced: keys whose read another ask had begun.
+        num_not_loaded: of these, not loaded, by the cause that ended their load.
+        num_coalesced: keys whose read was shared with an earlier load.
         num_offered: keys offered.
         offers: of these, by what became of them; the rest is queued or being written.
         read_nbytes, written_nbytes: bytes of completed actions.

@@ -193,7 +193,7 @@ class TierStore:
             runs: the runs.
             parts: for each run, the bytes of each group's blocks. They are read, not copied, until the run's answer.
             on_answer: called once a run with its index and what became of it, from any thread, without a lock.
-            is_noted: :meth:`wants` has answered for these runs, so this counts as no further offer.
+            is_noted: :meth:`select_for_offer` has returned True for these runs, so this counts as no further offer.
         """
         if len(runs) != len(parts):
             raise ConfigurationError(f"{len(runs)} runs need the parts of as many, got {len(parts)}")

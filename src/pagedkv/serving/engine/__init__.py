@@ -1,53 +1,53 @@
-"""The engine: any decoder of transformers on memory made of blocks, token for token as it answers by itself.
+"""The engine: runs any decoder of transformers on paged memory, with the tokens of its dense generation.
 
 Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in which data flows::
 
     refusals      models that are refused by name
-    probe         one pass of two tokens: what every layer keeps and reads
-    mask_rules    which rule a mask follows
-    layer_specs   ModelLayers: what the probe saw
+    probe         finds out what every layer keeps and reads, by one pass of two tokens
+    mask_rules    the group rule of a mask
+    layer_specs   ModelLayers: the result of the probe
     grouping      EngineGroups: groups for the block space, places of layers
-    loading       a model and its tokenizer, from a folder or by name
-    self_test     the model over blocks against itself, dense; diagnosing: why it answers otherwise
+    loading       loads a model and its tokenizer, from a folder or by name
+    self_test     compares the model over blocks with the dense model; diagnosing: why they differ
     config        EngineConfig: memory, limits, policies
-    kv_scales     KVScales: by what keys and values of eight bits are divided, measured over prompts
+    kv_scales     KVScales: divisors of keys and values of eight bits, measured over prompts
     chat          Chat: a conversation as a prompt
-    intent        Intent: what is said about a request beside its answer; intent_rules: what it needs of the engine
-    request_rules RequestRules: what a request may ask, and what its parameters leave open
-    prompts, engine_request, sample, outputs   what is asked for, its answers under way, and what came of it
+    intent        Intent: hints about caching and scheduling; intent_rules: what they need of the engine
+    request_rules RequestRules: limits of requests, and defaults of their parameters
+    prompts, engine_request, sample, outputs   prompts, requests, their answers and outputs
     llm           LLM: prompts in, answers out
-    async_llm     AsyncLLM: the same for event loops; engine_thread drives it, answer_stream is what a caller holds
+    async_llm     AsyncLLM: the same for event loops; engine_thread: its thread; answer_stream: a request's answers
     core          EngineCore: the loop
     flat_batch    a batch of the scheduler as one row of tokens
-    driving       which thread drives an engine
+    driving       Driver: the lock of an engine
     runner        ModelRunner: passes of a step through the model
-    last_tokens   LastTokens: what each row sampled last, on the device, for a step launched before the host has it
-    captured_passes            its passes as CUDA graphs; model_watch: whether the model is still what was captured
+    last_tokens   LastTokens: the last sampled token of each row, on the device, for the next step of an overlap
+    captured_passes            passes as CUDA graphs; model_watch: whether the model changed since their capture
     compiled_model             the model by torch.compile, attention an operator
-    borrowing     a model among engines: one pass at a time
-    forward_pass  what the model's calls are answered with
-    paged_cache   what the model takes for its cache
-    dense         what the model answers by itself, and how far that is certain
-    heads, prompt_scores       a model's head by itself: log-probabilities of prompts
-    forking, beams             requests that go on from others, and searches among answers
-    prompt_lookup PromptLookup: guesses of the tokens that follow
-    prediction    PredictedText: guesses from what a request predicts of its answer
-    answering     logits in, tokens out: who waits, who fails; sampled_rows says whose they are, with which drafts
+    borrowing     access to a model that engines share: one pass at a time
+    forward_pass  computes the model's calls of attention and of its cache
+    paged_cache   the model's cache object
+    dense         dense generation by the model itself, and how certain its choices are
+    heads, prompt_scores       a model's head alone; log-probabilities of prompts
+    forking, beams             forks of requests, and beam searches
+    prompt_lookup PromptLookup: drafts by lookup in a request's own tokens
+    prediction    PredictedText: drafts from a request's prediction of its answer
+    answering     logits in, tokens out, with rows that wait or fail; sampled_rows: the sequence and drafts of each row
     sampling      one token for each row of logits
-    records       StepRecord: what a step did
-    tiering       EngineTiers: its blocks in host memory, on disk and elsewhere, and back; request_tiers calls them
+    records       StepRecord: counts and times of a step
+    tiering       EngineTiers: cached blocks in host memory, on disk and elsewhere; request_tiers calls them
     ranks         RankGroup: one model on several processes, each with some heads of every layer
-    current_pass  which pass is under way
+    current_pass  the pass under way in a thread
     compat        transformers
 
-No code of any model is here.
+There is no code of any model here.
 """
 
 from pagedkv.memory.contract.extras import needing
 
 with needing("hf", "pagedkv.engine"):
-    import safetensors  # noqa: F401 - first of all, so that the absence of any is told in our words
-    import tokenizers  # noqa: F401 - transformers does not say what it lacks
+    import safetensors  # noqa: F401 - first, so that the absence of any of them raises MissingExtraError
+    import tokenizers  # noqa: F401 - the error of transformers would not name it
     import torch  # noqa: F401 - as safetensors
 
 from pagedkv.memory.scheduling import Breakpoint

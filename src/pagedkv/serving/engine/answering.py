@@ -1,13 +1,13 @@
-"""From a step's logits to its answers: who gets which token, whose row waits, who fails.
+"""From a step's logits to its answers: the token of each row, and the rows that wait or fail.
 
-Rows are sampled all together (:class:`~pagedkv.serving.engine.sampling.BatchSampler`). A request of which a row waits
-for a foreign processor is held: all of its rows keep what they got, and none of them goes on, until the last one has
-its token. A request of which a row fails has failed. Nobody else notices either.
+All rows are sampled together (:class:`~pagedkv.serving.engine.sampling.BatchSampler`). A request with a row that waits
+for a foreign processor is held: its other rows keep their tokens, and none of its rows advances until the last one has
+a token. A request with a row that fails has failed. Other requests are not affected.
 
-A row with drafts has a row of logits behind each of them too (:mod:`~pagedkv.serving.engine.draft_acceptance`).
+A row with drafts has a row of logits after each draft as well (:mod:`~pagedkv.serving.engine.draft_acceptance`).
 
-Sampling has two halves. :meth:`Answering.begin` draws tokens, which are on the device at once. :meth:`Answering.end`
-lets the answers grow, as soon as the host has these tokens; rows of answers that ended meanwhile are left out.
+Sampling has two halves. :meth:`Answering.begin` samples tokens, which the next step reads on the device.
+:meth:`Answering.end` appends them to the answers once the host has them, and skips answers that have ended meanwhile.
 """
 
 from collections.abc import Sequence
@@ -36,25 +36,25 @@ __all__ = ["Answering", "Sampler", "Sampling", "Taken"]
 
 
 class Sampler(Protocol):
-    """What draws tokens: :class:`~pagedkv.serving.engine.sampling.BatchSampler`, or one that answers by a script."""
+    """Samples tokens: :class:`~pagedkv.serving.engine.sampling.BatchSampler`, or a scripted one."""
 
     def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
-        """Draw a token for each row of logits."""
+        """Sample a token for each row of logits."""
 
     def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
-        """Ask rows again that waited."""
+        """Call the foreign processors of waiting rows again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taken:
-    """What came of rows.
+    """The result of sampling rows.
 
     Args:
         token_ids: int32 ``[rows]``, NO_TOKEN where a row waits or failed.
-        ended: places of rows whose token is the last of their answer by its own rules.
-        held: requests of which a row waits; failures: requests of which one failed, and why.
-        parents: for requests of beams, which old beam each row's new one continues, where that is not its own.
-        num_accepted: by place, how many drafts came before the row's token; 0 where none did.
+        ended: places of rows whose token ended their answer by a stop rule.
+        held: requests with a row that waits; failures: requests with a row that failed, and its error.
+        parents: by request of beams, the old beam that each row's new beam continues, unless each continues its own.
+        num_accepted: by place, the number of drafts accepted before the row's token.
     """
 
     token_ids: Int32Array
@@ -65,7 +65,7 @@ class Taken:
     num_accepted: dict[int, int] = field(default_factory=dict)
 
     def among(self, places: Sequence[int], num_rows: int) -> "Taken":
-        """Tell the same of rows that stand at these places among more, of which nothing is known yet."""
+        """Return the same for ``num_rows`` rows, of which these are at ``places`` and the others have no token."""
         token_ids = np.full(num_rows, NO_TOKEN, np.int32)
         token_ids[places] = self.token_ids
         accepted = {places[place]: count for place, count in self.num_accepted.items()}
@@ -73,7 +73,7 @@ class Taken:
         return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
 
     def with_searched(self, searched: "Taken") -> "Taken":
-        """Add what became of beams, which are other rows of the same ones."""
+        """Merge the result of the beams among the same rows."""
         return Taken(
             np.where(searched.token_ids == NO_TOKEN, self.token_ids, searched.token_ids),
             self.ended + searched.ended,
@@ -86,12 +86,12 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A request of which a row waits.
+    """A request with a row that waits.
 
     Args:
         rows: all of its rows in the step.
-        token_ids, logprobs: what each of them got so far.
-        waiting: those that wait, by place in ``rows``.
+        token_ids, logprobs: those of each row so far.
+        waiting: the waiting rows, by place in ``rows``.
     """
 
     rows: list[SampledRow]
@@ -102,13 +102,13 @@ class _Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
-    """Tokens of rows that are drawn, while their answers have not grown yet.
+    """Sampled tokens that are not appended to their answers yet.
 
     Args:
-        rows: whose they are.
-        places: which of them were drawn: all but beams.
-        pending: what was drawn for these; None: nothing.
-        searched: what became of beams, which have gone on already.
+        rows: the rows of the step.
+        places: places of the sampled ones: all except beams.
+        pending: the tokens of these; None: there are none.
+        searched: the result of the beams, which have advanced already; None: there are none.
     """
 
     rows: Sequence[SampledRow]
@@ -119,10 +119,10 @@ class Sampling:
 
 @final
 class Answering:
-    """Samples rows, and keeps what waits.
+    """Samples rows, and keeps the rows that wait.
 
     Args:
-        sampler: what draws tokens.
+        sampler: samples tokens.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -130,11 +130,11 @@ class Answering:
         self._held: dict[EngineRequest, _Held] = {}
 
     def begin(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Sampling:
-        """Sample a step's rows. Searches among beams go on at once; other answers grow by :meth:`end`.
+        """Sample a step's rows. Beams advance at once; other answers grow in :meth:`end`.
 
         Args:
-            logits: float32 ``[rows and drafts, vocabulary]``: those behind a row's drafts follow its own.
-            rows: whose they are; those of a request stand together.
+            logits: float32 ``[rows and drafts, vocabulary]``; the logits after a row's drafts follow those of the row.
+            rows: the rows; those of one request are adjacent.
         """
         if all(row.request.beams is None for row in rows):
             return Sampling(rows, range(len(rows)), self._draw(logits, rows))
@@ -149,17 +149,17 @@ class Answering:
         return Sampling(rows, others, pending, searched)
 
     def end(self, sampling: Sampling) -> Taken:
-        """Let the answers grow by what was sampled, unless they ended meanwhile. The host waits for the tokens."""
+        """Append the sampled tokens to their answers, unless these ended meanwhile. The host waits for the tokens."""
         rows, searched = sampling.rows, sampling.searched
         taken = Taken(np.full(len(rows), NO_TOKEN, np.int32))
         if sampling.pending is not None:
-            with torch.inference_mode():  # as the pass whose tensors these are
+            with torch.inference_mode():  # as in the pass that made these tensors
                 sampled = sampling.pending.wait()
             taken = self._end_drawn(sampled, rows, sampling.places)
         return taken if searched is None else taken.with_searched(searched)
 
     def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
-        """Let the answers of the rows at these places grow, unless they ended meanwhile."""
+        """Append the tokens of the rows at these places to their answers, unless these ended meanwhile."""
         going = [place for place in places if rows[place].goes_on]
         if len(going) == len(rows):
             return self._take(sampled, rows)
@@ -169,7 +169,7 @@ class Answering:
         return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingTokens:
-        with torch.inference_mode():  # as the pass that made the logits, which are changed meanwhile
+        with torch.inference_mode():  # as in the pass that made the logits, which are changed here
             if isinstance(self._sampler, BatchSampler):
                 return self._sampler.begin(logits, places_of(rows))
             sampled = self._sampler.sample(logits, places_of(rows))
@@ -188,13 +188,13 @@ class Answering:
         return self._take_apart(sampled, token_ids, rows)
 
     def retry_waiting(self) -> list[tuple[EngineRequest, Taken]]:
-        """Ask the rows again that wait. Answers what is known of requests that wait no more."""
+        """Sample the waiting rows again. Return the requests that do not wait any more, with their results."""
         answers = []
         for request, held in list(self._held.items()):
             places = list(held.waiting)
             with torch.inference_mode():
                 sampled = self._sampler.resume([held.waiting[place] for place in places])
-            still = {each.row for each in sampled.waiting}  # places in the batch that they came with
+            still = {each.row for each in sampled.waiting}  # places in the batch of their step
             tokens = sampled.token_ids.tolist()
             for index, place in enumerate(places):
                 held.token_ids[place], held.logprobs[place] = tokens[index], sampled.logprobs.get(index)
@@ -206,16 +206,16 @@ class Answering:
         return answers
 
     def forget(self, request: EngineRequest) -> None:
-        """Let a request wait for nothing: it has ended, or is to be computed again."""
+        """Drop a request's waiting rows: it has ended, or is computed again."""
         self._held.pop(request, None)
 
     @property
     def num_held(self) -> int:
-        """Requests of which a row waits."""
+        """Requests with a row that waits."""
         return len(self._held)
 
     def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
-        """Take tokens of rows of which some have drafts: these row by row, the others together."""
+        """Take the tokens of rows: those with drafts one by one, the others together."""
         lines = lines_of(rows)
         others = [place for place, row in enumerate(rows) if not row.drafts]
         plain = only(sampled, [lines[place].start for place in others])
@@ -233,7 +233,7 @@ class Answering:
         return taken
 
     def _take_apart(self, sampled: SampledTokens, token_ids: Int32Array, rows: Sequence[SampledRow]) -> Taken:
-        """Take tokens where rows wait, fail or have log-probabilities."""
+        """Take the tokens of a step in which rows wait, fail or have log-probabilities."""
         failures = {rows[place].request: failure for place, failure in sampled.failures.items()}
         waiting = {each.row: each for each in sampled.waiting}
         held = dict.fromkeys(rows[place].request for place in waiting)
@@ -259,10 +259,10 @@ class Answering:
 
 
 def _continue_beams(request: EngineRequest, logits: torch.Tensor, places: list[int], taken: Taken) -> None:
-    """Continue the beams of one request, of whose rows these are the logits; all of them end together."""
+    """Advance the beams of one request by its rows' logits. The rows of a finished search end together."""
     beams = request.beams
     assert beams is not None, f"request {request.number} has no beams"
-    is_first = not request.live[0].token_ids  # rows are alike still: whichever continues whichever
+    is_first = not request.live[0].token_ids  # all rows are still equal, so parents need no forks
     try:
         with torch.inference_mode():
             step = beams.step(logits)
@@ -278,7 +278,7 @@ def _continue_beams(request: EngineRequest, logits: torch.Tensor, places: list[i
 
 
 def _taken(request: EngineRequest, held: _Held, failure: Exception | None) -> Taken:
-    """Let the answers of a request grow that waits no more, unless it failed."""
+    """Append the tokens of a request that does not wait any more, unless it failed."""
     token_ids = np.array(held.token_ids, np.int32)
     if failure is not None:
         return Taken(token_ids, failures={request: failure})

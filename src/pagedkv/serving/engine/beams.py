@@ -1,8 +1,8 @@
-"""A request that is answered by beam search: its beams are its rows, its answers are what the search has finished.
+"""Beams: a request that is answered by beam search. Its beams are its rows, its answers the finished hypotheses.
 
-The search (:class:`~pagedkv.serving.engine.sampling.BeamSearch`) says which beam goes on from which and by which token;
-the scheduler forks and frees rows accordingly, and what sampling keeps of sequences follows here. Beams that are
-preempted by recompute begin again.
+The search (:class:`~pagedkv.serving.engine.sampling.BeamSearch`) selects the parent and the token of each new beam. The
+scheduler forks and frees rows accordingly, and the sampled sequences are forked here. Beams that are preempted by
+recompute start again.
 """
 
 from typing import final
@@ -21,10 +21,10 @@ class Beams:
     """The beams of one request.
 
     Args:
-        params: what it asks for.
-        beams: what its rows are sampled for; all nothing generated yet.
+        params: parameters of the request.
+        beams: one for each row, without generated tokens.
         stop_ids: tokens that end an answer.
-        max_tokens: tokens at which one ends.
+        max_tokens: most tokens of an answer.
     """
 
     def __init__(self, params: SamplingParams, beams: list[Sample], stop_ids: frozenset[int], max_tokens: int) -> None:
@@ -40,13 +40,13 @@ class Beams:
         return list(self._beams)
 
     def step(self, logits: torch.Tensor) -> BeamStep:
-        """Continue all beams by a token.
+        """Extend all beams by a token.
 
         Args:
             logits: float32 ``[num_beams, vocabulary]``.
 
         Raises:
-            SamplingError: a beam's logits are no numbers.
+            SamplingError: no beam has a token with a finite score.
         """
         logprobs = beam_logprobs(logits, [beam.place for beam in self._beams])
         if not bool(torch.isfinite(logprobs.amax())):
@@ -60,14 +60,14 @@ class Beams:
         return step
 
     def tell(self, answers: list[Sample]) -> None:
-        """Give the best of what is finished to answers, the best first."""
+        """Copy the best finished hypotheses into the answers, the best first."""
         for answer, finished in zip(answers, self._search.finished, strict=False):
             answer.score = finished.score
             for token in finished.token_ids:
                 answer.take(token)
 
     def begin_again(self) -> None:
-        """Forget all that was found."""
+        """Drop all generated tokens, and start the search again."""
         for beam in self._beams:
             beam.begin_again()
         self._search = self._new_search()

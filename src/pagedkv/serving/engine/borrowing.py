@@ -8,7 +8,7 @@ that it writes in, and the pass of another engine waits until it is over::
     engine 2     waits                                           | sdpa -> pagedkv  ... pass ... |
 
 Locks go by config, not by model, since two models may be made of one config. They cannot lie in a config, which is
-copied and written to files; so they are listed here for as long as an engine knows them.
+copied and written to files; so they are listed here while an engine refers to them.
 """
 
 import threading
@@ -24,7 +24,7 @@ __all__ = ["BorrowedModel"]
 
 @final
 class _ConfigLock:
-    """The lock of one config, which is kept alive: no other config gets its id meanwhile."""
+    """The lock of one config. The config is kept alive, so that no other object gets its id."""
 
     def __init__(self, config: object) -> None:
         self.config = config
@@ -50,11 +50,11 @@ class BorrowedModel:
         self._configs = tuple({id(config): config for config in found}.values())
         with _LISTING:
             locks = {id(config): _LOCKS.setdefault(id(config), _ConfigLock(config)) for config in self._configs}
-        self._locks = [locks[key] for key in sorted(locks)]  # one order for all: nobody waits in a circle
+        self._locks = [locks[key] for key in sorted(locks)]  # always taken in this order, which excludes deadlocks
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Let the model call an attention function for a while; waits for whoever has borrowed it in another thread."""
+        """Set the attention function that the model calls, within a context; waits for other threads' passes."""
         with self.alone(), compat.implementation(self._configs, name):
             yield
 

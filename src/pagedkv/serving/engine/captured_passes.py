@@ -1,18 +1,19 @@
 """CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
 
 Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
-all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step lies in
-buffers that stay: tables, ranges and slots in those of the block tables, token ids and positions in those here::
+all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step is in
+permanent buffers: tables, ranges and slots in those of the block tables, token ids and positions in those here::
 
     tokens of the step    | t t t t t t t t t t t |        11: the graph of 16 is replayed
     buffers               | t t t t t t t t t t t 0 0 0 0 0 |
-    slots                 | s s s s s s s s s s s - - - - - |    padding is written nowhere, and no row sees it
+    slots                 | s s s s s s s s s s s - - - - - |    padding is written to no slot, and attended by no row
 
-Decoded tokens, drafts and chunks of prompts are alike here, since a row's range is read on the device.
+Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device.
 
-A graph serves once it is proven: it was captured with one step, and answers another one as the same calls do one by
-one, bit for bit. Where it does not, or cannot be captured, steps run call by call, and :attr:`CapturedPasses.state`
-says why. Graphs are dropped when the model is not what it was (:mod:`~pagedkv.serving.engine.model_watch`).
+A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
+same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
+:attr:`CapturedPasses.state` has the reason. Graphs are dropped when the model changes
+(:mod:`~pagedkv.serving.engine.model_watch`).
 """
 
 from bisect import bisect_left
@@ -40,15 +41,15 @@ MOST_TOKENS: Final = 512
 SIZES: Final = tuple(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 256, 32), range(256, 513, 64)))
 
 Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""What runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
+"""Runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
 logits ``[wanted, vocabulary]``."""
 
 
 class CaptureState(NamedTuple):
-    """What of an engine's steps is replayed.
+    """The state of an engine's graphs.
 
     Args:
-        num_graphs: graphs that serve, each of another number of tokens.
+        num_graphs: proven graphs, each of another number of tokens.
         refusal: why steps run call by call; None: nothing prevents graphs.
     """
 
@@ -57,10 +58,10 @@ class CaptureState(NamedTuple):
 
 
 class Recording(Protocol):
-    """Calls that were recorded."""
+    """Recorded calls."""
 
     def replay(self) -> None:
-        """Carry them out again."""
+        """Repeat the calls."""
 
 
 Recorder = Callable[[Callable[[], None]], Recording]
@@ -68,7 +69,7 @@ Recorder = Callable[[Callable[[], None]], Recording]
 
 @dataclass(slots=True, eq=False)
 class _Graph:
-    """A graph, and whether it may serve."""
+    """A graph, and whether it is proven."""
 
     recording: Recording
     is_proven: bool = False
@@ -79,10 +80,10 @@ class CapturedPasses:
     """The graphs of one model over one set of block tables.
 
     Args:
-        model: a model of attention alone, to be watched.
-        tables: whose ranges and slots a step is computed from.
-        max_places: rows of a step at most.
-        max_tokens: tokens of the largest graph; above :data:`MOST_TOKENS` there is none.
+        model: a model of attention alone, which is watched for changes.
+        tables: the block tables, with the ranges and slots of each step.
+        max_places: most rows of a step.
+        max_tokens: tokens of the largest graph, :data:`MOST_TOKENS` at most.
         num_vocabulary: logits of a token.
         min_tokens: tokens of the smallest graph.
         record: records calls; None: as CUDA graphs.
@@ -118,13 +119,13 @@ class CapturedPasses:
 
     @property
     def state(self) -> CaptureState:
-        """What is replayed."""
+        """The number of proven graphs, and why there are none."""
         return CaptureState(sum(graph.is_proven for graph in self._graphs.values()), self._refusal)
 
     def capture_all(self, run: Pass) -> None:
-        """Capture every size, the largest first, so that the others find room in its memory.
+        """Capture a graph of every size, the largest first, so that smaller ones reuse its memory.
 
-        Belongs before the first step: tables that have carried out none name no slot, so nothing is written.
+        Called before the first step: the tables then have no slots, so the captured passes write nothing.
         """
         for size in reversed(self._sizes):
             if self._begin():
@@ -139,12 +140,12 @@ class CapturedPasses:
         wanted: Int64Array,
         fill_in: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
-        """Answer the step that the tables hold.
+        """Compute the step of the tables by a graph.
 
         Args:
             run: runs the model; token_ids, positions: of the step, in the flat order.
-            wanted: which tokens are to say what comes next.
-            fill_in: replaces token ids on the device, int64 ``[tokens]``, that are not on the host; None: all are.
+            wanted: places of the tokens whose logits are wanted.
+            fill_in: sets those token ids on the device, int64 ``[tokens]``, that are not on the host; None: all are.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
@@ -166,12 +167,12 @@ class CapturedPasses:
         if not graph.is_proven:
             return self._prove(graph, run, size, len(wanted))
         graph.recording.replay()
-        if self._has_changed():  # looked at while the GPU computes; what was written is written again
+        if self._has_changed():  # checked while the GPU computes; the step is run again then
             return None
         return self._logits[: len(wanted)]
 
     def _begin(self) -> bool:
-        """Begin to watch the model, if it is not watched as it is; tell whether graphs may serve."""
+        """Watch the model from its present state, if that changed; return whether graphs may be used."""
         if self._watch is None or self._has_changed():
             self._watch = ModelWatch(self._model)
             if self._watch.has_hooks:
@@ -179,7 +180,7 @@ class CapturedPasses:
         return self._refusal is None
 
     def _new_recorder(self) -> Recorder:
-        """Begin a pool of memory for graphs: one whose graphs are gone takes no others."""
+        """Begin a pool of memory for graphs: a pool whose graphs were dropped cannot be used again."""
         return _GraphRecorder(self._tables.device) if self._given_recorder is None else self._given_recorder
 
     def _drop(self) -> None:
@@ -187,7 +188,7 @@ class CapturedPasses:
         self._record = self._new_recorder()
 
     def _has_changed(self) -> bool:
-        """Tell whether the model is not what it was; its graphs, and what spoke against them, are dropped then."""
+        """Return whether the model has changed. If so, its graphs and the reason against graphs are dropped."""
         assert self._watch is not None, "nothing is captured before the model is watched"
         if not self._watch.has_changed():
             return False
@@ -196,9 +197,9 @@ class CapturedPasses:
         return True
 
     def _fill(self, size: int, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array) -> None:
-        """Send a step's numbers to the buffers, with zeros behind them up to the graph's size."""
+        """Copy a step's numbers into the buffers, padded with zeros to the graph's size."""
         if self._sent is not None:
-            self._sent.synchronize()  # the copy before has read what is overwritten now
+            self._sent.synchronize()  # the last copy must have read the host buffer before it is overwritten
         given: tuple[npt.NDArray[np.integer], ...] = (token_ids, positions, wanted)
         for line, values in zip(self._numbers, given, strict=True):
             line[: len(values)] = values
@@ -208,7 +209,7 @@ class CapturedPasses:
             self._sent.record()
 
     def _run(self, run: Pass, size: int) -> None:
-        """Run the model on what the buffers hold, call by call: to the logits' buffer."""
+        """Run the model on the buffers, call by call, and write its logits into their buffer."""
         token_ids, positions, wanted = self._given[:, :size]
         if size not in self._steps:
             self._steps[size] = StepMetadata.of(self._tables.inputs_of_all(self._max_places, size), is_padded=True)
@@ -217,17 +218,17 @@ class CapturedPasses:
     def _capture(self, run: Pass, size: int) -> None:
         try:
             recording = self._record(lambda: self._run(run, size))
-        except Exception as problem:  # noqa: BLE001 - whatever a model does that a graph cannot hold
+        except Exception as problem:  # noqa: BLE001 - a model may do anything that cannot be captured
             self._refuse(f"a step of {size} tokens cannot be captured: {problem}".splitlines()[0])
             return
         self._graphs[size] = _Graph(recording)
 
     def _prove(self, graph: _Graph, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
-        """Answer a step both ways, and let the graph serve from now on if it answers as the calls do."""
+        """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit."""
         self._run(run, size)
         answer = self._logits[:num_wanted].clone()
         if not num_wanted:
-            return answer  # which proves nothing
+            return answer  # without logits there is nothing to compare
         self._logits.fill_(torch.nan)
         graph.recording.replay()
         graph.is_proven = torch.equal(self._logits[:num_wanted], answer)
@@ -242,26 +243,26 @@ class CapturedPasses:
 
 
 def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | None:
-    """Say why the passes of a model are not captured; None: nothing is known against it."""
+    """Return why the passes of a model are not captured; None if nothing prevents it."""
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
     return groups.varying_shapes
 
 
 def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
-    """List the padded numbers of tokens: the last is ``max_tokens`` itself, or the largest that there is."""
+    """Return the padded numbers of tokens. The last is ``max_tokens``, or the largest that is captured."""
     last = min(max_tokens, MOST_TOKENS)
     return (*(size for size in SIZES if min_tokens <= size < last), last)
 
 
 @final
 class _GraphRecorder:
-    """Captures calls as CUDA graphs, which share one pool of memory: they are replayed one after the other."""
+    """Captures calls as CUDA graphs that share one pool of memory, since they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # torch lets graphs of one stream alone share memory in a pool
+        self._stream = torch.cuda.Stream(device)  # in torch, graphs share the memory of a pool only within one stream
 
     def __call__(self, calls: Callable[[], None]) -> Recording:
         graph = torch.cuda.CUDAGraph()
@@ -271,7 +272,7 @@ class _GraphRecorder:
             try:
                 calls()
             except BaseException:
-                with suppress(Exception):  # it failed already, and says so once more
+                with suppress(Exception):  # the capture has failed already, and this raises again
                     graph.capture_end()
                 raise
             graph.capture_end()

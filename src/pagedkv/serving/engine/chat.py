@@ -1,6 +1,6 @@
 """Chat: a conversation as a prompt, written down by the template of the model's tokenizer.
 
-The template is transformers' business (``apply_chat_template``); what is wrong with a conversation is told here.
+transformers renders the template (``apply_chat_template``); errors of a conversation are raised here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from pagedkv.memory.contract.errors import RequestError
 __all__ = ["Chat", "Message", "chat_text", "chat_token_ids", "is_chat"]
 
 Message: TypeAlias = Mapping[str, Any]
-"""``{"role": "user", "content": "..."}``, and what else the template knows."""
+"""``{"role": "user", "content": "..."}``, with any other keys of the template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Chat:
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat | Sequence[Message]]:
-    """Tell whether a prompt is a conversation. Raises RequestError for a message that stands by itself."""
+    """Return whether a prompt is a conversation. Raises RequestError for a message that is not in a list."""
     if isinstance(prompt, Mapping):
         raise RequestError("a message stands by itself: give each prompt as a list of messages")
     if isinstance(prompt, Chat):

@@ -88,14 +88,14 @@ def require_version() -> None:
 
 
 def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] | None = None) -> None:
-    """Offer models an attention function; without a mask function they build no masks for it."""
+    """Register an attention function for models; without a mask function they build no masks for it."""
     AttentionInterface.register(name, attention)
     if mask is not None:
         AttentionMaskInterface.register(name, mask)
 
 
 def attention_configs(model: Model) -> tuple[PreTrainedConfig, ...]:
-    """Find where a model, and all models in it, are told which attention function they call. O(modules)."""
+    """Return the configs that select the attention function of a model and of all models in it. O(modules)."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     for config in list(configs.values()):
         for key in config.sub_configs:
@@ -123,9 +123,9 @@ def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[N
 
 
 def dense_implementation(model: Model, *, has_cap: bool) -> str:
-    """Name the attention that answers rightly for a model: its own, but where that leaves soft caps out.
+    """Return the name of a correct dense attention for a model: its own, unless that ignores soft caps.
 
-    In 5.16 Gemma 2 chooses ``sdpa`` by itself, which knows no soft cap and says nothing.
+    In 5.16 Gemma 2 selects ``sdpa`` by default, which ignores soft caps without an error.
     """
     return "eager" if has_cap else cast("str", model.config._attn_implementation)  # noqa: SLF001
 
@@ -134,7 +134,7 @@ def dense_implementation(model: Model, *, has_cap: bool) -> str:
 
 
 def accepts(model: Model, name: str) -> bool:
-    """Tell whether a model's forward takes an argument."""
+    """Return whether a model's forward takes an argument."""
     parameters = inspect.signature(model.forward).parameters
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
@@ -177,17 +177,17 @@ def dense_cache(model: Model) -> Cache:
 
 
 def is_linear(layer: object) -> bool:
-    """Tell whether a layer of a cache keeps a recurrent state."""
+    """Return whether a layer of a cache keeps a recurrent state."""
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
 def has_indexer(layer: object) -> bool:
-    """Tell whether a layer of a cache keeps keys of an indexer, for sparse attention."""
+    """Return whether a layer of a cache keeps keys of an indexer, for sparse attention."""
     return hasattr(layer, "update_indexer")
 
 
 def foreign_layers(cache: Cache) -> list[str]:
-    """Name the kinds of layers in a cache that a model brings along itself."""
+    """Return the class names of layers in a cache that are not transformers' own."""
     kinds = dict.fromkeys(type(layer) for layer in cache.layers)
     return [kind.__name__ for kind in kinds if kind.__module__ != CacheLayerMixin.__module__]
 
@@ -199,7 +199,7 @@ def empty_layer(like: Any) -> Any:  # noqa: ANN401 - of transformers
 
 
 def windows_of(cache: Cache) -> set[int]:
-    """Tell how many tokens the layers of a cache keep that do not keep all."""
+    """Return the windows, in tokens, of the layers of a cache that do not keep all tokens."""
     layers: list[Any] = cache.layers
     return {layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)}
 
@@ -291,8 +291,8 @@ def tensor_parallel_plan(model: Model) -> dict[str, str]:
 
 
 def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) -> tuple[list[int], torch.Tensor]:
-    """Ask ``generate`` for the most likely continuation, which no token ends: ids, and logits ``[new, vocabulary]``."""
-    wishes = GenerationConfig(
+    """Run ``generate`` for the most likely ``num_new`` tokens, without end token: ids, logits ``[new, vocabulary]``."""
+    greedy = GenerationConfig(
         max_new_tokens=num_new,
         do_sample=False,
         repetition_penalty=1.0,
@@ -303,15 +303,15 @@ def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) 
     )
     prompt = torch.tensor([list(prompt_token_ids)], device=model.device)
     with torch.inference_mode():
-        out = cast("Any", model).generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=wishes)
+        out = cast("Any", model).generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
     return out.sequences[0, prompt.shape[1] :].tolist(), torch.cat(out.logits).float()
 
 
-# What a model says of itself
+# What a model's config states
 
 
 def longest_sequence(model: Model) -> int | None:
-    """Tell how many positions a model knows; None if its config does not say."""
+    """Return the number of positions of a model; None if its config has none."""
     config = model.config.get_text_config(decoder=True)
     for name in ("max_position_embeddings", "n_positions"):
         known = getattr(config, name, None)

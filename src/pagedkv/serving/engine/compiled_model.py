@@ -81,7 +81,7 @@ class _PassingCache(compat.Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int | None = None) -> int:
-        """Say that no token came before: positions are given. Raises UnsupportedModelError: a layer counts its own."""
+        """Return 0: positions are given. Raises UnsupportedModelError if a layer derives its positions from this."""
         if layer_idx is not None:
             raise UnsupportedModelError("a layer asks the cache for its positions, which differ from row to row")
         return 0
@@ -132,7 +132,7 @@ class CompiledModel:
 
     @contextmanager
     def _compiled_layers(self) -> Iterator[None]:
-        """Let the model call compiled layers for a while; the engine has borrowed it meanwhile."""
+        """Make the model call compiled layers, within a context in which the engine has borrowed the model."""
         try:
             for layer, forward in self._forwards:
                 vars(layer)["forward"] = forward  # an attribute of this object; the class has its own

@@ -1,4 +1,4 @@
-"""EngineConfig: memory, limits and policies of an engine; what space and scheduler are told is made of them."""
+"""EngineConfig: memory, limits and policies of an engine, and the configurations of its space and scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,67 +35,67 @@ MOST_NBYTES = 2**60
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is told.
+    """Settings of an engine.
 
     Args:
-        block_size: tokens a block.
-        checkpoint_interval: tokens between the states that are kept of recurrent layers.
-        kv_nbytes: bytes for blocks on the device, split among the pools; taken where ``num_blocks`` is None.
-        kv_dtype: how keys and values are stored: "auto", in the model's own type, or "fp8", in eight bits (e4m3fn, on a
-            GPU), which halves what bfloat16 takes and rounds to three bits behind the leading one. Latents and states
-            stay as they are.
+        block_size: tokens of a block.
+        checkpoint_interval: tokens between the kept states of recurrent layers.
+        kv_nbytes: bytes of blocks on the device, split among the pools; used where ``num_blocks`` is None.
+        kv_dtype: type of stored keys and values: "auto", the model's own, or "fp8", eight bits (e4m3fn, on a GPU),
+            which takes half of the memory of bfloat16 and rounds to three bits after the leading one. Latents and
+            states are always of the model's own type.
         kv_scales: with "fp8", the scales of each layer's heads (:func:`measure_kv_scales`). None: every scale is 1, so
             magnitudes above 448 become 448.
-        mean_tokens: tokens of a request, in the mean, by which bytes are split among pools.
+        mean_tokens: mean tokens of a request, by which bytes are split among pools.
         num_blocks: blocks of each pool, by its name, or one number for every pool; null blocks included.
         num_host_blocks: the same for swapping; 0: none.
-        max_sequences: sequences that run at once.
-        max_batched_tokens: tokens of a step.
-        max_tokens: tokens of the longest sequence; None: what the model's config says, 4,096 if nothing.
-        beyond_context: what becomes of a request whose ``max_tokens`` go beyond the longest sequence: "refuse" it, or
-            "clip" its answer there, as vLLM does. A prompt that leaves no room for a token is refused either way.
-        preemption: what becomes of a request that must give its blocks up.
+        max_sequences: most sequences that run at once.
+        max_batched_tokens: most tokens of a step.
+        max_tokens: tokens of the longest sequence; None: by the model's config, 4,096 if it has no limit.
+        beyond_context: for a request whose ``max_tokens`` exceed the longest sequence: "refuse" it, or "clip" its
+            answer there, as vLLM does. A prompt that leaves no room for a token is refused in both cases.
+        preemption: how a preempted request continues.
         prefix_caching: share blocks between requests, and keep them for later ones.
-        min_partial_hit: fewest tokens for whose sake a block is copied.
+        min_partial_hit: fewest tokens of a hit inside a block, for which that block is copied; 0: no such hits.
         watermark: fraction of blocks that admissions leave free.
-        eviction: name of the policy.
-        weights_epoch: the first version of the weights: text, or a number where epochs are to be counted (8 bytes a
+        eviction: name of the eviction policy.
+        weights_epoch: the first version of the weights: text, or a number if epochs are to be counted (8 bytes a
             block).
-        max_epoch_lag: how many epochs back the oldest weights may lie that contributed to a hit; more than 0 only where
-            epochs are counted.
-        self_test: compare the model with itself, dense, before anything is answered; done whatever is said here where
-            layers are recurrent, since it also finds out how their states go on.
-        warm_up: compile all loops that requests can reach before the first one is served, if they are not on disk, on
-            all cores; False: each when it is first called, so that a first look begins sooner, and requests wait.
+        max_epoch_lag: the oldest weights that may have contributed to a hit, in epochs before the current one; above 0
+            only if epochs are counted.
+        self_test: compare the model over blocks with the dense model before the first request; always done with
+            recurrent layers, since it also finds out how their states continue.
+        warm_up: compile all loops that requests can reach, on all cores, before the first request, unless they are on
+            disk; False: compile each when it is first called, so that the engine is built sooner, and requests wait.
         capture_steps: on a GPU, launch steps of up to 512 tokens as CUDA graphs, where the model allows it; False: call
-            by call, for a model that is to be changed or watched from step to step.
-        compile_model: run the model as torch.compile makes it, for models of attention alone: minutes when an engine is
-            built, and fewer and larger kernels from then on. Where its graphs are other than its calls by rounding,
+            by call, for a model that is changed or watched between steps.
+        compile_model: compile the model with torch.compile, for models of attention alone: building the engine takes
+            minutes, and steps then have fewer and larger kernels. If its graphs differ from its calls by rounding,
             steps are not captured (:attr:`EngineCore.capture_state`).
-        absorb_latents: attend to latents (MLA) where they are, by matrices that are read out of the model when the
-            engine is built, and do not let the model unfold them at every step. Answers change by rounding. None: on a
-            GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
-        overlap: plan and launch each step before the tokens of the one before it are on the host, so that a GPU does
-            not wait. Answers are the same. A step's tokens are noted by the next call of ``step``, and tokens computed
-            behind an end that was not known count as abandoned in receipts.
-        speculation: guess tokens from what a request has already, and let steps compute them beside the next one;
-            answers stay the same. None: no guesses.
-        predicted_tokens: tokens of a sequence that a step guesses at most from what a request predicts
+        absorb_latents: attend to latents (MLA) in their blocks, by matrices that are read out of the model when the
+            engine is built, instead of letting the model unfold the latents in every step. Answers change by rounding.
+            None: on a GPU. Layers that do not unfold by matrices are unfolded (:attr:`EngineCore.absorbed`).
+        overlap: plan and launch each step before the tokens of the step before are on the host, so that a GPU does not
+            wait. Answers are the same. The next call of ``step`` notes a step's tokens. Tokens computed after the end
+            of an answer that was not known yet count as abandoned in receipts.
+        speculation: draft tokens by lookup in the request's own tokens, which steps verify; answers stay the same.
+            None: no drafts.
+        predicted_tokens: most tokens of a sequence that a step drafts from a request's prediction
             (``Intent.prediction``), 0 to 64; answers stay the same. 0: predictions are not used. With recurrent layers
-            also at most the guesses of ``speculation``, since each takes a state.
+            also at most the drafts of ``speculation``, since each takes a state.
         num_draft_tokens: tokens of a sequence that a draft model guesses in a step, 0 to 64; answers stay the same. 0:
-            4 where the engine is given a draft model. Not together with ``speculation`` or ``overlap``.
-        leases: keep content until a time where an :class:`Intent` asks for it, at 16 bytes a block. The clock of the
-            space then shows the engine's seconds.
-        events: log the names that blocks get and lose, for a publisher (:mod:`pagedkv.events`) that drains them after
-            each step.
-        tenants: caps and floors by tenant name; {}: tenants come later (:meth:`EngineCore.set_tenant`). None: tenants
-            are not distinguished.
-        seed: where the noise of requests comes from that name no seed, together with their number: the same requests in
-            the same order draw the same tokens.
+            4 if the engine has a draft model. Not together with ``speculation`` or ``overlap``.
+        leases: keep content until a time if an :class:`Intent` has a lease, at 16 bytes a block. The clock of the space
+            is then the engine's, in seconds.
+        events: log stored and removed blocks for a publisher (:mod:`pagedkv.events`), which drains them after each
+            step.
+        tenants: caps and floors by tenant name; {}: tenants are added later (:meth:`EngineCore.set_tenant`). None:
+            tenants are not distinguished.
+        seed: with a request's number, the seed of its noise if it has none: the same requests in the same order sample
+            the same tokens.
         tiers: where cached content is kept beside the device, the fastest first: ``(HostTier("16GiB"),
-            FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. What they serve is verified, and
-            whatever they do, answers stay the same. The weights are read once when the engine is built.
+            FolderTier("/var/cache/pagedkv", "200GiB"))``, of :mod:`pagedkv.tiers`. Their content is verified, and
+            answers stay the same with any failure of a tier. The weights are read once when the engine is built.
     """
 
     block_size: int = 16
@@ -133,7 +133,7 @@ class EngineConfig:
     tiers: tuple[Tier, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what the space and the scheduler do not check."""
+        """Check the values that the space and the scheduler do not check."""
         for name in ("block_size", "checkpoint_interval", "mean_tokens", "max_sequences", "max_batched_tokens"):
             as_count(getattr(self, name), name, least=1)
         as_count(self.kv_nbytes, "kv_nbytes", least=1, most=MOST_NBYTES)
@@ -170,7 +170,7 @@ class EngineConfig:
             raise ConfigurationError("preemption by swap needs host blocks: set num_host_blocks")
 
     def _require_one_guesser(self) -> None:
-        """Refuse what a draft model does not go with."""
+        """Refuse settings that exclude a draft model. Raises ConfigurationError."""
         if not self.num_draft_tokens:
             return
         if self.speculation is not None:
@@ -184,7 +184,7 @@ class EngineConfig:
             )
 
     def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:
-        """Give the scheduler's part; the model says whether what it decoded may be hit by others."""
+        """Return the scheduler's configuration. ``publishes_answers``: blocks of decoded tokens may be hit."""
         return SchedulingConfig(
             self.max_sequences,
             self.max_batched_tokens,
@@ -195,21 +195,21 @@ class EngineConfig:
         )
 
     def longest(self, model_tokens: int | None) -> int:
-        """Tokens of the longest sequence; ``model_tokens``: that the model knows, None if it does not say."""
+        """Return the tokens of the longest sequence. ``model_tokens``: the model's own limit; None: it has none."""
         return self.max_tokens or model_tokens or 4096
 
     @property
     def most_drafts(self) -> int:
-        """Guessed tokens of a sequence in a step at most."""
+        """Most drafts of a sequence in a step."""
         return max(self.predicted_tokens, self.num_draft_states)
 
     @property
     def num_draft_states(self) -> int:
-        """Guessed tokens of a sequence in a step at most where each takes a state, as in recurrent layers."""
+        """Most drafts of a sequence in a step of a model with recurrent layers, where each draft takes a state."""
         return self.num_draft_tokens if self.speculation is None else self.speculation.num_tokens
 
     def stored(self, groups: EngineGroups, device: torch.device) -> EngineGroups:
-        """Give groups whose keys and values are stored as ``kv_dtype`` says. Raises ConfigurationError."""
+        """Return groups with the types and scalings of ``kv_dtype`` and ``kv_scales``. Raises ConfigurationError."""
         if self.kv_dtype == "auto":
             return groups
         if device.type != "cuda":
@@ -222,11 +222,11 @@ class EngineConfig:
         return replace(groups, shapes=tuple(shapes))
 
     def space(self, groups: EngineGroups, model_tokens: int | None) -> SpaceConfig:
-        """Give the space's part.
+        """Return the space's configuration.
 
         Args:
             groups: the model's groups.
-            model_tokens: the longest sequence that the model knows; None if it does not say.
+            model_tokens: the model's own limit of a sequence; None: it has none.
 
         Raises:
             ConfigurationError: not enough memory, or pools that do not exist.
@@ -277,7 +277,7 @@ def _check_scales(scales: object, kv_dtype: KVType) -> None:
 
 
 def _check_blocks(given: object, what: str) -> None:
-    """Check numbers of blocks: one, or one for each pool, whose names the model tells; None is asked of the memory."""
+    """Check numbers of blocks: one, or one for each pool. None is allowed for ``num_blocks`` alone."""
     if isinstance(given, Mapping):
         for pool, count in given.items():
             as_count(count, f"{what} of pool {pool!r}")

@@ -1,7 +1,7 @@
 """The pass that is under way, for the attention function that a model calls by name.
 
-Models do not hand on every keyword, so what a call belongs to cannot be an argument of it. The pass is kept in a
-context variable: two engines in two threads do not see each other's.
+Models do not pass every keyword on, so the pass cannot be an argument of the call. It is kept in a context variable, so
+that engines in different threads have different passes.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PROBE: Final = "pagedkv_probe"
 
 
 class AttentionListener(Protocol):
-    """Who answers the attention calls of a forward pass."""
+    """Computes the attention calls of a forward pass."""
 
     def attend(
         self,
@@ -32,10 +32,10 @@ class AttentionListener(Protocol):
         mask: object,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """Answer a call: query, key, value ``[batch, heads, tokens, dim]`` -> ``[batch, tokens, heads, value_dim]``."""
+        """Compute one: query, key, value ``[batch, heads, tokens, dim]`` -> ``[batch, tokens, heads, value_dim]``."""
 
     def make_mask(self, options: dict[str, Any]) -> object:
-        """Answer a call of the mask function."""
+        """Return the mask for a call of the mask function."""
 
 
 _CURRENT: Final[ContextVar[AttentionListener | None]] = ContextVar("pagedkv pass", default=None)
@@ -43,7 +43,7 @@ _CURRENT: Final[ContextVar[AttentionListener | None]] = ContextVar("pagedkv pass
 
 @contextmanager
 def listening(listener: AttentionListener) -> Iterator[None]:
-    """Let a listener answer this context's calls."""
+    """Make a listener compute the calls of this context."""
     token = _CURRENT.set(listener)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Why a model answers otherwise over blocks than dense, as far as two passes of two tokens can tell.
+"""Finds out why a model's logits over blocks differ from its dense ones, by two passes of two tokens.
 
-A probe sees what goes through the cache and the attention interface. What a model keeps elsewhere, or does not let
-itself be told, shows only in its answers; asked for it, the model shows that too. Nothing here decides: a model that
-answers rightly is never asked.
+The probe sees only what goes through the cache and the attention interface. State that a model keeps elsewhere, and
+arguments that it ignores, show only in its logits, and the passes here look for both. This decides nothing: it runs
+only for the message about a model that has failed its self-test.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ UNKNOWN: Final = "Some layer sees more, or less, than the probe found out; docs/
 
 
 def cause_of_difference(model: compat.Model, groups: EngineGroups) -> str:
-    """Tell, in a sentence, what a model does that paged memory cannot follow. Leaves the model as a pass leaves it.
+    """Describe, in a sentence, what a model does that paged memory cannot follow. Changes nothing in the model.
 
     Args:
         model: one that answered otherwise; groups: what its layers were found to keep.

@@ -1,9 +1,9 @@
-"""Judging drafts: which guesses are what would have been sampled, and what the answer gains by them.
+"""Acceptance of drafts: a draft is accepted where it equals the token that is sampled at its position.
 
-Behind each draft a token is sampled as if the drafts before it were the answer's: with the penalties, bans and noise of
-that position. So the first of these tokens is what no guess could change; as long as the guess is the token, the next
-one stands as well. An answer is token for token what it is without guesses, drawn or not, and ends where it would: what
-was sampled behind a token that ends it is nobody's.
+After each draft a token is sampled as if all drafts before it were accepted: with the penalties, bans and noise of that
+position. The first of these tokens depends on no draft, and each further one is valid while all drafts before it were
+equal to the sampled tokens. So an answer has the tokens that it would have without drafts, greedy or not, and ends at
+the same place: tokens sampled after one that ends it are dropped.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ __all__ = ["DraftResult", "accept_drafts", "only"]
 
 
 class DraftResult(NamedTuple):
-    """What came of a row with drafts.
+    """The result of a row with drafts.
 
     Args:
-        token_id: the last token that its answer gained, NO_TOKEN where it failed.
-        num_accepted: drafts that it gained before.
-        has_ended: whether that token is the answer's last by its own rules.
-        failure: why the row has failed.
+        token_id: the last token appended to its answer, NO_TOKEN where the row failed.
+        num_accepted: drafts accepted before that token.
+        has_ended: whether that token ended the answer by a stop rule.
+        failure: why the row has failed; None: it has not.
     """
 
     token_id: int
@@ -35,11 +35,11 @@ class DraftResult(NamedTuple):
 
 
 def accept_drafts(row: SampledRow, lines: range, token_ids: Sequence[int], sampled: SampledTokens) -> DraftResult:
-    """Let a row's answer grow by what was sampled, up to the first token that was guessed wrong or ends it.
+    """Append a row's sampled tokens to its answer, up to the first that differs from its draft or ends the answer.
 
     Args:
-        row: the row; lines: which of those sampled are its own.
-        token_ids: of all lines; sampled: what else is known of them.
+        row: the row; lines: its lines of the logits.
+        token_ids: the sampled tokens of all lines; sampled: their failures and log-probabilities.
     """
     row.request.num_drafted += len(row.drafts)
     for num_accepted, line in enumerate(lines):
@@ -53,12 +53,12 @@ def accept_drafts(row: SampledRow, lines: range, token_ids: Sequence[int], sampl
 
 
 def only(sampled: SampledTokens, lines: Sequence[int]) -> SampledTokens:
-    """Leave out all but some lines; those that are left are numbered anew."""
+    """Select lines, in this order; their rows are renumbered from 0."""
     places = {line: place for place, line in enumerate(lines)}
     which = torch.tensor(lines, dtype=torch.int64, device=sampled.token_ids.device)
     return SampledTokens(
         sampled.token_ids[which],
         tuple(replace(each, row=places[each.row]) for each in sampled.waiting if each.row in places),
         {places[line]: failure for line, failure in sampled.failures.items() if line in places},
-        {places[line]: told for line, told in sampled.logprobs.items() if line in places},
+        {places[line]: logprobs for line, logprobs in sampled.logprobs.items() if line in places},
     )

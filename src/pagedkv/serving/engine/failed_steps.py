@@ -1,4 +1,4 @@
-"""FailedSteps: what an engine does about steps that fail, and how large its steps are meanwhile.
+"""FailedSteps: the retry of steps that fail, and the size of steps after memory ran out.
 
 A step that fails is aborted, and its requests are scheduled again: one more step, the retry. If that one fails too, the
 prompts that it computes end, or, if it computes none, all of its requests. Others go on::

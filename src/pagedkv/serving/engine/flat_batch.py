@@ -1,13 +1,13 @@
-"""FlatBatch: the tokens of a batch in one row, and which of them are to say what comes next.
+"""FlatBatch: the tokens of a batch in one row, and the places of those whose logits are wanted.
 
-The scheduler lists who decodes, then the chunks of prompts, each in the order of their keys; a plan's ranges are in the
-order of rows. This is where one order becomes the other::
+The scheduler lists the decoding sequences, then the chunks of prompts, each in the order of their keys; a plan's ranges
+are in the order of rows. Here one order is turned into the other::
 
     batch       | decoding: one token each, then drafts | chunk | chunk with 2 samples |
     flat row    | row 0 | row 1: a chunk   | row 2 | row 3 ... |            as the plan's ranges
-    wanted      the last token of every sequence that is sampled, and what its drafts follow, ascending
-    decoding    the places of those who decode: recurrent layers may round otherwise for them than for a prompt's token
-    source      for each row of logits that is sampled, in the batch's order: which of the wanted tokens
+    wanted      the last token of every sequence to be sampled, and its drafts, ascending
+    decoding    the places of decoding sequences, for which recurrent layers may round differently than within a prompt
+    source      for each row of logits to be sampled, in the batch's order: its index among the wanted tokens
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ __all__ = ["FlatBatch", "flatten"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatBatch:
-    """See the module's text.
+    """A batch as the model computes it; drawn above.
 
     Args:
         token_ids: int32 ``[tokens]``.
         decoding: int64 ``[sequences]``, places among the plan's ranges.
-        num_prompt_tokens: int64 ``[places]``: of each sequence; behind them its tokens were decoded, at first.
+        num_prompt_tokens: int64 ``[places]``, of each sequence; its later tokens were first computed by decoding.
         wanted: int64 ``[n]``, ascending.
-        source: int64 ``[batch.num_samples + batch.num_drafted]``: a sequence's drafts stand behind it.
+        source: int64 ``[batch.num_samples + batch.num_drafted]``; a sequence's drafts follow it.
         chunk_starts: where each chunk begins in the flat row.
         sources: int64 ``[tokens]``: the row whose last token a token is, which a step in flight samples, or -1; None:
             all tokens are known.
@@ -45,7 +45,7 @@ class FlatBatch:
 
 
 def flatten(batch: Batch) -> FlatBatch:
-    """Lay a batch out. O(tokens), of which only the chunks are walked over in Python."""
+    """Lay a batch out in one row. O(tokens), with a Python loop over the chunks alone."""
     compute = batch.plan.compute
     if batch.decoding is not None and batch.drafts is None and not batch.prefilling:
         return _decoding_alone(batch.decoding.rows, compute.rows, batch.decoded_token_ids)

@@ -1,4 +1,4 @@
-"""What a fork asks for: the tokens that it begins with, and what is left of its parent's wishes."""
+"""Forks of requests: their leading tokens, and their parameters, derived from those of the parent."""
 
 from dataclasses import replace
 
@@ -21,10 +21,10 @@ def fork_prefix(request: EngineRequest, sample: int, at: int | None) -> Int32Arr
 def fork_params(
     request: EngineRequest, n: int | None, params: SamplingParams | None, num_tokens: int
 ) -> SamplingParams:
-    """Say what a fork asks for that begins with so many tokens, with as many answers as are wanted.
+    """Return the parameters of a fork with ``n`` answers that begins with ``num_tokens`` tokens.
 
     Raises:
-        RequestError: the number of answers is said twice, and differently; nothing is left to generate.
+        RequestError: ``n`` and ``params`` contradict each other, or no tokens are left to generate.
     """
     given_n = None if n is None else as_count(n, "n", least=1, error=RequestError)
     if params is None:
@@ -35,7 +35,7 @@ def fork_params(
 
 
 def _left_of(request: EngineRequest, num_tokens: int) -> SamplingParams:
-    """Say what is left for a request's forks from there, with noise of their own. Raises RequestError if nothing."""
+    """Return parameters with the tokens that are left, and other noise. Raises RequestError if none are left."""
     num_generated = max(0, num_tokens - len(request.prompt_token_ids))
     num_left = request.spec.max_tokens - num_generated
     if num_left < 1:

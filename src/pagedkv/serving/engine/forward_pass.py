@@ -1,13 +1,14 @@
-"""One forward pass over blocks: answers the model's calls of attention and of ``Cache.update``.
+"""One forward pass over blocks: computes the model's calls of attention and of ``Cache.update``.
 
-A pass is of some tokens of a step: all of them in one flat row ``[1, tokens]``; or, where recurrent layers want rows of
-equal length, one sequence, or all that decode, ``[sequences, 1]``. Either way the tokens lie behind one another in the
-order of the step's metadata.
+A pass has some tokens of a step: all of them in one flat row ``[1, tokens]``; or, since recurrent layers need rows of
+equal length, one sequence, or all decoding sequences, ``[sequences, 1]``. The tokens are always in the order of the
+step's metadata.
 
-Keys are written when the cache is updated and read when attention is called, both by number. Latents are written too.
-A layer whose unfolding is known attends to the latents in their blocks; what the model unfolds from its own tokens is
-not read. For any other layer the cache answers with the latents of every position that the pass sees, behind one
-another; the model unfolds keys and values from them and calls attention with these::
+Keys are written when the cache is updated and read when attention is called; both find their layer by number. Latents
+are written as well. A layer with a known unfolding attends to the latents in their blocks, and ignores the keys and
+values that the model unfolds from the pass's own tokens. For any other layer ``update`` returns the latents of every
+position that the pass sees, sequence after sequence; the model unfolds keys and values from these, and calls attention
+with them::
 
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
 """
@@ -27,14 +28,14 @@ __all__ = ["ForwardPass"]
 
 @final
 class ForwardPass:
-    """The answers of one pass.
+    """The attention and cache of one pass.
 
     Args:
-        groups: where each layer lies.
-        backend: attention over blocks; transfers: what writes latents.
+        groups: the groups of the layers, and the place of each layer in them.
+        backend: attention over blocks; transfers: writes latents.
         step: the metadata of this pass's tokens.
         positions: int64 ``[rows, tokens of a row]``.
-        unfoldings: of layers whose latents are not unfolded, by number of the call; None: of none.
+        unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: none.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class ForwardPass:
 
     @property
     def offsets(self) -> torch.Tensor:
-        """What is to be added to a token's place in its row to get its position: int64 ``[rows, tokens]``."""
+        """Difference of each token's position and its place in its row: int64 ``[rows, tokens]``."""
         places = torch.arange(self._positions.shape[1], device=self._positions.device)
         return self._positions - places
 
     def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep what a layer gives to the cache: ``[rows, heads, tokens, dim]`` each."""
+        """Write a layer's keys and values, ``[rows, heads, tokens, dim]`` each; return those to be attended to."""
         if layer_idx in self._groups.latents:
             return self._update_latents(layer_idx, key, value)
         self._backend.write(self._groups.writers[layer_idx], _flat(key), _flat(value), self._step)
@@ -77,7 +78,7 @@ class ForwardPass:
         mask: object,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """Answer the next call: ``[rows, heads, tokens, dim]`` -> ``[rows, tokens, heads, value_dim]``."""
+        """Compute the next call: ``[rows, heads, tokens, dim]`` -> ``[rows, tokens, heads, value_dim]``."""
         del module, mask
         number = self._num_calls
         if number >= len(self._groups.attention):
@@ -93,23 +94,23 @@ class ForwardPass:
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
 
     def begin_layer(self, layer_idx: int) -> None:
-        """Begin a layer that reads no other layer's keys: the next call of :meth:`attend_begun` is its own."""
+        """Begin a layer that has its own keys: the next call of :meth:`attend_begun` is of this layer."""
         self._begun = self._groups.writers[layer_idx]
 
     def attend_begun(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """Keep the keys of the layer that was begun, and answer its call: shapes as of :meth:`attend`."""
+        """Write the keys and values of the begun layer, and compute its call. Shapes as of :meth:`attend`."""
         self._num_calls += 1
         self._backend.write(self._begun, _flat(key), _flat(value), self._step)
         out = self._backend.attend(self._begun, _flat(query), self._step, sinks=sinks)
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
 
     def make_mask(self, options: dict[str, Any]) -> None:
-        """Make none: who sees what is the back end's to know."""
+        """Return None: the back end applies the rule of each layer's group."""
 
     def require_complete(self) -> None:
-        """Refuse a pass in which the model called less than when it was probed. Raises EngineError."""
+        """Raise EngineError if the model called attention fewer times than in the probe."""
         if self._num_calls != len(self._groups.attention):
             raise EngineError(
                 f"the model called attention {self._num_calls} times in a pass, {len(self._groups.attention)} times "
@@ -134,5 +135,5 @@ class ForwardPass:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Turn ``[rows, heads, tokens, dim]`` into ``[rows * tokens, heads, dim]``, a view where there is one row."""
+    """Reshape ``[rows, heads, tokens, dim]`` to ``[rows * tokens, heads, dim]``; a view if there is one row."""
     return tensor.transpose(1, 2).flatten(0, 1)

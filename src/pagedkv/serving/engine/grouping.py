@@ -1,8 +1,8 @@
-"""From what a probe saw to groups: layers that follow one rule, and keep as much, share a block table.
+"""Puts probed layers into groups: layers with one rule and equal shapes share a block table.
 
-The names of groups, which are those of their pools, are those of :mod:`pagedkv.planner.models`, so that a model that a
-trace was replayed for and the model that runs have the same groups. Where layers of one rule keep keys of different
-shapes, they are groups of their own: ``full``, ``full:2``.
+Groups, and their pools, are named as in :mod:`pagedkv.planner.models`, so that a model has the same groups in a replay
+of a trace and in the engine. Layers of one rule whose keys have different shapes are separate groups: ``full``,
+``full:2``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ class EngineGroups:
 
     @property
     def varying_shapes(self) -> str | None:
-        """Why passes over equally many tokens have tensors of other shapes; None where they have not."""
+        """Why passes over equally many tokens have tensors of different shapes; None if the shapes are equal."""
         if self.states:
             return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
         if self.unfolds:
@@ -66,7 +66,7 @@ def group_layers(
     """Put layers into groups: full attention first, then windows, chunks and states, smaller extents first.
 
     Args:
-        layers: what the probe saw.
+        layers: the result of the probe.
         block_size: tokens of a block; checkpoint_interval: tokens between kept states.
         num_draft_states: states that a sequence may have beside its own, for guessed tokens.
 
@@ -183,7 +183,7 @@ def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, Place]
 
 
 def _window_and_chunk(rule: Rule) -> tuple[int, int]:
-    """Tell a rule as attention takes it: tokens of the window, and of the chunk; 0 where there is none."""
+    """Return a rule as numbers for attention: tokens of the window and of the chunk; 0 if there is none."""
     match rule.kind:
         case "full":
             return 0, 0

@@ -27,7 +27,7 @@ class ModelHead:
     """What a model makes of hidden states.
 
     Args:
-        model: the model; its body is asked nothing here.
+        model: the model; its body is not called here.
     """
 
     def __init__(self, model: compat.Model) -> None:
@@ -64,7 +64,7 @@ class ModelHead:
 
 @contextmanager
 def watched_head(model: compat.Model) -> Iterator[ModelHead]:
-    """Watch a model's body during a pass, so that its head can be asked afterwards."""
+    """Keep the output of a model's body during a pass, so that its head can be called afterwards."""
     head = ModelHead(model)
     handle = compat.body(model).register_forward_hook(lambda _, __, answer: head.note(answer))
     try:

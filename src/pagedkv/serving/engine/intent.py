@@ -1,4 +1,4 @@
-"""Intent: what a caller says about a request beside its answer: whose it is, when it goes, what is kept of it.
+"""Intent: a caller's hints about a request: its tenant, its priority, its leases, its predicted answer.
 
 An intent changes no token of an answer, as :class:`SamplingParams` changes no block. It reaches the scheduler and the
 block space with the request; forks inherit it, and a preempted request keeps it.
@@ -22,9 +22,9 @@ LARGEST_PRIORITY: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Intent(CacheIntent):
-    """What a caller says about a request beside its answer; checked when built.
+    """A caller's hints about a request; checked when built.
 
-    Leases need ``EngineConfig(leases=True)``. Without it they are refused, which the output tells by zeros.
+    Leases need ``EngineConfig(leases=True)``. Without it they are refused, and their counts in the output are 0.
 
     Args:
         tenant: one of the engine's tenants, which is charged for the request's blocks; None: the unnamed one.
@@ -58,7 +58,7 @@ class Intent(CacheIntent):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        CacheIntent.__post_init__(self)  # super() knows no class of slots, which dataclass builds anew
+        CacheIntent.__post_init__(self)  # super() fails in a dataclass with slots, which is a new class
         if not isinstance(self.salt, bytes):
             raise RequestError(f"salt must be bytes, got {self.salt!r}")
         priority = as_count(

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer, from a folder or by name; what cannot be loaded is told in a sentence.
+"""Loading a model and its tokenizer, from a folder or by name; failures are errors of one sentence.
 
 What goes wrong inside transformers has many types and long texts. Here it is one of two: there is no such model, or it
 is one that cannot be run.
@@ -46,7 +46,7 @@ def load_tokenizer(name: str) -> Tokenizer | None:
     try:
         tokenizer: Tokenizer = compat.load_tokenizer(name)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError):
-        return None  # token ids alone, then: who gives text is told
+        return None  # prompts must then be token ids; a text raises RequestError
     return tokenizer
 
 

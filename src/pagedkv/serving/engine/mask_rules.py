@@ -14,14 +14,14 @@ from pagedkv.serving.engine.layer_specs import Rule
 __all__ = ["NUM_POSITIONS", "rule_of_mask"]
 
 NUM_POSITIONS: Final = 2**17
-"""Positions that masks are asked about; a longer window is none."""
+"""Positions at which mask functions are evaluated; longer windows count as full attention."""
 FURTHER_QUERIES: Final = 12
 
 
 def rule_of_mask(mask: Callable[..., Any], num_positions: int = NUM_POSITIONS) -> Rule | None:
-    """Tell the rule of a mask function; None if it follows none. O(positions) for each query asked.
+    """Return the rule of a mask function; None if it follows none. O(positions) for each query.
 
-    A function that looks positions up among the tokens of its pass is a real mask: it knows none beyond them.
+    A function that looks up positions among the tokens of its pass is a real mask: it fails beyond them.
     """
     try:
         return _rule(mask, num_positions)
@@ -71,7 +71,7 @@ def _queries(extent: int, num_positions: int) -> Iterator[int]:
 
 
 def _first_seen(mask: Callable[..., Any], query: int) -> int | None:
-    """Tell the first key that a query sees, if it sees all from there to its own position and none behind."""
+    """Return the first key that a query sees, if it sees exactly the keys from there to its own position."""
     zero = torch.tensor(0)
     keys = torch.arange(query + 3)
     seen = torch.as_tensor(mask(zero, zero, torch.tensor(query), keys)).expand(len(keys))

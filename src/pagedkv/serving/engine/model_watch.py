@@ -57,7 +57,7 @@ class ModelWatch:
         self.has_hooks = self._find_hooks()
 
     def has_changed(self) -> bool:
-        """Tell whether anything of it is another one now. Cost: 70 us for the 8B shape of Llama 3."""
+        """Return whether any part of the model was replaced. Cost: 70 us for the 8B shape of Llama 3."""
         try:
             if any(map(is_not, map(getitem, self._tables, self._names), self._parts)):
                 return True
@@ -71,7 +71,7 @@ class ModelWatch:
         )
 
     def _active_adapters(self) -> list[str]:
-        """Tell, of every module that adapters were added to, which of them it adds now."""
+        """Return the active adapters of every module with adapters."""
         return [repr([getattr(module, name, None) for name in ADAPTER_STATE]) for module in self._adapted]
 
     def _has_other_hooks(self) -> bool:

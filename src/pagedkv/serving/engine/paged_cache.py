@@ -1,6 +1,6 @@
-"""PagedCache: what a model takes for its cache. It keeps nothing itself but the recurrent states of one pass.
+"""PagedCache: the cache object that a model is called with. It keeps only the recurrent states of one pass.
 
-Updates go to the pass that is under way. Layers without state stand for themselves, since models look at their kinds.
+Updates go to the pass under way. Layers without state are those of the dense cache, since models look at their types.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class PagedCache(compat.Cache):
     """The cache of one engine, for all of its passes.
 
     Args:
-        model: whose cache it stands for.
+        model: the model, whose dense cache it replaces.
     """
 
     def __init__(self, model: compat.Model) -> None:
@@ -52,22 +52,22 @@ class PagedCache(compat.Cache):
             self.layers[layer_idx] = layer
 
     def states(self, layer_idx: int) -> compat.State:
-        """Give the state of a recurrent layer after the pass."""
+        """Return the state of a recurrent layer after the pass."""
         return compat.state_tensors(self.layers[layer_idx])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hand keys and values on to the pass."""
+        """Pass keys and values on to the pass under way."""
         return self._current().update(layer_idx, key_states, value_states)
 
     def get_seq_length(  # type: ignore[override]  # a tensor, where a layer adds it to places
         self, layer_idx: int | None = None
     ) -> "int | torch.Tensor":
-        """Tell how many tokens came before.
+        """Return the number of tokens before the pass, as models use it.
 
-        Asked without a layer, for masks that are not made: 0. A layer that asks for itself adds the answer to
-        ``arange(tokens)`` to know its positions (Llama 4): it gets what is to be added, for every token.
+        Without a layer it is for masks, which are not made here: 0. A layer adds it to ``arange(tokens)`` for its
+        positions (Llama 4): it gets the offset of every token.
         """
         if layer_idx is None or self._pass is None:
             return 0

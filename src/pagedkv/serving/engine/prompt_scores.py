@@ -1,8 +1,8 @@
 """Log-probabilities of a prompt's tokens, chunk by chunk as the prompt is computed.
 
-The logits at a position tell of the token behind it, so what a chunk tells of begins one token later than the chunk,
-and the prompt's last token tells of none. A prompt that hits would not be computed; so as much of it as is not told
-yet hits nothing.
+The logits at a position score the token after it. So a chunk scores tokens from its second one to the first after its
+end, and the prompt's last position scores none. Tokens that are hit have no logits, so a request hits no further than
+its prompt has been scored.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ __all__ = ["PromptScoring", "scorings_of"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScoring:
-    """What a step's chunk is to tell of its prompt.
+    """The tokens of a prompt that a step's chunk scores.
 
     Args:
-        request: whose prompt it is.
-        first: place in the flat row of the first token whose logits are wanted.
-        next_ids: the tokens behind it and those that follow it.
+        request: the request of the prompt.
+        first: place in the flat row of the first token whose logits are used.
+        next_ids: the tokens after it and after the following ones.
     """
 
     request: EngineRequest
@@ -34,11 +34,11 @@ class PromptScoring:
     next_ids: list[int]
 
     def take(self, tokens: Int64Array, head: ModelHead) -> None:
-        """Tell what a pass has computed of it. Memory: a bounded number of logits at once.
+        """Add the log-probabilities of a pass to the request. Memory: a bounded number of logits at once.
 
         Args:
-            tokens: int64, places in the flat row of the pass's tokens, ascending.
-            head: what gives their logits.
+            tokens: int64 ``[n]``, places of the pass's tokens in the flat row, ascending.
+            head: computes their logits.
         """
         inside = np.flatnonzero((tokens >= self.first) & (tokens < self.first + len(self.next_ids)))
         if not len(inside):
@@ -51,11 +51,11 @@ class PromptScoring:
 
 
 def scorings_of(chunks: Iterable[tuple[EngineRequest, Chunk, int]]) -> list[PromptScoring]:
-    """Tell what chunks are to tell, where it is asked for: of each request, chunk and its place in the flat row."""
+    """Return the scorings of requests that need them. ``chunks``: request, chunk, and its start in the flat row."""
     scorings = []
     for request, chunk, start in chunks:
         if request.needs_prompt_logprobs:
-            first = len(request.prompt_logprobs)  # logits at position p tell of the token at p + 1
+            first = len(request.prompt_logprobs)  # logits at position p score the token at p + 1
             next_ids = request.prompt_token_ids[first + 1 : chunk.stop + 1].tolist()
             if next_ids:
                 scorings.append(PromptScoring(request, start + first - chunk.start, next_ids))

@@ -1,14 +1,15 @@
 """ModelRunner: computes the tokens of a step with the model, over blocks.
 
-Models of attention alone take all tokens of the step in one flat row. Recurrent layers want rows of equal length, and a
-state that is read before and written after: such a step is several passes, one for all sequences that decode, ``[n,
-1]``, and one for each piece of a prompt. Pieces end where states are to be kept::
+Models of attention alone take all tokens of the step in one flat row. Recurrent layers need rows of equal length, and
+states that are read before the pass and written after it. Their steps are several passes: one for all sequences that
+decode, ``[n, 1]``, and one for each piece of a prompt. Pieces end where states are kept::
 
     prompt, positions      [ 3 .................. 40 )        states kept every 16 tokens
     passes                 [ 3 .. 16 ) [ 16 .. 32 ) [ 32 .. 40 )
     state read from block    0           0            1        written to block 0, 1, 2
 
-A state is kept behind every draft: all that decode take as many passes as one of them has tokens, a token in each.
+A state is kept after every draft. So with drafts the decoding sequences take several passes, of one token each, as many
+as the longest of them has tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,13 +45,13 @@ __all__ = ["ModelRunner"]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some tokens that go through the model together.
+    """Tokens of one pass.
 
     Args:
-        tokens: their places in the flat row of the step; all in order.
-        places: their sequences; ranges: positions of each of them.
-        is_batch: one token of each sequence, else all of one sequence.
-        is_prompt: recurrent layers are to take them as a prompt's, also where it is one token.
+        tokens: their places in the flat row of the step, ascending.
+        places: their sequences; ranges: the positions of each sequence.
+        is_batch: whether they are one token of each sequence; else they are all of one sequence.
+        is_prompt: whether recurrent layers compute them as a prompt, even a single token.
     """
 
     tokens: Int64Array
@@ -66,7 +67,7 @@ class _Piece:
 
 
 class _StateBlocks(NamedTuple):
-    """Where the states of a piece's sequences are, in one group: int32 ``[sequences]`` each."""
+    """Blocks with the states of a piece's sequences, in one group: int32 ``[sequences]`` each."""
 
     read: torch.Tensor
     written: torch.Tensor
@@ -77,21 +78,21 @@ class ModelRunner:
     """Runs one model over the blocks of one executor.
 
     Args:
-        model: a decoder in evaluation mode; a pass waits for those of other engines that it serves.
-        groups: where each of its layers lies.
+        model: a decoder in evaluation mode; its passes wait for those of other engines with the same model.
+        groups: the groups of its layers, and the place of each layer in them.
         executor: storage and tables.
         backend: attention over that storage.
-        replays_steps: what was decoded is computed again token by token, as it was decoded: for recurrent layers that
-            answer otherwise within a prompt.
-        continues: recurrent layers continue a state over more than one token; else what follows a state goes token by
-            token (Mamba).
+        replays_steps: whether decoded tokens are computed again one by one, as they were decoded: for recurrent layers
+            whose results differ within a prompt.
+        continues: whether recurrent layers continue a state over several tokens in a pass; else the tokens after a
+            state are computed one by one (Mamba).
         captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
-        compiled: the model compiled, likewise; None: it is run as it is.
-        absorbed: how latents are attended to without unfolding them; None: the model unfolds them.
+        compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
+        absorbed: the layers that attend to latents without unfolding them; None: the model unfolds the latents.
 
     Attributes:
-        borrowed: the model, as it is shared with other engines.
-        last_tokens: the token that each row sampled last.
+        borrowed: access to the model, which other engines may share.
+        last_tokens: the last sampled token of each row.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class ModelRunner:
         """Compile the model, measure its largest step, and capture graphs; before the first step.
 
         Args:
-            max_places: rows of a step at most.
+            max_places: most rows of a step.
 
         Raises:
-            ConfigurationError: a GPU has no memory for a step of ``max_batched_tokens``.
+            ConfigurationError: the GPU has too little memory for a step of ``max_batched_tokens``.
         """
         num_tokens = self._executor.tables.max_batched_tokens
         activations, graphs, free = None, 0, None
@@ -152,10 +153,10 @@ class ModelRunner:
         return MemoryUse(weights_nbytes(self._model), kv_nbytes, activations, graphs, free)
 
     def _compute_padding(self, num_tokens: int, num_wanted: int) -> None:
-        """Run the model over padding alone, which is written nowhere.
+        """Run the model over padding alone, which is written to no slot.
 
-        Its tensors are views of a larger one and no inference tensors, as those of graphs are: compiled code has
-        versions by that.
+        Its tensors are views of a larger tensor and not inference tensors, as those of graphs: compiled code is
+        specialised for both properties.
         """
         step = StepMetadata.of(self._executor.tables.inputs_of_all(1, num_tokens), is_padded=True)
         with torch.inference_mode(mode=False):
@@ -174,14 +175,14 @@ class ModelRunner:
 
         Args:
             plan: the step, with at least one token; inputs: its tables.
-            batch: its tokens, and which of them are wanted.
-            scorings: what its chunks tell of their prompts; they take it.
+            batch: its tokens, and the places of those whose logits are wanted.
+            scorings: collect the log-probabilities of prompts from its chunks.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next step may overwrite.
 
         Raises:
-            EngineError: the model calls other layers than when it was probed.
+            EngineError: the model's calls of attention differ from those of the probe.
         """
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
@@ -211,19 +212,19 @@ class ModelRunner:
 
         Args:
             step: metadata of these tokens; token_ids, positions: int64 ``[tokens]``.
-            wanted: int64 ``[n]``, places of tokens that are to say what comes next.
+            wanted: int64 ``[n]``, places of the tokens whose logits are wanted.
 
         Returns:
             float32 ``[n, vocabulary]``.
 
         Raises:
-            EngineError: the model calls other layers than when it was probed.
+            EngineError: the model's calls of attention differ from those of the probe.
         """
         with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
             return self._flat_pass(step, token_ids[None], positions[None], wanted)
 
     def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
-        """Run a model of attention alone, by a graph where one serves."""
+        """Run a model of attention alone, by a graph if there is one for this step."""
         if self._captured is not None:
             sources = batch.sources
             fill_in = None if sources is None else partial(self.last_tokens.fill_in, sources=sources)
@@ -234,7 +235,7 @@ class ModelRunner:
         return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind)
 
     def _token_ids(self, batch: FlatBatch) -> torch.Tensor:
-        """Send a step's token ids to the device, and fill in those that the host does not have: int64 ``[tokens]``."""
+        """Copy a step's token ids to the device, and fill in those that only the device has: int64 ``[tokens]``."""
         token_ids = torch.from_numpy(batch.token_ids.astype(np.int64)).to(self._device)
         if batch.sources is not None:
             self.last_tokens.fill_in(token_ids, batch.sources)
@@ -250,7 +251,7 @@ class ModelRunner:
         wanted: Int64Array,
         scorings: Sequence[PromptScoring],
     ) -> torch.Tensor:
-        """Run the model over one piece; ``wanted`` are places in it, ``blocks`` where its states are, by group."""
+        """Run the model over one piece. ``wanted``: places in the piece; ``blocks``: its state blocks, by group."""
         rows, width = piece.shape
         ids = token_ids[torch.from_numpy(piece.tokens).to(self._device)].view(rows, width)
         where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
@@ -270,7 +271,7 @@ class ModelRunner:
     def _flat_pass(
         self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """Run a model of attention alone over tokens in one row, all of them on the device."""
+        """Run a model of attention alone over a flat row of tokens, with all arguments on the device."""
         forward_pass = self._forward_pass(step, positions)
         if self._compiled is not None:
             return _answer(forward_pass, self._compiled.logits, token_ids, positions, wanted)
@@ -289,7 +290,7 @@ class ModelRunner:
     # Recurrent layers
 
     def _pieces(self, plan: StepPlan, batch: FlatBatch) -> Iterator[_Piece]:
-        """Split a step: all that decode, then every prompt, where states are kept."""
+        """Split a step into passes: all decoding sequences, then every prompt, cut where states are kept."""
         offsets = plan.compute.offsets()
         ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
         decoding = sorted(batch.decoding.tolist())
@@ -312,7 +313,7 @@ class ModelRunner:
                 first = stop
 
     def _end_of_piece(self, first: int, end: int, num_prompt: int) -> tuple[int, bool]:
-        """Tell where a piece ends that begins at ``first``, and whether it is a part of a prompt."""
+        """Return the end of a piece that begins at ``first``, and whether it is part of a prompt."""
         stop = min(end, (first // self._interval + 1) * self._interval)
         if first > 0 and not self._continues:
             return first + 1, False
@@ -321,12 +322,12 @@ class ModelRunner:
         return (first + 1, False) if self._replays_steps else (stop, True)
 
     def _part(self, step: StepMetadata, piece: _Piece) -> StepMetadata:
-        """Cut a step's metadata down to a piece."""
+        """Select the metadata of a piece's tokens from those of the step."""
         part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
         return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
 
     def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, _StateBlocks]:
-        """Tell, by group, which block of a state each sequence of a piece reads, and writes."""
+        """Return, by group, the state blocks that each sequence of a piece reads and writes."""
         places = torch.tensor(piece.places, device=self._device)
         ranges = torch.tensor(piece.ranges, device=self._device)
         return {
@@ -357,7 +358,7 @@ def _answer(
     call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     *given: torch.Tensor,
 ) -> torch.Tensor:
-    """Call a model with token ids, positions and wanted tokens, in a pass that answers all of its calls."""
+    """Call a model with token ids, positions and wanted tokens, and compute its calls of attention in a pass."""
     with listening(forward_pass):
         logits = call(*given)
     forward_pass.require_complete()

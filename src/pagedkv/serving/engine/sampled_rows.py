@@ -1,6 +1,6 @@
-"""SampledRow: whose token is sampled; which rows of logits it takes.
+"""SampledRow: an answer to be sampled, with its drafts, and its lines of the logits.
 
-Logits come in the order of the rows. A row with drafts has a line for its own token, then one behind each draft::
+Logits are in the order of the rows. A row with drafts has a line for its own token, then one after each draft::
 
     rows      | row 0         | row 1 | row 2, drafts a, b   |
     logits    | behind its    | ...   | behind its token,    |
@@ -20,11 +20,11 @@ __all__ = ["SampledRow", "lines_of", "places_of", "with_drafts"]
 
 
 class SampledRow(NamedTuple):
-    """Whose token a row of logits is for.
+    """An answer for which a token is sampled.
 
     Args:
-        request: the request; sample: which of its answers.
-        drafts: tokens that were guessed to come first.
+        request: the request; sample: the answer.
+        drafts: draft tokens that the step verifies.
     """
 
     request: EngineRequest
@@ -38,7 +38,7 @@ class SampledRow(NamedTuple):
 
 
 def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
-    """Say which drafts rows have that decode."""
+    """Add their drafts to decoding rows."""
     token_ids, counts = drafts.token_ids.tolist(), drafts.counts.tolist()
     drafted, first = [], 0
     for row, count in zip(rows, counts, strict=True):
@@ -48,7 +48,7 @@ def with_drafts(rows: Sequence[SampledRow], drafts: Drafts) -> list[SampledRow]:
 
 
 def lines_of(rows: Sequence[SampledRow]) -> list[range]:
-    """Tell which lines of the logits are each row's."""
+    """Return the lines of the logits of each row."""
     lines, first = [], 0
     for row in rows:
         lines.append(range(first, first + 1 + len(row.drafts)))
@@ -57,7 +57,7 @@ def lines_of(rows: Sequence[SampledRow]) -> list[range]:
 
 
 def places_of(rows: Sequence[SampledRow]) -> list[Place]:
-    """Say of each line of the logits what it follows."""
+    """Return, for each line of the logits, its sequence and the drafts before the line."""
     places: list[Place] = []
     for row in rows:
         places.append(row.sample.place)

@@ -90,7 +90,7 @@ class SimulatedTiers:
     # Loads: the scheduler's loader
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
-        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
         self._tokens[request] = token_ids
         return self._loads.begins_load(request, token_ids, match)
 

@@ -2,15 +2,15 @@
 
 ::
 
-    parameters          what a request asks: SamplingParams
-    sequence            what is kept of one sequence: history, bad_words
+    parameters          SamplingParams: the parameters of a request
+    sequence            the state of one sequence: history, bad_words
     sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
-    ahead               a batch on a GPU: adjusting, and the device's kernels, while the host does something else
-    sampled_tokens, pending   what came of it, and what is still on its way to the host (sending)
+    ahead               a batch on a GPU: adjusting, and the device's kernels, without a wait of the host
+    sampled_tokens, pending   the sampled tokens, and those that are still being copied to the host (sending)
     stopping, text      when an answer ends, and its text
     beams               beam search, scored
 
-Needs torch, knows no model and no cache. See ``docs/decisions/0028-sampling.md``.
+Needs torch, and neither a model nor a cache. See ``docs/decisions/0028-sampling.md``.
 
 >>> import torch
 >>> params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=3)

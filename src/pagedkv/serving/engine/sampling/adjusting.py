@@ -1,9 +1,9 @@
-"""Scores that a request's own words change before any is chosen: bias, penalties, bans; each row in its own way.
+"""Changes of scores before a token is chosen: bias, penalties and bans, by the parameters of each row.
 
-All of them concern few tokens of a row, so they are read, changed and written back where they stand, for all rows at
-once, in the order of transformers: bias, repetition penalty, (presence and frequency, which it lacks,) bad words,
-minimum length. :class:`Adjustment` remembers what stood there and puts it back: the caller's logits are as they were
-when sampling is over, and log-probabilities are taken of them.
+They concern few tokens of a row, so these scores are read, changed and written back in place, for all rows at once, in
+the order of transformers: bias, repetition penalty, (presence and frequency, which it lacks,) bad words, minimum
+length. :class:`Adjustment` keeps the old scores and restores them, so that the caller's logits are unchanged after
+sampling, and log-probabilities can be computed from them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ __all__ = ["Adjustment", "Place", "beam_logprobs", "features_of"]
 
 
 class Place(NamedTuple):
-    """A row of logits: whose it is, and which drafts stand between the answer and it.
+    """The sequence of a row of logits, with the drafts between its answer and the row.
 
     Args:
-        sequence: what sampling keeps of the sequence.
-        drafts: tokens behind the answer that this row's position follows, not accepted yet.
+        sequence: the sequence.
+        drafts: drafts after the answer that precede this row's position, not accepted yet.
     """
 
     sequence: SampledSequence
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def features_of(places: Iterable[Place]) -> int:
-    """Tell which features rows ask for, each asked for by at least one."""
+    """Return the features that at least one row uses, as bits of :class:`Feature`."""
     features: int = Feature.NONE
     for place in places:
         features |= place.sequence.features
@@ -48,7 +48,7 @@ class Adjustment:
 
     Args:
         scores: float32 ``[rows, vocabulary]``, contiguous; changed by :meth:`apply` until :meth:`undo`.
-        places: whose rows they are.
+        places: the sequence of each row.
     """
 
     def __init__(self, scores: torch.Tensor, places: Sequence[Place]) -> None:
@@ -62,7 +62,7 @@ class Adjustment:
         """Change the scores.
 
         Args:
-            asked: features that a row of the batch asks for, at least; others are skipped.
+            features: bits of at least all features that rows of the batch use; others are skipped.
         """
         if features & Feature.BIAS:
             self._add_bias()
@@ -114,7 +114,7 @@ class Adjustment:
         return [(row, place) for row, place in enumerate(self._places) if place.sequence.features & feature]
 
     def _where(self, tokens_of_rows: Iterable[tuple[int, npt.NDArray[np.int64]]]) -> torch.Tensor:
-        """Tell where tokens of rows stand in the flat scores: int64."""
+        """Return the places of tokens of rows in the flat scores: int64."""
         flat = [row * self._vocab_size + tokens for row, tokens in tokens_of_rows]
         return self._on_device(np.concatenate([NO_IDS, *flat]))
 

@@ -1,16 +1,16 @@
-"""Tokens that the device chooses alone: the host, which asks for nothing meanwhile, may schedule the next step.
+"""Sampling on the device without a wait of the host, which can schedule the next step meanwhile.
 
-The same rules and the same noise as in ``choosing``, by other kernels: thresholds are found without sorting, and every
-token is perturbed, since lists of those that may win would have lengths that only the device knows::
+The rules and the noise are those of ``choosing``, by other kernels: thresholds are found without sorting, and every
+token is perturbed, since the lengths of lists of candidates would be known on the device alone::
 
     scores [rows, vocabulary]
-      bias, penalties, bans        written where they stand, and put back behind the rest      (adjusting)
+      bias, penalties, bans        written in place, and undone after the rest                 (adjusting)
       find_least, draw_tokens      of all rows at once, greedy ones among them                 (device.kernels)
-      greatest score               tells why a row has no token
-      log-probabilities            of the logits as they came                                  (logprobs)
-    words int32 [2, rows]          on their way to the host                                    (pending)
+      greatest score               shows why a row has no token
+      log-probabilities            of the unchanged logits                                     (logprobs)
+    words int32 [2, rows]          copied to the host                                          (pending)
 
-Parameters travel as one array of 64-bit words::
+Parameters are sent as one array of 64-bit words::
 
     [6, rows]   seeds | samples | positions | top_k | top_p, float64 | temperatures and min_p, float32
 """
@@ -33,11 +33,11 @@ __all__ = ["Ahead", "choose_ahead"]
 
 
 class Ahead(NamedTuple):
-    """What the device chooses.
+    """Tokens on the device.
 
     Args:
         words: int32 ``[2, rows]`` on the device: tokens, and the bits of each row's greatest score.
-        logprobs: of the rows that ask for them; None if no row does.
+        logprobs: of the rows with ``logprobs``; None if there are none.
     """
 
     words: torch.Tensor
@@ -48,10 +48,10 @@ def choose_ahead(scores: torch.Tensor, places: Sequence[Place], features: int, k
     """Choose a token for every row, in the device's stream; the host does not wait.
 
     Args:
-        scores: float32 ``[rows, vocabulary]``, contiguous; changed meanwhile, and put back in the same stream.
-        places: whose rows they are, without foreign processors; at least one.
-        asked: features that they ask for.
-        kernels: those of the scores' device.
+        scores: float32 ``[rows, vocabulary]``, contiguous; changed, and restored in the same stream.
+        places: the sequence of each row, without foreign processors; at least one.
+        features: bits of the features that rows use.
+        kernels: the kernels of the scores' device.
 
     Cost: two passes over the scores, up to 32 more for rows with top-k and top-p, and noise for all drawn rows' tokens.
     """

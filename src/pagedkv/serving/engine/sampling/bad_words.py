@@ -28,7 +28,7 @@ class BadWords:
         self.num_before = max((len(word) - 1 for word in different), default=0)
 
     def after(self, token_ids: Sequence[int]) -> list[int]:
-        """Tell what longer words forbid after these tokens, of which the last ``num_before`` are enough."""
+        """Return the tokens that longer words forbid after these; the last ``num_before`` are enough."""
         if not token_ids:
             return []
         found = self._by_last.get(token_ids[-1], ())

@@ -1,8 +1,8 @@
 """Beam search, scored as transformers does it: which beams go on, which are finished, and whether the search is over.
 
-Pure: it knows tokens and scores, no model and no cache. The engine forwards the beams, hands over their
-log-probabilities (:func:`~pagedkv.serving.engine.sampling.adjusting.beam_logprobs`), and forks or frees sequences as
-:attr:`BeamStep.parents` say. The rules are those of transformers' ``generate(num_beams=...)`` without sampling:
+Pure: tokens and scores in, tokens and parents out, without model and cache. The engine computes the log-probabilities
+of the beams (:func:`~pagedkv.serving.engine.sampling.adjusting.beam_logprobs`), and forks or frees sequences by
+:attr:`BeamStep.parents`. The rules are those of transformers' ``generate(num_beams=...)`` without sampling:
 
 - Of all continuations of all beams the best ``num_beams * max(2, 1 + number of end tokens)`` are looked at, so that
   enough go on even where every best one ends.
@@ -123,7 +123,7 @@ class BeamSearch:
         num_tokens = len(answers[0])
         ends = torch.tensor([token in self._end_ids or num_tokens >= self._max_tokens for token in tokens])
         self._finish(answers, scores, ends, num_tokens)
-        # What ended counts as far below all others; at the very end it runs on, and nothing more is asked of it.
+        # An ended continuation is ranked below all others; at the last step it may be extended, which has no effect.
         going_on = scores + ends.float() * NEVER
         self._scores, chosen = going_on.topk(self.num_beams)
         self._running = [answers[index] for index in chosen.tolist()]

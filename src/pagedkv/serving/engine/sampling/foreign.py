@@ -1,8 +1,8 @@
-"""What others bring to a request's sampling: logits processors, and matchers of grammars.
+"""Foreign processors of a request's sampling: logits processors, and token matchers such as grammars.
 
-Two small protocols. A :class:`LogitsProcessor` is called as transformers calls its own, with one row, so each of
-theirs fits as it is. A :class:`TokenMatcher` says which tokens may come next. Either may answer :data:`NOT_READY`: its
-row then waits, and no other does (:mod:`.sampler`). Nothing here knows what a grammar is.
+Two small protocols. A :class:`LogitsProcessor` is called as transformers calls its own, with one row, so all of
+transformers' can be used unchanged. A :class:`TokenMatcher` returns the allowed next tokens. Both may return
+:data:`NOT_READY`: that row then waits, and no other row does (:mod:`.sampler`). Nothing here depends on a grammar.
 """
 
 from enum import Enum
@@ -22,7 +22,7 @@ class NotReady(Enum):
 
 
 NOT_READY: Final = NotReady.NOT_READY
-"""Answered by who cannot say yet: the row is asked again later."""
+"""Returned by a processor without a result yet: it is called again later."""
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class LogitsProcessor(Protocol):
     """Changes one row's scores, as transformers' logits processors do."""
 
     def __call__(self, token_ids: torch.LongTensor, scores: torch.FloatTensor, /) -> torch.Tensor | NotReady:
-        """Answer the scores to sample from, or that they are not ready.
+        """Return the scores to sample from, or NOT_READY.
 
         Args:
             token_ids: int64 ``[1, tokens]``, prompt and answer so far.
@@ -44,10 +44,10 @@ class LogitsProcessor(Protocol):
 
 @runtime_checkable
 class TokenMatcher(Protocol):
-    """Says which tokens may come next."""
+    """Returns the tokens that are allowed next."""
 
     def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor | NotReady:
-        """Tell what may follow these tokens of the answer; questions may go back as well as forth.
+        """Return the tokens that may follow these tokens of the answer, which may be fewer than in the last call.
 
         Returns:
             bool ``[vocabulary]``, or int32 ``[ceil(vocabulary / 32)]`` with the bit of each allowed token set,
@@ -56,7 +56,7 @@ class TokenMatcher(Protocol):
         ...
 
     def fork(self) -> "TokenMatcher":
-        """Answer a matcher for another sequence of the same request, independent from now on."""
+        """Return an independent matcher for another sequence of the same request."""
         ...
 
 
@@ -90,10 +90,10 @@ def apply_foreign(
         if answer is NOT_READY:
             return None
         if not isinstance(answer, torch.Tensor) or answer.shape != scores.shape:
-            told = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+            given = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
             raise SamplingError(
                 f"logits processor {index} ({type(processor).__name__}) must answer scores of the shape "
-                f"{tuple(scores.shape)} or NOT_READY, got {told}"
+                f"{tuple(scores.shape)} or NOT_READY, got {given}"
             )
         scores = answer.to(scores)
     return scores
@@ -126,7 +126,7 @@ class XGrammarMatcher:
     """
 
     def __init__(self, compiled_grammar: Any, vocab_size: int) -> None:  # noqa: ANN401 - xgrammar may be absent
-        import xgrammar  # noqa: PLC0415 - needed by who uses it
+        import xgrammar  # noqa: PLC0415 - needed by users of this class alone
 
         self._grammar = compiled_grammar
         self._vocab_size = vocab_size
@@ -135,7 +135,7 @@ class XGrammarMatcher:
         self._accepted: list[int] = []
 
     def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
-        """Move to these tokens, back or forth, and tell what may follow.
+        """Move to these tokens, back or forth, and return the tokens that may follow.
 
         Raises:
             SamplingError: the grammar does not allow what was generated.
@@ -159,5 +159,5 @@ class XGrammarMatcher:
         return bits
 
     def fork(self) -> "XGrammarMatcher":
-        """Answer a matcher at the beginning of the same grammar; it moves when it is asked."""
+        """Return a matcher at the beginning of the same grammar; :meth:`allowed_tokens` moves it."""
         return XGrammarMatcher(self._grammar, self._vocab_size)

@@ -1,4 +1,4 @@
-"""The tokens that a sequence has, and how often: what penalties ask, kept up as tokens come and go.
+"""The different tokens of a sequence with their counts, for penalties; updated as tokens are appended and removed.
 
 A penalty concerns the different tokens of a row, which are few beside a vocabulary. So each sequence keeps a list of
 them, with counts, that costs O(1) a token, belongs to no row of a batch, and is copied by a fork; a dense count of the
@@ -58,7 +58,7 @@ class TokenHistory:
         return TokenCounts(self._token_ids[: self._num], self._counts[: self._num])
 
     def counts_with(self, token_ids: Iterable[int]) -> TokenCounts:
-        """Tell what the entries would be with more tokens of the answer; changes nothing."""
+        """Return the entries with more tokens of the answer; changes nothing."""
         tokens = list(token_ids)
         self.append(tokens)
         counts = TokenCounts(self.counts.token_ids.copy(), self.counts.counts.copy())

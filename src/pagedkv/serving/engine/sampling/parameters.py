@@ -1,7 +1,7 @@
-"""What a request asks of sampling: one value, checked when it is made.
+"""SamplingParams: the parameters of a request's sampling; one value, checked when it is made.
 
-Knows no logits and no batch. A value that exists is one that can be served, as far as that can be told without a model:
-whether token ids lie inside the vocabulary is checked where a sequence begins (:mod:`.sequence`).
+Independent of logits and batches. Everything is checked that needs no model; whether token ids lie inside the
+vocabulary is checked where a sequence begins (:mod:`.sequence`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ __all__ = ["LARGEST_SEED", "LEAST_TEMPERATURE", "MOST_LOGPROBS", "SamplingParams
 
 LARGEST_SEED: Final = 2**63 - 1
 LEAST_TEMPERATURE: Final = 1e-4
-"""Logits divided by less than this are beyond what float32 tells apart; 0 asks for the greatest logit."""
+"""float32 cannot resolve logits divided by less than this; 0 is for the greatest logit."""
 
 MOST_LOGPROBS: Final = 1024
-"""Log-probabilities that one position may ask for."""
+"""Most likeliest tokens of one position with log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class SamplingParams:
 
     Args:
         n: samples of one prompt; with temperature 0 they are all the same.
-        temperature: what logits are divided by; 0 takes the greatest logit (greedy), as ``generate`` of transformers
-            does unless it is told to sample.
+        temperature: divisor of the logits; 0 takes the greatest logit (greedy), the default of transformers'
+            ``generate``.
         top_k: keep the k greatest logits, and what equals the least of them; 0 or -1 keeps all.
         top_p: keep the most probable tokens until their probabilities reach this sum; 1 keeps all.
         min_p: keep tokens at least this times as probable as the most probable one; 0 keeps all.

@@ -29,14 +29,14 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What a step sampled.
+    """The sampled tokens of a step.
 
     Args:
         token_ids: int32 ``[rows]``, on the logits' device, or on the host where the device chose them alone;
             NO_TOKEN where a row waits or failed.
-        waiting: rows to ask again.
-        failures: why rows failed, by row: a SamplingError, or what a foreign processor raised.
-        logprobs: of rows that asked for them and have a token, by row.
+        waiting: rows whose foreign processors were not ready.
+        failures: errors of failed rows, by row: a SamplingError, or that of a foreign processor.
+        logprobs: of rows with ``logprobs`` and a token, by row.
     """
 
     token_ids: torch.Tensor

@@ -1,8 +1,8 @@
 """One sequence, as sampling sees it: its request's parameters, its tokens, and what is kept up about them.
 
-It belongs to the sequence and to no row of a batch: rows may move, sequences may be preempted, swapped and taken up
-again, and nothing here changes. The engine tells it which tokens were accepted (:meth:`SampledSequence.append`), which
-were taken back, and when the sequence forks. It holds no tensor.
+It belongs to the sequence and to no row of a batch: rows may move, and sequences may be preempted, swapped and resumed,
+without a change here. The engine appends accepted tokens (:meth:`SampledSequence.append`), removes tokens that were
+taken back, and forks it with the sequence. It has no tensors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,10 +22,10 @@ __all__ = ["Feature", "SampledSequence"]
 
 
 class Feature:
-    """What a sequence asks for, as bits; a batch skips what none of its rows asks for.
+    """The features of sampling that a sequence uses, as bits; a batch skips features that none of its rows uses.
 
-    Plain numbers, and no IntFlag: each row is asked for several of them in each step, and an operation of an IntFlag
-    takes ten times as long.
+    Plain numbers instead of an IntFlag, whose operations take ten times as long: several are tested for each row and
+    step.
     """
 
     NONE: Final = 0
@@ -129,7 +129,7 @@ class SampledSequence:
         del self._generated_ids[kept:]
 
     def fork(self, sample: int) -> "SampledSequence":
-        """Answer a sequence with the same tokens, independent from now on. Cost: O(tokens of the answer)."""
+        """Return an independent sequence with the same tokens. Cost: O(tokens of the answer)."""
         copy = object.__new__(SampledSequence)
         copy.__dict__.update(self.__dict__)
         copy.sample = as_count(sample, "sample")
@@ -141,7 +141,7 @@ class SampledSequence:
         return copy
 
     def position(self, drafts: Sequence[int] = ()) -> int:
-        """Tell the position of the token that is sampled behind the answer and these drafts, counted from 0."""
+        """Return the position, from 0, of the token that is sampled after the answer and these drafts."""
         return len(self._prompt_ids) + len(self._generated_ids) + len(drafts)
 
     def token_ids(self, drafts: Sequence[int] = ()) -> list[int]:
@@ -155,12 +155,12 @@ class SampledSequence:
         return len(self._prompt_ids)
 
     def counts(self, drafts: Sequence[int] = ()) -> TokenCounts:
-        """Tell which tokens are penalised, and how often the answer and these drafts have them."""
-        assert self._history is not None, "asked only where the parameters have a penalty"
+        """Return the penalised tokens, with their counts in the answer and these drafts."""
+        assert self._history is not None, "called only where the parameters have a penalty"
         return self._history.counts_with(drafts) if drafts else self._history.counts
 
     def banned(self, drafts: Sequence[int] = ()) -> Sequence[int]:
-        """Tell which tokens may not come next; some may be named twice."""
+        """Return the tokens that are forbidden next; some may occur twice."""
         banned = list(self._bad_words.always)
         if self._bad_words.num_before:
             banned += self._bad_words.after(self._last(self._bad_words.num_before, drafts))

@@ -47,9 +47,9 @@ class StopDetector:
 
     Args:
         params: of its request.
-        stop_ids: tokens that end it, the model's own among them where they count.
-        decode: gives the text of token ids; None where nobody wants text.
-        max_tokens: what the context has room for; the parameters may say less.
+        stop_ids: tokens that end it; the model's end tokens are among them unless the request ignores them.
+        decode: maps token ids to text; None: no text is kept.
+        max_tokens: tokens that the context has room for; the parameters may have a lower limit.
 
     Raises:
         RequestError: stop texts without ``decode``, or no limit at all.

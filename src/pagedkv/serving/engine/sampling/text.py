@@ -32,14 +32,14 @@ class AnswerText:
         self.text = ""
 
     def append(self, token_id: int) -> str:
-        """Grow by a token and tell what text it adds, perhaps none. Cost: decoding a window of a few tokens, twice."""
+        """Append a token; return the text that it adds, if any. Cost: decoding a window of a few tokens, twice."""
         self._token_ids.append(token_id)
         added = self._added(is_over=len(self._token_ids) - self._known >= MOST_UNFINISHED)
         self.text += added
         return added
 
     def finish(self) -> str:
-        """Tell what an unfinished character adds now that no token follows."""
+        """Return the text of an unfinished character, after the last token."""
         added = self._added(is_over=True)
         self.text += added
         return added

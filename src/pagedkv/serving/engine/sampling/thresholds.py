@@ -22,7 +22,7 @@ WINDOW: Final = 64
 
 
 class Filters(NamedTuple):
-    """What is asked of rows, each ``[rows]`` and on the scores' device.
+    """The filters of rows, each array ``[rows]`` and on the scores' device.
 
     Args:
         rows: int64, their places in the scores.

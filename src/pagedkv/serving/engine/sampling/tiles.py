@@ -1,8 +1,8 @@
 """Scores of many rows, and the greatest of each tile of 128 tokens: where to look, without looking everywhere.
 
-The greatest scores of a row lie in the tiles with the greatest maxima, so whoever wants few of a vocabulary's 128,000
-scores reads a thousand maxima and some tiles. Taking the maxima is one pass at the speed of memory; torch's ``argmax``
-takes several times as long on a CPU, and its ``topk`` more.
+The greatest scores of a row lie in the tiles with the greatest maxima, so a few of a vocabulary's 128,000 scores are
+found by reading a thousand maxima and some tiles. The maxima take one pass at the speed of memory; torch's ``argmax``
+takes several times as long on a CPU, and its ``topk`` longer.
 
 ::
 
@@ -105,7 +105,7 @@ def as_scores(logits: torch.Tensor, num_rows: int, vocab_size: int) -> torch.Ten
 
 
 def elements_at_once(device: torch.device) -> int:
-    """Tell of how many scores temporary copies may be made: what a CPU's cache holds, or a part of a GPU's memory."""
+    """Return the scores of which temporary copies are made at a time: a CPU's cache, or a part of a GPU's memory."""
     return ELEMENTS_ON_CPU if device.type == "cpu" else ELEMENTS_ON_DEVICE
 
 

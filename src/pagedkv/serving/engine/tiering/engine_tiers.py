@@ -1,16 +1,16 @@
-"""The tiers of one engine: what the loop calls.
+"""EngineTiers: the tiers of one engine, as the engine's loop calls them.
 
 ::
 
     scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
-    before a step          end_loads()                loads that have their answers end
-    behind a step          offer_copies()             what was queued is copied and offered
-    a prompt is computed   offer(request)             what it has computed is queued for the tiers
+    before a step          end_loads()                loads end whose tiers have answered
+    after a step           offer_copies()             queued content is copied and offered
+    a prompt is computed   offer(request)             its blocks are queued for the tiers
     a request ends         offer(request), ended(request)
     reset, new weights     reset(), renew()
 
-The thread that drives the engine calls all of it. Threads of the stores only set an event. Whatever a tier does or does
-not do, a request gets at most the deadline later, and computes what did not come.
+All methods are called by the thread that drives the engine. Threads of the stores only set an event. Any failure of a
+tier delays a request by its deadline at most, and the request then computes the tokens that were not loaded.
 """
 
 import atexit
@@ -48,11 +48,11 @@ from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
 __all__ = ["EngineTiers"]
 
 LONGEST_WAIT_S: Final = 0.005
-"""How long a step without work waits for a load, so that an engine's thread takes commands meanwhile."""
+"""Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
 AT_EXIT_S: Final = 10.0
-"""How long stores may write at the end of the process."""
+"""Seconds for stores to finish their writes at the end of the process."""
 WHEN_DROPPED_S: Final = 1.0
-"""The same where an engine is dropped and not closed."""
+"""The same for an engine that is garbage-collected without having been closed."""
 NO_NOTES: Final[tuple[TierNote, ...]] = ()
 
 
@@ -61,12 +61,12 @@ class EngineTiers:
     """The tiers of an engine.
 
     Args:
-        specs: as the user wrote them, the fastest first.
-        model: whose weights are part of the identity.
+        specs: the tiers' specifications, the fastest first.
+        model: the model; its weights are part of the identity.
         space: the block space; storage: its memory.
         on_loaded: called with each request whose load has ended.
-        draft: the model whose layers the last groups are of, whose weights are part of the identity too; None: there
-            is none.
+        draft: the draft model, which has the last groups; its weights are part of the identity too. None: there is
+            none.
 
     Raises:
         ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
@@ -133,7 +133,7 @@ class EngineTiers:
     # Loads: the scheduler's loader
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
-        """Begin or join a load behind a request's hit; return whether the request is to wait for it."""
+        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
         return self._loads.begins_load(request, token_ids, match)
 
     def give_way(self) -> bool:
@@ -152,23 +152,23 @@ class EngineTiers:
     # Between steps
 
     def end_loads(self, *, none_running: bool) -> None:
-        """End loads that have their answers, before a step; ``is_alone``: copies would delay no request."""
+        """End loads whose tiers have answered, before a step; ``none_running``: copies delay no request."""
         self._arrived.clear()
         self._loads.advance(none_running=none_running)
 
     def offer_copies(self, *, is_idle: bool) -> None:
-        """Copy and offer what waits, behind a step; ``is_idle``: no request is served."""
+        """Copy and offer queued content, after a step; ``is_idle``: no request waits or runs."""
         self._offers.advance(is_idle=is_idle)
         for tier in self._tiers:
             tier.log_outage()
 
     def wait(self) -> None:
-        """Wait a little until a tier has answered, where a step has nothing to compute."""
+        """Wait briefly for the answer of a tier, before a step that computes nothing."""
         if len(self._loads):
             self._arrived.wait(LONGEST_WAIT_S)
 
     def note_step(self, num_prefilled: int, num_tokens: int, seconds: float) -> None:
-        """Note how long a step took, by which loads are weighed against computing."""
+        """Note the time of a step, from which the time of computing is predicted for loads."""
         self._rate.note(num_prefilled, num_tokens, seconds)
         self._offers.note_step(seconds)
 

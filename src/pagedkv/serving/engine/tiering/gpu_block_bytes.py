@@ -7,7 +7,7 @@
 
 Both directions have a stream of their own, so that no step waits for them. What is read is gathered first: the blocks
 may be overwritten by the next step. What is written goes straight into its blocks, which the load holds; steps that
-are launched after :meth:`~GpuBlockBytes.let_steps_wait` are ordered behind it on the device.
+are launched after :meth:`~GpuBlockBytes.order_steps_behind` are ordered behind it on the device.
 """
 
 from collections import deque

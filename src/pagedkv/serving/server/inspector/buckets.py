@@ -39,14 +39,14 @@ def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: int) -> d
     begins = (steps[:, 0] // width_s).astype(np.int64)
     starts, firsts, counts = np.unique(begins, return_index=True, return_counts=True)
     lasts = firsts + counts - 1
-    told: dict[str, Any] = {"width_s": width_s, "start_s": (starts * width_s).tolist(), "steps": counts.tolist()}
+    columns: dict[str, Any] = {"width_s": width_s, "start_s": (starts * width_s).tolist(), "steps": counts.tolist()}
     for name in SUMMED:
         column = steps[:, STEP_FIELDS.index(name)]
-        told[name] = np.round(np.add.reduceat(column, firsts), 6).tolist() if len(firsts) else []
+        columns[name] = np.round(np.add.reduceat(column, firsts), 6).tolist() if len(firsts) else []
     for name in LASTING:
-        told[name] = steps[lasts, STEP_FIELDS.index(name)].tolist()
-    told["misses"] = _misses(admissions, width_s)
-    return told
+        columns[name] = steps[lasts, STEP_FIELDS.index(name)].tolist()
+    columns["misses"] = _misses(admissions, width_s)
+    return columns
 
 
 def _misses(admissions: Float64Array, width_s: int) -> list[list[int]]:

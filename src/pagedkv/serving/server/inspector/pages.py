@@ -164,11 +164,11 @@ class _Inspector:
             seen = await self._watch.block(pool, block_id)
         except (ConfigurationError, BlockError) as problem:
             raise ApiError(404, str(problem)) from problem
-        told = _as_block(seen)
+        answer = _as_block(seen)
         if self._may_read(caller, seen.details.tenant):
             token_ids = seen.details.token_ids.tolist()
-            told |= {"token_ids": token_ids, "text": self._service.decode(token_ids, keeps_special=True)}
-        return told
+            answer |= {"token_ids": token_ids, "text": self._service.decode(token_ids, keeps_special=True)}
+        return answer
 
     def _may_read(self, caller: Caller, tenant: str | None) -> bool:
         if not self._has_texts:
@@ -187,24 +187,24 @@ class _Inspector:
 
     async def history(self, from_s: float, to_s: float) -> dict[str, Any]:
         """Describe a span of time."""
-        told = await self._watch.history(from_s, to_s, MOST_REQUESTS_OF_A_TIME)
-        now_s = told["now_s"]
-        first_s = float(told["steps"][0, 0]) if len(told["steps"]) else now_s
-        samples = told["samples"][:: max(1, math.ceil(len(told["samples"]) / MOST_SAMPLES))]
+        answer = await self._watch.history(from_s, to_s, MOST_REQUESTS_OF_A_TIME)
+        now_s = answer["now_s"]
+        first_s = float(answer["steps"][0, 0]) if len(answer["steps"]) else now_s
+        samples = answer["samples"][:: max(1, math.ceil(len(answer["samples"]) / MOST_SAMPLES))]
         num_numbers = len(STATES_OF_BLOCKS) + 2 * MOST_TENANTS
         shape = len(samples), len(self._inspection.pool_names), num_numbers
         numbers = samples[:, 1:].reshape(shape).astype(int)
         by_tenant = numbers[:, :, len(STATES_OF_BLOCKS) :].reshape(*shape[:2], MOST_TENANTS, 2)
         return {
             "now_s": round(now_s, 3),
-            "buckets": as_buckets(told["steps"], told["admissions"], width_for(min(to_s, now_s) - first_s)),
+            "buckets": as_buckets(answer["steps"], answer["admissions"], width_for(min(to_s, now_s) - first_s)),
             "block_states": STATES_OF_BLOCKS,
             "samples": {
                 "time_s": samples[:, 0].round(3).tolist(),
                 "pools": numbers[:, :, : len(STATES_OF_BLOCKS)].tolist(),
                 "shares": by_tenant[:, :, : len(self._inspection.tenant_names)].tolist(),
             },
-            "requests": as_ended(told["requests"], told["tenants"], told["tier_notes"]),
+            "requests": as_ended(answer["requests"], answer["tenants"], answer["tier_notes"]),
         }
 
 

@@ -69,7 +69,7 @@ class Snapshot:
         ended_tenants: names of their tenants, by number.
         ended_notes: of those for which tiers had something, what became of it, by the number of the request.
         tiers: the tiers.
-        loads: what they are asked for.
+        loads: the loads under way.
     """
 
     version: int
