@@ -1,19 +1,19 @@
-"""What a serving loop does with tiers: which entries it loads and offers, and when.
+"""Tiering: loads prefixes from tiers and offers computed content to them, for the serving loop of an engine.
 
 An engine and a simulation share it.
 
 ::
 
-    entry_layout   which blocks an entry of a store holds; ends: where a cached prefix can end as one
-    block_bytes    copies of blocks to the host and back, as an engine offers them
-    rates          how fast computing is
-    tier_reports   what became of it: TierNote, TierStatistics
+    entry_layout   the blocks of an entry of a store; ends: the places at which a cached prefix can end as an entry
+    block_bytes    copies of blocks to the host and back, as a protocol
+    rates          the speed of computing tokens
+    tier_reports   TierNote, LoadUnderWay, TierStatistics
     served_tier    a tier, its store and its counts
-    tier_offers    what is computed is copied out and offered
-    tier_loads     prefixes are loaded before requests are admitted
+    tier_offers    copies computed content to the host, and offers it
+    tier_loads     loads prefixes before requests are admitted
 
-Stores are :mod:`pagedkv.memory.tiers`. This room has no thread, no clock and no torch: its caller carries out what it
-begins. ``docs/tiers.md`` has the rules.
+Stores are :mod:`pagedkv.memory.tiers`. This room has no thread, no clock and no torch: its caller carries out the
+copies. ``docs/tiers.md`` has the rules.
 """
 
 from pagedkv.memory.tiering.block_bytes import BlockBytes, CopyEnd, HostBlocks, Rows, fill

@@ -1,4 +1,4 @@
-"""Where a cached prefix can end as an entry: at multiples of the layout's alignment that a match reaches whole."""
+"""Ends of cached prefixes: multiples of the layout's alignment up to which a match has whole blocks."""
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
@@ -10,10 +10,10 @@ __all__ = ["longest_end"]
 def longest_end(
     space: BlockSpace, token_ids: Int32Array, keys: RequestKeys, most: int, alignment: int
 ) -> PrefixHit | None:
-    """Match tokens at the last place where an end can be, of at most ``most`` tokens; None if there is none.
+    """Return the longest hit, of at most ``most`` tokens, that can be an end; None if there is none.
 
     Args:
-        space: what is cached.
+        space: the block space.
         token_ids: int32 ``[n]``; the last one never hits.
         keys: extra keys of the tokens.
         most: tokens; alignment: ends are at multiples of it.

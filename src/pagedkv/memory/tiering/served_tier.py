@@ -1,4 +1,4 @@
-"""A tier as loads and offers meet it: its store, when it is loaded from, and what was counted of it."""
+"""ServedTier: a tier for loads and offers: its store, its settings and its counts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,13 +40,13 @@ class RunStore(Protocol):
         """End a load that no request waits for any more."""
 
     def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
-        """Note that runs could be offered; return for each whether it is to be."""
+        """Note runs that could be offered; return for each whether to offer it now."""
 
     def offer(self, runs: Sequence[Run], parts: Sequence[Sequence[memoryview]], *, is_noted: bool = False) -> None:
         """Offer the content of consecutive runs, head first."""
 
     def withdraw_keys(self, keys: Sequence[bytes]) -> int:
-        """Remove content that turned out bad, and what continues it; returns how many entries."""
+        """Remove content that turned out bad, and all that continues it; return the number of entries."""
 
     def statistics(self) -> StoreStatistics:
         """Take a snapshot."""
@@ -56,17 +56,17 @@ class ServedTier:
     """A tier and its counts.
 
     Args:
-        name: the medium and where it is.
+        name: the medium with its place.
         medium: name of the medium.
-        loads: whether what is there is loaded always, or if that is predicted to be faster than computing.
+        loads: whether content is loaded always, or only if that is predicted to be faster than computing.
         deadline_s: longest time that a request waits for a load.
         store: the store of the present content.
 
     Attributes:
-        num_loads: loads that it took part in.
-        num_loaded_tokens: tokens that it brought; num_hit_tokens: of these, hit by the request that waited.
-        loaded_s: seconds of the loads that brought any.
-        num_loads_that_came: how many these are.
+        num_loads: loads with entries of this tier.
+        num_loaded_tokens: tokens loaded from it; num_hit_tokens: of these, hit by the request that waited.
+        loaded_s: seconds of the loads that published tokens.
+        num_loads_that_came: number of these loads.
         num_offered_runs: entries that were offered to it.
         num_refused_loads: loads that were predicted to be slower than computing.
         not_loaded: tokens that it had and that were not loaded, by cause.

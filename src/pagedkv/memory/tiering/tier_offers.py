@@ -1,14 +1,14 @@
-"""What requests have computed is copied out and offered to the tiers, behind the steps.
+"""TierOffers: copies computed content to the host after steps, and offers it to the tiers.
 
-A request's tokens are offered when its prompt is computed and when it ends. What is offered is what a match of these
-tokens hits then: content that has a name, is filled, and was acknowledged. So nothing is stored that another request
-could not hit, and tokens are compared before anything is copied::
+A request's tokens are queued when its prompt is computed and when it ends. Their blocks are found by a match, so only
+blocks that another request could hit are offered: published, filled and acknowledged ones, whose tokens are compared
+before anything is copied::
 
-    prompt computed, request over --> queued, one entry a tier --> match --> wanted by the tier? --> copied --> offered
+    prompt computed, request ended --> queued for each tier --> match --> selected by the tier? --> copied --> offered
 
-Copies take a small share of a step: so many bytes, or so many for each second that the last step took. What is behind
-waits for the next step, and content that is evicted meanwhile is not offered. A tier whose queue is full is offered
-nothing until there is room.
+Copies take a small share of a step: a number of bytes, or a number for each second of the last step. The rest of the
+queue waits for the next step, and content that is evicted before is not offered. A tier whose queue is full gets no
+offers until it has room.
 """
 
 from collections import deque
@@ -31,18 +31,18 @@ from pagedkv.memory.tiers import Run, RunChain
 __all__ = ["TierOffers"]
 
 MOST_QUEUED: Final = 512
-"""Sequences that wait for a tier; older ones are dropped."""
+"""Most sequences in the queue of a tier; beyond that the oldest are dropped."""
 Part = memoryview
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """Tokens that a tier is to be offered.
+    """A sequence in the queue of a tier.
 
     Args:
-        token_ids: int32 ``[n]``; num_settled: leading ones that are computed.
+        token_ids: int32 ``[n]``; num_settled: leading tokens that are computed.
         keys: its extra keys; chain: its runs.
-        next_run: runs before it were offered.
+        next_run: number of the first run that was not offered yet.
     """
 
     token_ids: Int32Array
@@ -54,7 +54,7 @@ class _Sequence:
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """Entries whose bytes are on their way to the host."""
+    """Entries that are being copied to the host."""
 
     runs: list[Run]
     blocks: list[list[int]]
@@ -75,10 +75,10 @@ class TierOffers:
 
     Args:
         tiers: the tiers.
-        space: where content is matched.
-        layout: which blocks entries hold.
-        block_bytes: copies them.
-        withdrawn: digests of blocks whose content turned out bad once; they, and what is behind them, are not offered.
+        space: matches tokens.
+        layout: the blocks of each entry.
+        block_bytes: copies blocks.
+        withdrawn: digests of blocks whose content turned out bad; neither they nor later blocks are offered.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TierOffers:
         self._budget_nbytes = block_bytes.read_nbytes_a_step
 
     def note_step(self, seconds: float) -> None:
-        """Note how long a step took."""
+        """Set the bytes that may be copied after the next step, by the seconds of the last one."""
         self._budget_nbytes = max(self._bytes.read_nbytes_a_step, int(seconds * self._bytes.read_nbytes_a_second))
 
     @property
@@ -117,16 +117,16 @@ class TierOffers:
                 queue.append(_Sequence(token_ids, num_settled, keys, chain))
 
     def drop(self) -> None:
-        """Drop all that waits; tiers may have been left out since."""
+        """Empty all queues; the list of tiers may have changed."""
         self._queues = [deque(maxlen=MOST_QUEUED) for _ in self._tiers]
         self._copies = [deque() for _ in self._tiers]
         self._offered = [WeakKeyDictionary() for _ in self._tiers]
 
     def advance(self, *, is_idle: bool) -> None:
-        """Copy and offer, within a step's budget unless no request is served.
+        """Copy and offer queued content, within a step's budget.
 
         Args:
-            is_idle: no step follows, so that all is copied that finds room, and copies are waited for.
+            is_idle: no step follows: there is no budget, and the call waits for its copies.
         """
         budget = None if is_idle else self._budget_nbytes
         for number, tier in enumerate(self._tiers):
@@ -141,9 +141,9 @@ class TierOffers:
                 self._offer_copied(number, waits=is_idle)
 
     def _copy_some(self, number: int, sequence: _Sequence, budget: int | None) -> int | None:
-        """Begin to copy entries of a sequence; return their bytes. None: the tier has no room for any now.
+        """Begin to copy entries of a sequence; return their bytes. None: the tier has no room now.
 
-        The sequence leaves the queue once all of it was copied or is not wanted.
+        The sequence leaves the queue once each of its entries was copied or is not to be offered.
         """
         store, layout = self._tiers[number].store, self._layout
         hit = self._space.match(sequence.token_ids, keys=sequence.keys, max_hit_tokens=sequence.num_settled)
@@ -172,7 +172,7 @@ class TierOffers:
         return len(wanted) * layout.run_nbytes
 
     def _num_offered(self, number: int, chain: RunChain) -> int:
-        """Count the leading runs that a request has offered already: its prompt's, when that was computed."""
+        """Return the number of leading runs that the request has offered before, with its prompt."""
         offered = self._offered[number].get(chain, [])
         same = (mine is theirs for mine, theirs in zip(offered, chain.runs, strict=False))
         return next((place for place, is_same in enumerate(same) if not is_same), min(len(offered), len(chain.runs)))
@@ -186,7 +186,7 @@ class TierOffers:
                 self._copy(number, [(run, self._layout.blocks_of_end(hit.num_tokens, hit.block_ids))])
 
     def _copy(self, number: int, entries: list[tuple[Run, list[Int32Array]]]) -> None:
-        """Begin to copy the blocks of entries to the host. Where that has no room they are not offered this time."""
+        """Begin to copy the blocks of entries to the host. If the host has no room, they are not offered."""
         if not entries:
             return
         copies: list[HostBlocks] = []
@@ -199,7 +199,7 @@ class TierOffers:
         self._copies[number].append(_Copy([run for run, _ in entries], counts, copies))
 
     def _offer_copied(self, number: int, *, waits: bool) -> None:
-        """Offer what has been copied, oldest first."""
+        """Offer copied entries, oldest first."""
         copies, tier = self._copies[number], self._tiers[number]
         while copies and (waits or copies[0].is_done):
             copy = copies.popleft()
@@ -212,7 +212,7 @@ class TierOffers:
 
 
 def _parts_of(copy: _Copy) -> list[list[Part]]:
-    """Cut copied rows into the parts of each entry: one for each group."""
+    """Split copied rows into the parts of each entry, one for each group."""
     starts = [0] * len(copy.copies)
     parts = []
     for counts in copy.blocks:
@@ -226,6 +226,6 @@ def _parts_of(copy: _Copy) -> list[list[Part]]:
 
 
 def _chained(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Split runs where one does not continue the one before."""
+    """Return ranges of runs in which each continues the one before."""
     starts = [0, *(place for place in range(1, len(runs)) if runs[place].parent != runs[place - 1].key)]
     return list(zip(starts, [*starts[1:], len(runs)], strict=True))

@@ -1,4 +1,4 @@
-"""Flight: a step that was launched and is not finished, and what finishing it changes."""
+"""Flight: a step that was launched and is not finished; Finished: counts of finished steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Flight:
     """A step that was launched and is not finished.
 
     Args:
-        batch: the step; rows: those that it samples, in the batch's order.
-        places: which of the rows were sampled, since others ended before; None: all of them.
-        sampling: what was drawn; None: nothing was to be sampled.
+        batch: the step; rows: the rows to be sampled, in the batch's order.
+        places: places of the rows that were sampled, without answers that had ended; None: all of them.
+        sampling: the sampled tokens; None: no row was sampled.
     """
 
     batch: Batch
@@ -28,11 +28,11 @@ class Flight:
 
 
 class Finished(NamedTuple):
-    """What finished steps changed: requests that ended, and drafts that were right."""
+    """Counts of finished steps: requests that ended, and drafts that were accepted."""
 
     num_requests: int = 0
     num_accepted: int = 0
 
     def plus(self, other: "Finished") -> "Finished":
-        """Add what another step changed."""
+        """Add the counts of another step."""
         return Finished(self.num_requests + other.num_requests, self.num_accepted + other.num_accepted)

@@ -24,7 +24,7 @@ __all__ = ["ModelHead", "watched_head"]
 
 @final
 class ModelHead:
-    """What a model makes of hidden states.
+    """Computes logits of hidden states.
 
     Args:
         model: the model; its body is not called here.
@@ -36,11 +36,11 @@ class ModelHead:
         self._answer: Any = None
 
     def note(self, answer: object) -> None:
-        """Take what the body answered a pass."""
+        """Keep the output of the body for a pass."""
         self._answer = answer
 
     def hidden(self, places: Int64Array) -> torch.Tensor:
-        """Give hidden states of tokens of the pass, by their places in it: ``[places, width]``."""
+        """Return hidden states of tokens of the pass, by their places in it: ``[places, width]``."""
         hidden = getattr(self._answer, "last_hidden_state", None)
         if not isinstance(hidden, torch.Tensor):
             raise EngineError(
@@ -50,7 +50,7 @@ class ModelHead:
         return hidden.flatten(0, 1)[torch.from_numpy(places).to(hidden.device)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Give logits ``[n, vocabulary]`` of hidden states ``[n, width]``."""
+        """Return logits ``[n, vocabulary]`` of hidden states ``[n, width]``."""
         answer = copy.copy(self._answer)
         answer.last_hidden_state = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)

@@ -1,4 +1,4 @@
-"""LastTokens: the token that each row sampled last, in device memory, so that the next step need not wait for the host.
+"""LastTokens: the last sampled token of each row, in device memory, so that the next step does not wait for the host.
 
 A step that is launched before the host has the sampled tokens takes them from here, by row::
 
@@ -46,7 +46,7 @@ class LastTokens:
 
         Args:
             token_ids: int64 ``[n]`` on the device, changed in place.
-            sources: integers ``[n]``: the row whose last token it is, -1 where the token stays.
+            sources: integers ``[n]``: the row whose last token replaces it, -1 where the token stays.
         """
         rows = sent(torch.from_numpy(sources.astype(np.int64)), self._device)
         token_ids.copy_(torch.where(rows >= 0, self._token_ids[rows.clamp(min=0)], token_ids))

@@ -1,4 +1,4 @@
-"""What a caller gets: an output for each request, a completion for each of its answers."""
+"""Outputs of requests: a RequestOutput for each request, with a Completion for each of its answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ from pagedkv.serving.engine.tiering import TierNote
 __all__ = ["Completion", "FinishReason", "RequestOutput"]
 
 FinishReason: TypeAlias = Literal["stop", "length", "aborted", "rejected", "deadline", "failed"]
-"""Why an answer ended: by itself, by its length, by its caller, for want of blocks, by its deadline, or by an error of
-its own, of a step that failed twice, or of the device."""
+"""Why an answer ended: "stop" by a stop rule, "length" by its limit, "aborted" by its caller, "rejected" for lack of
+blocks, "deadline" by its deadline, "failed" by an error of the request, of a step and its retry, or of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Completion:
 
     Args:
         index: its place among the request's answers.
-        token_ids: what was generated, the tokens that ended it included.
-        finish_reason: see :data:`FinishReason`; None while it goes on.
-        text: the same as text, where there is a tokenizer: without the token that ended it, cut before a stop text.
-        stop: the token id or the text that ended it; None where it ended otherwise.
-        logprobs: of each token, where they were asked for.
-        score: by which a beam search ranks it; None where there is none.
+        token_ids: the generated tokens, with those that ended it.
+        finish_reason: see :data:`FinishReason`; None while it has not ended.
+        text: the text of the tokens, without an end token, and cut before a stop text; None without a tokenizer.
+        stop: the token id or the text that ended it; None if it ended otherwise.
+        logprobs: of each token; None if they were not requested.
+        score: its score in a beam search; None if there is none.
     """
 
     index: int
@@ -41,32 +41,32 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What became of a request.
+    """The answers of a request, with its counts and times.
 
     Args:
         number: its place in the order of arrival.
         prompt_token_ids: its prompt.
         completions: its answers.
-        num_cached_tokens: tokens of the prompt that were hit when it was first admitted.
+        num_cached_tokens: tokens of the prompt that were hit at its first admission.
         num_recomputed_tokens: tokens that were computed again after preemption.
-        num_preemptions: how often it had to give its blocks up.
+        num_preemptions: times that it was preempted.
         first_token_seconds, total_seconds: from its arrival to its first token, and to its end.
         error: why it failed or was rejected.
-        prompt_logprobs: where they were asked for, of each token of the prompt; None of the first one, before which
-            nothing stands.
-        queue_seconds: from its arrival to its first block.
-        explanation: why no more of its prompt was hit, as it was then; None where it was not admitted.
-        receipt: what it took in the block space: of all of its sequences and lives, complete once it has ended.
-        num_drafted_tokens: tokens that were guessed and computed for it; num_accepted_tokens: those that were right.
+        prompt_logprobs: of each token of the prompt, with None for the first; None if they were not requested.
+        queue_seconds: from its arrival to its first admission.
+        explanation: why no more of its prompt was hit at its first admission; None if it was not admitted.
+        receipt: tokens and blocks that it used in the block space, summed over its sequences and admissions; complete
+            once it has ended.
+        num_drafted_tokens: drafts computed for it; num_accepted_tokens: those that were accepted.
         num_leased_tokens: leading tokens of prompt and answer that were leased when it ended, of the answer with the
             most; 0 without ``keep_for_s``, or if the lease was refused.
         breakpoint_tokens: for each breakpoint of its intent, in order, the leading tokens leased there; 0 until they
             are computed, or if the lease was refused.
-        epochs: the oldest and the newest epoch of the weights that contributed to what it held; None before it gives
-            its blocks back, or if epochs are not counted.
+        epochs: the oldest and the newest epoch of the weights that computed its blocks; None before its blocks are
+            freed, or if epochs are not counted.
         num_loaded_tokens: tokens of its hits that tiers brought for it, by medium ("host", "folder", "redis",
             "object"); the other hits were in device memory.
-        tier_notes: what became of what tiers had of its prompt, in order: ``str`` of each is one line.
+        tier_notes: ranges of its prompt that tiers had, with why they were loaded or not; ``str`` of each is one line.
     """
 
     number: int
@@ -97,10 +97,10 @@ class RequestOutput:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that steps computed for it, those that were computed again among them."""
+        """Tokens that steps computed for it, including those computed again."""
         return self.receipt.num_computed
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens that its answers got by forks, and did not have to compute."""
+        """Tokens that its answers share by forks, instead of computing them."""
         return self.receipt.num_forked

@@ -1,8 +1,8 @@
-"""One forward pass of two tokens that tells what every layer of a model keeps and reads.
+"""The probe: one forward pass of two tokens, which finds out what every layer of a model keeps and reads.
 
-Three places are watched: the attention function that the model calls by name, the mask function, whose answers come
-back as the masks of calls, and ``Cache.update``. What a call reads is the source whose tensors it is given; a call that
-is given others than any source returned, right behind an update, has unfolded them from it (latents).
+It watches the attention function that the model calls by name, the mask function, whose results return as masks of
+calls, and ``Cache.update``. A call reads the source whose tensors it has as arguments. A call right after an update
+with tensors of no source has unfolded them from that update (latents).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ __all__ = ["probe"]
 
 NUM_TOKENS: Final = 2
 KNOWN_TENSORS: Final = frozenset({"s_aux", "position_ids", "cache_position", "logits_to_keep"})
-"""Keywords of attention calls whose tensors either are handled or change nothing."""
+"""Keywords of attention calls with tensors that are supported, or that change no result."""
 SEE_TABLE: Final = "docs/engine.md lists what is supported"
 
 
@@ -36,7 +36,7 @@ class _Update:
 
 @dataclass(slots=True, eq=False)
 class _Recorder:
-    """Notes updates and calls, and answers them as a dense model does."""
+    """Records updates and calls, and computes them as a dense model does."""
 
     model_name: str
     device: torch.device
@@ -56,10 +56,10 @@ class _Recorder:
         self.unread = len(self.updates) - 1
 
     def make_mask(self, options: dict[str, Any]) -> torch.Tensor:
-        with self.device:  # where masks look up what they know of the pass
+        with self.device:  # the device of the tensors that masks look up
             mask = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]
             rule = rule_of_mask(cast("Callable[..., Any]", options["mask_function"]))
-        self.kept.append(mask)  # whoever is freed gives its address to another
+        self.kept.append(mask)  # a freed mask's address could be that of a later one
         self.masks[mask.data_ptr()] = rule
         return mask
 
@@ -88,7 +88,7 @@ class _Recorder:
         return out.transpose(1, 2).contiguous()
 
     def _source_of(self, number: int, key: torch.Tensor, value: torch.Tensor) -> int:
-        """Find which update's tensors a call reads, and note the source when it is read for the first time."""
+        """Return the index of the update that a call reads, and record it as a source when it is first read."""
         for index, update in reversed(list(enumerate(self.updates))):
             if _same(update.key, key) and _same(update.value, value):
                 if index == self.unread:
@@ -202,7 +202,7 @@ def probe(model: compat.Model) -> ModelLayers:
         recorder.note_update(layer_idx, keys, values)
         return keys, values
 
-    cast("Any", cache).update = watched  # of this one cache
+    cast("Any", cache).update = watched  # of this cache object alone
     tokens = torch.tensor([[1, 2]], device=model.device)
     positions = torch.arange(NUM_TOKENS, device=model.device)[None]
     inputs: dict[str, object] = {"input_ids": tokens, "position_ids": positions, "past_key_values": cache}

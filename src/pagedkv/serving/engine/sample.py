@@ -1,7 +1,7 @@
-"""Sample: one answer under way. What sampling keeps of it, when it ends, and what was told of its tokens.
+"""Sample: one answer under way, with its sampled sequence, its stop rules and its log-probabilities.
 
-It belongs to no row of a batch and to no block: a preemption by swap does not touch it, and one by recompute only where
-several answers of one prompt begin again.
+It is independent of rows and blocks: a preemption by swap does not change it, and a preemption by recompute only if
+several answers of one prompt start again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,16 +21,16 @@ class Sample:
 
     Args:
         index: its place among the request's answers.
-        sequence: its tokens, as sampling sees them.
-        stop_ids: tokens that end it, the model's own among them where they count.
-        max_tokens: tokens at which it ends.
-        decode: gives the text of token ids; needed for stop texts alone.
+        sequence: its tokens and their state for sampling.
+        stop_ids: tokens that end it; the model's end tokens are among them unless the request ignores them.
+        max_tokens: most tokens of it.
+        decode: maps token ids to text; needed for stop texts alone.
 
     Attributes:
-        place: what a row of logits is given for it.
-        finish_reason: why it ended; stop: the token id or text that did it; None while it goes on.
-        score: by which a beam search ranks it.
-        num_continued: tokens that another engine generated, before which nothing is sampled here.
+        place: its place for a row of logits without drafts.
+        finish_reason: why it ended; stop: the token id or text that ended it; both None while it has not ended.
+        score: its score in a beam search.
+        num_continued: leading tokens that another engine generated.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Sample:
 
     @property
     def token_ids(self) -> list[int]:
-        """What was generated; not to be changed."""
+        """The generated tokens; not to be changed."""
         return self.sequence.generated_ids
 
     def logprobs_from(self, first: int) -> tuple[TokenLogprobs, ...] | None:
-        """Return the log-probabilities of its tokens from one on; None where none were asked for."""
+        """Return the log-probabilities of its tokens from index ``first`` on; None if they were not requested."""
         first = max(0, first - self.num_continued)
         return tuple(self._logprobs[first:]) if self.sequence.params.logprobs is not None else None
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> bool:
-        """Note a token that was sampled for it; return whether it ends by that token, and not by its length."""
+        """Append a sampled token; return whether it ends the answer by a stop rule, and not by its length."""
         self.sequence.append_sampled(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
@@ -76,17 +76,17 @@ class Sample:
         return ending.reason.value == "stop"
 
     def go_on_as(self, sequence: SampledSequence) -> None:
-        """Be another sequence from now on: a beam that another one took the place of."""
+        """Replace its sequence, as a beam whose place another one takes."""
         self.sequence, self.place = sequence, Place(sequence)
 
     def begin_again(self) -> None:
-        """Forget all that was generated."""
+        """Drop all tokens generated here."""
         self.sequence.truncate(self.num_continued)
         self._logprobs.clear()
         self._stops = self._new_stops()
 
     def completion(self) -> Completion:
-        """Tell how far it has come."""
+        """Return its tokens so far. O(tokens)."""
         return Completion(
             self.index,
             tuple(self.token_ids),

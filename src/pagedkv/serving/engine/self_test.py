@@ -39,14 +39,14 @@ TOLERANCES: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 1
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """What a self-test found.
+    """The result of a self-test.
 
     Args:
         difference: the largest difference of a logit over blocks and dense, in units of the dense logits' spread.
-        step_difference: the same between the model's own answers to a token within a prompt, and decoded. More than
-            rounding, with some recurrent layers: then what was decoded is to be computed again as it was decoded.
-        tolerance: the largest difference that is rounding.
-        continues: recurrent layers continue a state over more than one token.
+        step_difference: the same between the dense model's logits of a token within a prompt, and decoded. With some
+            recurrent layers it exceeds rounding: decoded tokens must then be computed again as they were decoded.
+        tolerance: the largest difference that counts as rounding.
+        continues: whether recurrent layers continue a state over more than one token.
     """
 
     difference: float
@@ -56,12 +56,12 @@ class SelfTest:
 
     @property
     def replays_steps(self) -> bool:
-        """Whether what was decoded is to be computed again token by token."""
+        """Whether decoded tokens must be computed again one by one."""
         return self.step_difference > STEP_SHARE * self.tolerance
 
 
 def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
-    """Compare the model over blocks with itself.
+    """Compare the model over blocks with the dense model.
 
     Raises:
         UnsupportedModelError: the two differ by more than rounding, or the model fails over blocks.

@@ -1,4 +1,4 @@
-"""What is new of a request since the last look: :class:`TokenUpdate`, and :class:`NewTokens`, which finds it."""
+"""TokenUpdate: new tokens of an answer; NewTokens: finds those of a request since the last call."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class TokenUpdate:
     Args:
         prompt: index of the prompt among those given; index: of the answer among the prompt's.
         token_ids: the new tokens.
-        finish_reason: why it ended, with its last tokens; else None.
-        logprobs: of each new token, where they were asked for.
-        stop: the token id or the text that ended it; None where it goes on, or ended otherwise.
+        finish_reason: why the answer ended, in its last update; else None.
+        logprobs: of each new token; None if they were not requested.
+        stop: the token id or the text that ended the answer; None if it has not ended, or ended otherwise.
     """
 
     prompt: int
@@ -34,9 +34,9 @@ class TokenUpdate:
 
 @final
 class NewTokens:
-    """Follows one request, and gives each new token once.
+    """Follows one request, and returns each new token once.
 
-    Answers that begin again after a preemption have no new tokens before they are longer than before.
+    An answer that starts again after a preemption has no new tokens until it is longer than before.
 
     Args:
         request: the request.
@@ -50,7 +50,7 @@ class NewTokens:
         self._is_over = [False] * len(request.samples)
 
     def take(self) -> Iterator[TokenUpdate]:
-        """Give what is new, an update for each answer that has something new. O(new tokens + answers)."""
+        """Yield an update for each answer with new tokens or a new end. O(new tokens + answers)."""
         for place, sample in enumerate(self._request.samples):
             is_over = sample.finish_reason is not None
             if len(sample.token_ids) > self._num_given[place] or is_over > self._is_over[place]:

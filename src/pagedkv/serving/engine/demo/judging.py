@@ -1,6 +1,6 @@
 """Judge answers: are they what the documents say, and are they those of dense generation?
 
-Dense generation takes padded prompts, 64 at a time, in contiguous caches; it knows nothing of blocks.
+Dense generation takes padded prompts, 64 at a time, in contiguous caches; it uses no blocks.
 """
 
 from collections.abc import Sequence

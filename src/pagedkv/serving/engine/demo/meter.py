@@ -58,7 +58,7 @@ class Meter:
         self._num_reserved = self._num_held = 0
 
     def note(self, record: StepRecord) -> None:
-        """Measure once; to be told every step when it is over. O(running sequences)."""
+        """Measure once; to be called after every step. O(running sequences)."""
         self._num_steps += 1
         self._num_swapped += record.num_swapped_out
         self._num_recomputed += record.num_recomputed

@@ -47,7 +47,7 @@ MOST_WAITING: Final = 64
 Answer: TypeAlias = tuple[int, ...]
 
 Watch: TypeAlias = Callable[[StepRecord, int], None]
-"""Is told each step, and how many questions have been answered."""
+"""Called with each step's record, and the number of answered questions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> 
 
     Args:
         folder: where its files are.
-        max_positions: positions that it takes, for whoever wants its work and not its answers; None: as trained.
+        max_positions: positions that it takes, for benchmarks that do not use its answers; None: as trained.
 
     Raises:
         ConfigurationError: the weights are missing, or not those that were trained.

@@ -13,7 +13,7 @@ together::
            target     computes the plan, drafts among it
            sample     a token behind each draft; the scheduler accepts the drafts that equal them
 
-Modules: ``pairing`` checks that two models fit and joins their groups, ``passes`` tells which tokens go through the
+Modules: ``pairing`` checks that two models fit and joins their groups, ``passes`` has the tokens that go through the
 draft model together, ``drafter`` runs these passes and draws the drafts. None of them decides on an answer: a draft is
 accepted only where the target samples the same token (:mod:`~pagedkv.serving.engine.draft_acceptance`).
 """

@@ -34,7 +34,7 @@ __all__ = ["Drafted", "Drafter"]
 
 NO_DRAFTS: Final = np.zeros(0, np.int32)
 LOOKING_BACK: Final = Feature.PENALTIES | Feature.BANS
-"""What rows may ask for that depends on the tokens before a position, and not on their number alone."""
+"""Features of rows that depend on the tokens before a position, and not on their number alone."""
 
 
 class Drafted(NamedTuple):

@@ -10,7 +10,7 @@
     prefix_file    a prefix as a file, without any tier
 
 What is loaded and offered is decided by :mod:`pagedkv.memory.tiering`, which a simulation shares.
-The store is :mod:`pagedkv.memory.tiers`, and knows none of this. ``docs/tiers.md`` has the rules.
+The store is :mod:`pagedkv.memory.tiers`, which is independent of engines. ``docs/tiers.md`` has the rules.
 """
 
 from pagedkv.memory.tiering import LoadUnderWay, TierCause, TierNote, TierStatistics
