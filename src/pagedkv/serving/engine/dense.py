@@ -1,8 +1,7 @@
-"""What a model answers by itself, dense, to one prompt; and how far that is certain.
+"""Dense generation by a model itself, and the number of tokens up to which it is certain.
 
-Two ways to compute the same logits round differently. So an answer can be held against another one only up to the
-first position where the model could have chosen otherwise: where its two largest logits are closer than
-:data:`TOLERANCE` of their spread.
+Two ways to compute the same logits round differently. So two answers can be compared only up to the first position at
+which rounding could change the token: where the two largest logits are closer than :data:`TOLERANCE` of their spread.
 """
 
 from collections.abc import Sequence
@@ -21,11 +20,11 @@ TOLERANCE: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class DenseAnswer:
-    """A model's own answer.
+    """The answer of dense generation.
 
     Args:
         token_ids: the tokens.
-        num_certain: of them, how many come before the first that could have been another one.
+        num_certain: tokens before the first that rounding could change.
     """
 
     token_ids: tuple[int, ...]
@@ -33,13 +32,13 @@ class DenseAnswer:
 
 
 def ask_dense(model: compat.Model, llm: LLM, prompt_token_ids: Sequence[int], num_new: int) -> DenseAnswer:
-    """Let a model answer by its own ``generate``: the most likely tokens, which none of them ends.
+    """Generate the most likely tokens by a model's own ``generate``, without end tokens.
 
     Args:
         model: the model.
-        llm: an engine for it, between steps; it knows whether the model has soft caps.
+        llm: an engine of the model, between steps, from which the soft caps of its layers are read.
         prompt_token_ids: at least one.
-        num_new: how many tokens, at least one.
+        num_new: number of tokens, at least one.
     """
     has_cap = any(layer.soft_cap for layer in llm.groups.attention)
     with BorrowedModel(model).dense(has_cap=has_cap):

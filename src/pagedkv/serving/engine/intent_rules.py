@@ -1,4 +1,4 @@
-"""What an intent needs of the engine that serves it: the tenant, the prompt, leases."""
+"""Checks of an intent against the engine: its tenant, its breakpoints, leases."""
 
 from pagedkv.memory.contract.arguments import require_instance
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
@@ -13,8 +13,8 @@ def require_possible(intent: Intent, space: BlockSpace, num_prompt_tokens: int) 
     """Check an intent for a prompt of so many tokens. O(breakpoints + tenants).
 
     Raises:
-        RequestError: it is no Intent; there is no such tenant; a breakpoint is behind the prompt; ``retention`` is 1,
-            and the space keeps no leases; ``replaces`` is no request.
+        RequestError: it is not an Intent; there is no such tenant; a breakpoint lies after the prompt; ``retention`` is
+            1 and the space has no leases; ``replaces`` is not a request.
     """
     if intent is PLAIN:
         return

@@ -1,4 +1,4 @@
-"""KVScales: by what keys and values are divided where an engine stores them in eight bits.
+"""KVScales: divisors of keys and values that are stored in eight bits.
 
 A float of eight bits (e4m3fn) represents magnitudes from 2**-9 to 448: greater ones become 448, and below 2**-6 digits
 are lost. Keys of some layers and heads lie outside of that range. So the greatest magnitude of each head is measured
@@ -6,7 +6,7 @@ once, over texts like those to be served, and becomes the greatest number of the
 
     stored = round(key / scale)        scale = margin x greatest magnitude / 448, for each layer and head
 
-The scales belong to the identity of content in tiers: what was stored by other scales is never loaded.
+The scales are part of the identity of content in tiers: content stored by other scales is never loaded.
 """
 
 import json
@@ -78,7 +78,7 @@ def measure_kv_scales(model: compat.Model, prompts: Sequence[Sequence[int]], *, 
     Args:
         model: a decoder in evaluation mode, on any device. It is not changed.
         prompts: token ids of texts like those to be served; a few thousand tokens.
-        margin: factor of the greatest magnitude that was measured, for keys that are greater than all of these.
+        margin: factor of the greatest measured magnitude, since keys of requests may be greater.
 
     Raises:
         ConfigurationError: no prompt, or a margin below 1.
@@ -101,7 +101,7 @@ def measure_kv_scales(model: compat.Model, prompts: Sequence[Sequence[int]], *, 
 
 
 def _watched_cache(model: compat.Model, greatest: dict[int, torch.Tensor]) -> object:
-    """Make a dense cache that notes the greatest magnitudes by layer, float32 ``[2, heads]``, of what it is given."""
+    """Return a dense cache that notes the greatest magnitudes of its updates by layer, float32 ``[2, heads]``."""
     cache = compat.dense_cache(model)
     update = cache.update
 

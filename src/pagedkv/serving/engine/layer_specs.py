@@ -1,8 +1,8 @@
-"""What a probe saw of a model: attention layers in the order of their calls, and what each keeps.
+"""ModelLayers: the result of the probe: a model's calls of attention in order, and what each layer keeps.
 
 A *call* is one use of the attention function in a forward pass. Calls are numbered in their order, which is the same in
-every pass: a block that several layers share is called several times, a layer that shares keys calls without keeping
-any. A *source* is what one call of ``Cache.update`` keeps.
+every pass: a module that several layers share has several calls, and a layer that shares keys has a call without a
+source of its own. A *source* is what one call of ``Cache.update`` keeps.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ RuleKind: TypeAlias = Literal["full", "window", "chunk"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rule:
-    """Which earlier positions are seen.
+    """The positions that a call attends to.
 
     Args:
         kind: as :mod:`pagedkv.memory.contract.spec` has them: "full", "window" or "chunk".
@@ -36,8 +36,8 @@ class SourceSpec:
         layer_idx: transformers' number of the layer.
         num_heads, key_dim, value_dim: of its keys and values.
         dtype: of both.
-        is_latent: what is attended to is unfolded from it by the model: ``key_dim`` and ``value_dim`` are those of two
-            vectors, for all heads.
+        is_latent: whether the model unfolds keys and values from it: ``key_dim`` and ``value_dim`` are then the widths
+            of two vectors for all heads.
     """
 
     layer_idx: int
@@ -54,11 +54,11 @@ class CallSpec:
 
     Args:
         source: number of the source whose keys it reads.
-        is_sharing: an earlier call reads the same source.
+        is_sharing: whether an earlier call reads the same source.
         num_heads: heads of its queries.
-        scale, soft_cap: what happens to scores; 0: no cap.
-        has_sinks: each head has a sink.
-        rule: which positions it sees.
+        scale, soft_cap: factor and soft cap of scores; 0: no cap.
+        has_sinks: whether each head has a sink.
+        rule: the positions that it attends to.
     """
 
     source: int
@@ -85,12 +85,12 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelLayers:
-    """What a model keeps, and how it reads that.
+    """The attention calls of a model, and what its layers keep.
 
     Args:
         calls: the calls of a forward pass, in order.
-        sources: what is kept of tokens.
-        states: what is kept of sequences.
+        sources: kept for each token.
+        states: kept for each sequence.
     """
 
     calls: tuple[CallSpec, ...]
@@ -100,7 +100,7 @@ class ModelLayers:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a source or a state lies: layer ``index`` of a group."""
+    """The place of a source or a state: layer ``index`` of a group."""
 
     group: int
     index: int

@@ -1,7 +1,6 @@
 """Loading a model and its tokenizer, from a folder or by name; failures are errors of one sentence.
 
-What goes wrong inside transformers has many types and long texts. Here it is one of two: there is no such model, or it
-is one that cannot be run.
+Errors of transformers have many types and long texts. Here there are two: there is no such model, or it cannot be run.
 """
 
 from typing import Final

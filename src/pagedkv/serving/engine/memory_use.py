@@ -1,4 +1,4 @@
-"""MemoryUse: what an engine takes of its device's memory, and the refusal where that is more than there is.
+"""MemoryUse: the bytes of device memory that an engine takes, and the errors where they do not fit.
 
 ::
 
@@ -27,11 +27,11 @@ class MemoryUse(NamedTuple):
     """Bytes on an engine's device.
 
     Args:
-        weights_nbytes: parameters and buffers of the model, and of a draft model, each memory once.
+        weights_nbytes: parameters and buffers of the model, and of a draft model; shared memory counts once.
         kv_nbytes: blocks of all pools.
-        activations_nbytes: the most that a step of ``max_batched_tokens`` allocates and frees; None: not measured, on a
-            CPU, and for models whose steps have tensors of other shapes.
-        graphs_nbytes: what torch reserved for graphs; 0: none were captured.
+        activations_nbytes: peak of the temporary memory of a step of ``max_batched_tokens``; None if not measured: on a
+            CPU, and for models whose steps have tensors of varying shapes.
+        graphs_nbytes: reserved by torch for graphs; 0: none were captured.
         free_nbytes: free when the engine was built; None on a CPU.
     """
 
@@ -42,7 +42,7 @@ class MemoryUse(NamedTuple):
     free_nbytes: int | None
 
     def beside(self, other: "MemoryUse", *models: compat.Model) -> "MemoryUse":
-        """Add what another model takes over the same blocks, measured later; the two run one after the other."""
+        """Add the bytes of a model over the same blocks, measured later. The models' passes never overlap."""
         steps = [each.activations_nbytes for each in (self, other)]
         activations = None if steps[0] is None or steps[1] is None else max(steps[0], steps[1])
         return MemoryUse(
@@ -62,11 +62,11 @@ def weights_nbytes(*models: compat.Model) -> int:
 
 
 def require_room(kv_nbytes: int, model: compat.Model) -> None:
-    """Refuse blocks that a GPU has no free memory for. Raises ConfigurationError, with the numbers."""
+    """Raise ConfigurationError, with the numbers, if a GPU has too little free memory for blocks."""
     if model.device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(model.device)
-    if kv_nbytes > free:  # what torch holds and does not use can be given back
+    if kv_nbytes > free:  # torch can free the memory that it has cached
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(model.device)
     if kv_nbytes > free:
@@ -78,7 +78,7 @@ def require_room(kv_nbytes: int, model: compat.Model) -> None:
 
 @contextmanager
 def refusing(what: str, device: torch.device) -> Iterator[None]:
-    """Refuse what does not fit beside weights and blocks. Raises ConfigurationError, with the numbers."""
+    """Raise ConfigurationError, with the numbers, if memory runs out within this context."""
     try:
         yield
     except torch.OutOfMemoryError as problem:
@@ -90,9 +90,9 @@ def refusing(what: str, device: torch.device) -> Iterator[None]:
 
 
 def measured(run: Callable[[], object], num_tokens: int, device: torch.device) -> int:
-    """Run a step of so many tokens on a GPU, and return the most bytes that it allocated.
+    """Run a step of so many tokens on a GPU, and return the peak of the bytes that it allocated.
 
-    Raises ConfigurationError, with the numbers, where they are not there.
+    Raises ConfigurationError, with the numbers, if memory runs out.
     """
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

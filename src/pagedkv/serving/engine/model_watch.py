@@ -1,8 +1,7 @@
-"""ModelWatch: whether what a CUDA graph was captured of is still the model that a step would run.
+"""ModelWatch: finds out whether a model has changed since its CUDA graphs were captured.
 
-A graph holds addresses. It is of no use any more once a weight was moved, exchanged or converted, a module exchanged
-(an adapter was added), a hook registered, or the model set to train. Weights that change in place are the graph's as
-well.
+A graph has addresses. It is invalid once a weight was moved, replaced or converted, a module replaced (as by an
+adapter), a hook registered, or the model set to training. Weights may change in place.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters
 
 @final
 class ModelWatch:
-    """What a model was when this was made.
+    """The state of a model when this was made.
 
     Args:
         model: the model.
@@ -31,8 +30,8 @@ class ModelWatch:
     Attributes:
         has_hooks: whether any module has a hook of its forward pass.
 
-    Its weights are kept allocated for as long as this lives, also if the model lets them go: a graph that is replayed
-    before anything has been noticed reads memory that is there. Cost: O(modules + weights).
+    It keeps references to the weights, also if the model drops them: a graph that is replayed before the change is
+    noticed still reads allocated memory. Cost: O(modules + weights).
     """
 
     def __init__(self, model: compat.Model) -> None:
@@ -75,7 +74,7 @@ class ModelWatch:
         return [repr([getattr(module, name, None) for name in ADAPTER_STATE]) for module in self._adapted]
 
     def _has_other_hooks(self) -> bool:
-        """Look through the modules while some have hooks, or if any hook was registered anywhere since."""
+        """Return whether hooks have changed; searches the modules only if they have hooks or one was registered."""
         if not self.has_hooks and RemovableHandle.next_id == self._num_hooks:
             return False
         self._num_hooks = RemovableHandle.next_id

@@ -1,7 +1,7 @@
-"""PredictedText: guess the tokens that follow from what a request predicts of its answer.
+"""PredictedText: drafts of the next tokens from a request's prediction of its answer.
 
-A place in the prediction advances with the answer as long as both have the same tokens. Behind another token there is
-no guess until the answer's last three tokens stand in the prediction again::
+A place in the prediction advances with the answer while both have the same tokens. After a different token there are no
+drafts until the answer's last three tokens occur in the prediction again::
 
     prediction   the red kite is in locker 7 . anything else ?
     answer       the red kite is in shelf 9 . anything else
@@ -23,7 +23,7 @@ NUM_MATCHED: Final = 3
 
 @final
 class PredictedText:
-    """A prediction, and the place in it that an answer has come to.
+    """A prediction, and the place in it that the answer has reached.
 
     Args:
         token_ids: the prediction.
@@ -36,16 +36,16 @@ class PredictedText:
         self._is_lost = False
 
     def propose(self, answer: Sequence[int], most: int) -> Int32Array:
-        """Guess what follows, and move the place.
+        """Return drafts of the next tokens, and move the place.
 
         Args:
-            answer: tokens of the answer, which begins as at the last call or, where it is shorter, anew.
-            most: guesses wanted.
+            answer: tokens of the answer: those of the last call with more tokens, or fewer if the answer started again.
+            most: most drafts.
 
         Returns:
-            int32, at most ``most`` tokens; none where the place is lost, or at the end of the prediction.
+            int32, at most ``most`` tokens; none if the place is lost, or at the end of the prediction.
 
-        Cost: O(new tokens); where the place is lost, a pass over the prediction.
+        Cost: O(new tokens); a pass over the prediction if the place is lost.
         """
         if len(answer) < self._num_seen:
             self._num_seen, self._place, self._is_lost = 0, 0, False
@@ -64,7 +64,7 @@ class PredictedText:
         self._place += int(differing[0]) if len(differing) else len(expected)
 
     def _find(self, last: Sequence[int]) -> None:
-        """Find the nearest place behind the last one that these tokens lead to, else the first of all."""
+        """Find the first place after the last one that follows these tokens; if there is none, the first of all."""
         if len(last) < NUM_MATCHED or len(self._token_ids) < NUM_MATCHED:
             return
         windows = np.lib.stride_tricks.sliding_window_view(self._token_ids, NUM_MATCHED)

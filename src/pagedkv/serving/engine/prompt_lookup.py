@@ -1,14 +1,14 @@
-"""PromptLookup: guess the tokens that follow from where the last ones stood before, in prompt and answer.
+"""PromptLookup: drafts of the next tokens from an earlier occurrence of the last ones, in prompt and answer.
 
-No model is asked. What repeats itself (code that is edited, a document that is quoted, a table) repeats what came next
-as well (A. Saxena, "Prompt Lookup Decoding", 2023)::
+This needs no model. Text that repeats (edited code, a quoted document, a table) also repeats what followed it
+(A. Saxena, "Prompt Lookup Decoding", 2023)::
 
     prompt and answer    ... red kite : locker 7 . tiny drum : attic 31 .   Where ? red kite :
     last 3 tokens            `--------'                                             `--------'
     guessed                           locker 7 . tiny
 
-Other than there, the latest place counts and not the first, since an answer repeats itself more than its prompt; and a
-guess that comes to the end goes on with itself, as a text of that period would.
+Unlike there, the latest occurrence is used and not the first, since an answer repeats itself more than its prompt. A
+draft that reaches the end of the tokens continues with its own tokens, as a periodic text.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ MOST_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """How tokens are guessed.
+    """Settings of drafts by lookup.
 
     Args:
-        num_tokens: guessed tokens of a sequence in a step at most, 1 to 64.
-        max_ngram: last tokens that are looked for, all of them first, then fewer; min_ngram: at least so many.
+        num_tokens: most drafts of a sequence in a step, 1 to 64.
+        max_ngram: last tokens that are searched for, all of them first, then fewer; min_ngram: fewest of them.
 
     Raises:
         ConfigurationError: a number is out of range.
@@ -52,15 +52,15 @@ class PromptLookup:
             raise ConfigurationError(f"max_ngram is {self.max_ngram}, which is less than min_ngram = {self.min_ngram}")
 
     def propose(self, token_ids: Int32Array, most: int) -> Int32Array:
-        """Guess what follows.
+        """Return drafts of the next tokens.
 
         Args:
-            token_ids: int32 ``[n]``, all of a sequence; most: guesses wanted.
+            token_ids: int32 ``[n]``, all tokens of a sequence; most: most drafts.
 
         Returns:
-            int32, ``min(most, num_tokens)`` tokens; none where the last ``min_ngram`` tokens never stood before.
+            int32, ``min(most, num_tokens)`` tokens; none if the last ``min_ngram`` tokens do not occur before.
 
-        Cost: a pass over the tokens, and O(places where the last one stands).
+        Cost: a pass over the tokens, and O(occurrences of the last one).
         """
         place = self._latest(token_ids)
         if place is None:
@@ -94,7 +94,7 @@ class LookupText:
         self._token_ids = prompt_token_ids  # copied when the answer begins: most of a queue is waiting
 
     def grown(self, answer: Sequence[int]) -> Int32Array:
-        """Give the prompt and this answer, which begins as the one before did: a view, int32. O(new tokens)."""
+        """Return the prompt and this answer, which extends that of the last call: a view, int32. O(new tokens)."""
         num = self._num_prompt + len(answer)
         if num > len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros(num, np.int32)])

@@ -1,8 +1,7 @@
-"""What a prompt may be: a text, token ids, token ids with what belongs to them, or a conversation.
+"""The types of prompts: a text, token ids, token ids with an adapter, embeddings or media, or a conversation.
 
-Adapters, embeddings and media have their place here, and in the keys of blocks
-(:class:`~pagedkv.memory.contract.keys.RequestKeys`), before the engine can compute with them: until then they are
-refused, not ignored.
+Adapters, embeddings and media have fields here, and in the keys of blocks
+(:class:`~pagedkv.memory.contract.keys.RequestKeys`), but the engine cannot compute with them yet: it refuses them.
 """
 
 from collections.abc import Sequence
@@ -19,13 +18,13 @@ __all__ = ["Prompt", "TokensPrompt"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokensPrompt:
-    """Token ids, and what belongs to them.
+    """Token ids, with an adapter, embeddings or media.
 
     Args:
         token_ids: of the prompt.
         lora_name: adapter of the weights; not served yet.
         inputs_embeds: float ``[tokens, width]`` in place of embeddings of the ids; not served yet.
-        media_positions: ``(first, stop)`` of tokens that stand for images or sound; not served yet.
+        media_positions: ``(first, stop)`` of the placeholder tokens of images or sound; not served yet.
     """
 
     token_ids: Sequence[int]
@@ -34,7 +33,7 @@ class TokensPrompt:
     media_positions: Sequence[tuple[int, int]] = ()
 
     def require_supported(self) -> None:
-        """Refuse what the engine does not serve yet. Raises RequestError."""
+        """Raise RequestError for fields that the engine does not serve yet."""
         requested = {
             "lora_name": self.lora_name is not None,
             "inputs_embeds": self.inputs_embeds is not None,

@@ -1,4 +1,4 @@
-"""The record of a step, from its batch and from what is left when it is over."""
+"""The record of a step, made of its batch and of the state after it."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def record_of(
 
     Args:
         batch: the step; scheduler, space: after it.
-        finished: what the steps changed that were finished meanwhile.
+        finished: counts of the steps that the same call finished.
         seconds: of scheduling, the forward pass, sampling and finishing.
     """
     kinds = [preempted.kind for preempted in batch.preempted]

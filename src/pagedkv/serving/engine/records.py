@@ -1,4 +1,4 @@
-"""StepRecord: what one step did, in numbers that stay the same from version to version."""
+"""StepRecord: counts and times of one step; its fields are stable from version to version."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ class StepRecord:
         num_hit_tokens: tokens of admitted prompts that need not be computed.
         num_running, num_waiting, num_swapped: requests after the step.
         num_used_blocks, num_blocks: of all pools, null blocks left out; used: those of running sequences.
-        schedule_seconds, forward_seconds, sample_seconds, finish_seconds: where the time went.
-        num_drafted: guessed tokens that were computed; num_accepted: those of them that were right.
-        failure: why the step failed, and was aborted; None if it did not. Then it has computed and sampled nothing, and
-            those that it admitted wait again.
+        schedule_seconds, forward_seconds, sample_seconds, finish_seconds: time of each part of the step.
+        num_drafted: drafts that were computed; num_accepted: those that were accepted.
+        failure: why the step failed and was aborted; None if it did not. A failed step has computed and sampled
+            nothing, and the requests that it admitted wait again.
 
     If steps overlap, num_finished and num_accepted are those of the step before, which the same call finished.
     """

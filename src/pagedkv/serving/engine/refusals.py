@@ -1,7 +1,7 @@
-"""Models that are refused before they are probed, by name and reason: what a probe of two tokens cannot see.
+"""Models that are refused by name before the probe, for reasons that a probe of two tokens cannot find.
 
-Rotary factors that depend on the longest position of a pass would let one sequence change another's output; layers that
-run differently in training would not answer twice alike.
+With rotary factors that depend on the longest position of a pass, one sequence would change another's output. Layers in
+training mode would not compute the same logits twice.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ BY_LENGTH: Final = {
 
 
 def require_supported(model: compat.Model) -> None:
-    """Refuse what would answer wrongly, or not twice alike. Changes nothing.
+    """Refuse a model that would answer wrongly, or not reproducibly. Changes nothing.
 
     Raises:
         UnsupportedModelError: which model, why, and what to do.

@@ -1,4 +1,4 @@
-"""RowLists: whose tokens a batch samples, in the batch's order."""
+"""RowLists: the answers that a batch samples, in the batch's order."""
 
 from collections.abc import Mapping, Sequence
 from typing import final
@@ -12,10 +12,10 @@ __all__ = ["RowLists"]
 
 @final
 class RowLists:
-    """Lists the rows of batches; those that decode together are listed once for all their common steps.
+    """Lists the rows of batches. The list of decoding rows is reused while the same sequences decode.
 
     Args:
-        requests: the requests under way, by their part in the schedule.
+        requests: the requests under way, by the scheduler's record of each.
     """
 
     def __init__(self, requests: Mapping[Request, EngineRequest]) -> None:
@@ -24,7 +24,7 @@ class RowLists:
         self._decoding_rows: tuple[SampledRow, ...] = ()
 
     def decoding(self, batch: Batch) -> Sequence[SampledRow]:
-        """List the sequences that decode, without their drafts."""
+        """Return the rows of decoding sequences, without their drafts."""
         if batch.decoding is not self._decoding:
             self._decoding = batch.decoding
             requests = [] if batch.decoding is None else [self._requests[each] for each in batch.decoding.requests]
@@ -32,7 +32,7 @@ class RowLists:
         return self._decoding_rows
 
     def of(self, batch: Batch) -> Sequence[SampledRow]:
-        """List all that are sampled: sequences that decode, with their drafts, then those of complete prompts."""
+        """Return the rows to be sampled: decoding sequences, with their drafts, then those of complete prompts."""
         decoding = self.decoding(batch)
         rows = decoding if batch.drafts is None else with_drafts(decoding, batch.drafts)
         chunks = [chunk for chunk in batch.prefilling if chunk.num_samples]
@@ -42,5 +42,5 @@ class RowLists:
         return [*rows, *(SampledRow(request, sample) for request in requests for sample in request.live)]
 
     def forget(self) -> None:
-        """List those that decode anew: some answers have ended."""
+        """Drop the list of decoding rows, since some answers have ended."""
         self._decoding, self._decoding_rows = None, ()

@@ -1,7 +1,7 @@
-"""How a model unfolds its latents: read by one pass of two tokens, and again for each version of its weights.
+"""The matrices by which a model unfolds its latents, read by one pass of two tokens, and again for new weights.
 
-The matrices are copies of weights. An engine keeps them at their addresses: graphs that were captured with them stay
-valid when :meth:`AbsorbedLatents.read_again` has replaced their contents.
+The matrices are copies of weights. They stay at their addresses, so that captured graphs remain valid after
+:meth:`AbsorbedLatents.read_again` has replaced their contents.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ NUM_TOKENS: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unfoldings:
-    """What was read.
+    """The unfoldings of a model's layers.
 
     Args:
-        by_layer: how layers unfold, by transformers' number of the layer.
-        reasons: why the other layers with latents are to be unfolded by the model, likewise.
+        by_layer: the matrices of layers, by transformers' number of the layer.
+        reasons: why the model must unfold the latents of the other layers, by the same.
     """
 
     by_layer: Mapping[int, Unfolding]
@@ -78,7 +78,7 @@ class AbsorbedLatents:
         groups: where its layers lie.
 
     Attributes:
-        by_layer: how these layers unfold, by transformers' number of the layer. Empty: the model unfolds all latents.
+        by_layer: the matrices of these layers, by transformers' number of the layer. Empty: the model unfolds all.
         latent_dim: leading dimensions of a latent that are values; 0 if there is no such layer.
         reasons: why the model unfolds the latents of other layers, by the same.
 
