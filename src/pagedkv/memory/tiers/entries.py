@@ -49,12 +49,12 @@ class Entries:
         return self.index.take(key, nbytes)
 
     def publish(self, entry: int, parent: int) -> None:
-        """Let an entry be found that is written or was found by a scan; it continues ``parent`` if that is known."""
+        """Add an entry to the index, once written or found by a scan; it continues ``parent`` if that is known."""
         self.index.publish(entry, parent)
         self.events.note(StoreEventKind.STORED, self.index.key_of(entry))
 
     def abandon(self, entry: int) -> None:
-        """Release an entry whose write failed, and delete what there is of it: how much landed is not known."""
+        """Release an entry whose write failed, and delete its content, of which any part may have been written."""
         key, nbytes = self.index.key_of(entry), self.index.size_of(entry)
         self.index.abandon(entry)
         self.deletes.doom(key, nbytes)
@@ -102,7 +102,7 @@ class Entries:
         return len(found)
 
     def forbid(self, keys: set[bytes]) -> None:
-        """Let no content of these keys be stored or restored from now on."""
+        """Refuse to store or restore content of these keys from now on."""
         self._forbidden |= keys
 
     def is_forbidden(self, key: bytes) -> bool:

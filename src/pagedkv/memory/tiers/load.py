@@ -13,11 +13,11 @@ __all__ = ["Load", "LoadedRuns"]
 
 @dataclass(frozen=True, slots=True)
 class LoadedRuns:
-    """What a load brought: the leading runs, verified.
+    """The answer to a load: the leading runs, verified.
 
     Args:
         parts: for each run, the bytes of each group's blocks.
-        cause: why the next run did not come; NONE if all did.
+        cause: why the next run was not loaded; NONE if all were.
         nbytes: bytes of their frames.
         wait_s: seconds from the call to the answer.
     """
@@ -38,9 +38,9 @@ class Load:
     """A load under way.
 
     Args:
-        runs: what is loaded.
+        runs: the runs to be loaded.
         on_done: called once it has an answer, from any thread; it must not block and not call the store.
-        result: the answer; None before it.
+        result: the answer; None until there is one.
     """
 
     runs: tuple[Run, ...]

@@ -1,4 +1,4 @@
-"""The offers of a store: which content is admitted, what of it waits to be written, and what became of each key.
+"""The offers of a store: the admission of content, the queue of content to be written, the outcome of each key.
 
 ::
 
@@ -30,13 +30,13 @@ __all__ = ["Content", "Offers"]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is written as one entry.
+    """The content of one entry.
 
     Args:
-        key: of the entry.
+        key: key of the entry.
         parent: key of the entry that it continues.
-        nbytes: of its frame.
-        offer, place: that many in the keys of that offer.
+        nbytes: bytes of its frame.
+        offer, place: number of its offer, and its place among the offer's keys.
     """
 
     key: bytes
@@ -57,13 +57,13 @@ class Offer:
 
 
 class Offers:
-    """Offers by number, and the queue of what is to be written, by key.
+    """Offers by number, and the queue of content to be written, by key.
 
     Args:
         config: admission, and the caps of the store and of the queue.
-        entries: what is there already.
+        entries: the entries of the store.
         breaker: while it is open, nothing is queued.
-        answer: takes the answer to each key.
+        answer: called with the outcome of each key.
     """
 
     def __init__(
@@ -144,36 +144,36 @@ class Offers:
             self._close(number, offer)
 
     def first(self) -> Content:
-        """Return what has waited longest. The queue must not be empty. Changes nothing."""
+        """Return the oldest content of the queue, which must not be empty. Changes nothing."""
         return next(iter(self._queue.values()))
 
     def take_first(self) -> Content:
-        """Take what has waited longest off the queue, to be written. The queue must not be empty."""
+        """Remove the oldest content from the queue, to be written. The queue must not be empty."""
         return self._unqueue(self.first())
 
     def outcome_of_scan(self, key: bytes) -> StoreOutcome | None:
-        """Return what becomes of a queued key that a scan has found in the meantime; None if it has not."""
+        """Return the outcome of a queued key that a scan has found since; None if none has."""
         if self._index.find(key) != NO_ENTRY:
             return StoreOutcome.PRESENT
         return StoreOutcome.BUSY if key in self._entries.deletes else None
 
     def drop_first(self, outcome: StoreOutcome) -> None:
-        """Drop what has waited longest. The queue must not be empty."""
+        """Drop the oldest content of the queue, which must not be empty."""
         self._drop([self.first()], outcome)
 
     def drop_queue(self, outcome: StoreOutcome) -> None:
-        """Drop all that waits."""
+        """Drop all queued content."""
         self._drop(list(self._queue.values()), outcome)
 
     def expire(self, number: int) -> bool:
-        """Drop what of an offer still waits; return whether there is one of this number. O(queue)."""
+        """Drop the queued content of an offer; return whether there is an offer of this number. O(queue)."""
         if number not in self._offers:
             return False
         self._drop([each for each in self._queue.values() if each.offer == number], StoreOutcome.LATE)
         return True
 
     def withdraw(self, keys: set[bytes]) -> None:
-        """Drop what waits of these keys. O(queue)."""
+        """Drop the queued content of these keys. O(queue)."""
         self._drop([each for each in self._queue.values() if each.key in keys], StoreOutcome.WITHDRAWN)
 
     def hold(self, content: Content, entry: int) -> None:
@@ -190,7 +190,7 @@ class Offers:
             self._close(number, offer)
 
     def continuing(self, keys: set[bytes]) -> set[bytes]:
-        """Return these of the offers' keys, and all that an offer has behind one of them. Changes nothing."""
+        """Return those of these keys that are offered, with all later keys of their offers. Changes nothing."""
         found: set[bytes] = set()
         for offer in self._offers.values():
             chain = [offer.parent, *offer.keys]
@@ -215,7 +215,7 @@ class Offers:
     def _outcome_at_once(
         self, key: bytes, nbytes: int, being_written: Collection[bytes], *, is_there: bool, is_admitted: bool
     ) -> StoreOutcome | None:
-        """Return what becomes of an offered key without a write; None if it is to be written."""
+        """Return the outcome of an offered key that is not to be written; None if it is to be written."""
         outcome = None
         if is_there or key in being_written or key in self._queue:
             outcome = StoreOutcome.PRESENT

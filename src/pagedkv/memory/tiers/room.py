@@ -25,7 +25,7 @@ class Room:
 
     @property
     def left_nbytes(self) -> int:
-        """Bytes that may still be written now; negative if too many are there."""
+        """Bytes that may still be written now; negative if the cap is exceeded."""
         left = self._cap_nbytes - self.nbytes - self.foreign_nbytes
         return left if self._free_nbytes is None else min(left, self._free_nbytes - self._floor_nbytes)
 
@@ -40,7 +40,7 @@ class Room:
             self._free_nbytes -= nbytes
 
     def release(self, nbytes: int) -> None:
-        """Count content no longer, since it is deleted."""
+        """Stop counting content, since it is deleted."""
         self.nbytes -= nbytes
         if self._free_nbytes is not None:
             self._free_nbytes += nbytes

@@ -142,15 +142,15 @@ class TierStore:
             return self._core.contains(array_of(keys))
 
     def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
-        """Note that runs could be offered; return for each whether it is to be, so that others need not be copied.
+        """Note runs that could be offered; return for each whether to offer it now, before any is copied.
 
-        What is there already counts as used. :meth:`offer` with ``is_noted`` follows for the others.
+        Stored runs count as used. :meth:`offer` with ``is_noted`` follows for the selected ones.
         """
         with self._changed:
             return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock())
 
     def cancel(self, load: Load) -> None:
-        """End a load that no request waits for any more; it is answered with what has come."""
+        """End a load that no request waits for any more; it is answered with the runs read so far."""
         with self._changed:
             if load.ticket in self._loads:
                 self._core.cancel(load.ticket)
@@ -162,7 +162,7 @@ class TierStore:
 
         Args:
             runs: consecutive runs from the first one that is missing on.
-            deadline_s: seconds after which the answer is what has come by then.
+            deadline_s: seconds after which the load is answered with the runs read by then.
             on_done: called once it has an answer, from any thread; it must not block and not call the store.
         """
         load = Load(tuple(runs), on_done)
@@ -192,7 +192,7 @@ class TierStore:
         Args:
             runs: the runs.
             parts: for each run, the bytes of each group's blocks. They are read, not copied, until the run's answer.
-            on_answer: called once a run with its index and what became of it, from any thread, without a lock.
+            on_answer: called once a run with its index and its outcome, from any thread, without a lock.
             is_noted: :meth:`select_for_offer` has returned True for these runs, so this counts as no further offer.
         """
         if len(runs) != len(parts):
@@ -212,7 +212,7 @@ class TierStore:
         self._call_back()
 
     def withdraw(self, runs: Sequence[Run]) -> int:
-        """Remove content that turned out bad, and what continues it; returns how many entries."""
+        """Remove content that turned out bad, and all that continues it; return the number of entries."""
         return self.withdraw_keys([run.key for run in runs])
 
     def withdraw_keys(self, keys: Sequence[bytes]) -> int:
@@ -242,7 +242,7 @@ class TierStore:
             return self._core.drain_events()
 
     def wait_until_quiet(self, timeout_s: float) -> bool:
-        """Wait until no action is in flight and no content is queued; return whether that came about."""
+        """Wait until no action is in flight and no content is queued; return False after the time limit."""
 
         def is_quiet() -> bool:
             seen = self._core.statistics()
@@ -326,7 +326,7 @@ class TierStore:
                 self._measure_if_due()
 
     def _result_of(self, action: Action) -> "_Result":
-        """Carry an action out; whatever goes wrong is a fault of the body."""
+        """Carry an action out; any error is a fault of the body."""
         try:
             return self._carry_out(action)
         except OSError as problem:
@@ -357,7 +357,7 @@ class TierStore:
         return _Result()
 
     def _measure_if_due(self) -> None:
-        """Measure the body now and then; where it fails, the next read or write finds out."""
+        """Measure the body if it is due; an error is ignored, since the next read or write meets it too."""
         with self._changed:
             is_due = self._clock() >= self._measured_s + MEASURE_EVERY_S
             self._measured_s = self._clock() if is_due else self._measured_s

@@ -1,7 +1,7 @@
 """The writes of a store: content in flight to the body, until it is an entry.
 
-A write that succeeded waits for the write of the entry that it continues, so that the index links the two. A medium
-that was full has a pause from writes. What landed of a failed write is not known, so it is deleted.
+A write that succeeded waits for the write of the entry that it continues, so that the index links the two. After a
+write found the medium full, writes pause. A failed write may have left bytes, so it is followed by a delete.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,10 +21,10 @@ class Writing:
     """A write in flight. One that ``is_written`` succeeded and waits for the write of its parent to end.
 
     Args:
-        content: what is written.
-        entry: the index's, not published yet.
-        is_late: it was overdue, and is answered.
-        is_doomed: its key was withdrawn.
+        content: the content.
+        entry: its entry of the index, not published yet.
+        is_late: whether it was overdue, and its offer is answered.
+        is_doomed: whether its key was withdrawn.
     """
 
     content: Content
@@ -38,10 +38,10 @@ class Writes:
     """Writes in flight, by action and by key.
 
     Args:
-        config: how many may be in flight, how long, and the pause of a full medium.
-        clock: the store's.
-        entries: where content becomes an entry.
-        offers: whose content is written, and answered.
+        config: most writes in flight, their time limit, and the pause after a full medium.
+        clock: the store's clock.
+        entries: the entries of the store.
+        offers: have the queue, and answer the written keys.
     """
 
     def __init__(self, config: StoreConfig, clock: SteadyClock, entries: Entries, offers: Offers) -> None:
@@ -76,38 +76,38 @@ class Writes:
 
     @property
     def can_begin(self) -> bool:
-        """Whether content is queued, and its write may be in flight."""
+        """Whether content is queued, and another write may be in flight."""
         has_slot = len(self._in_flight) < self._config.max_writes
         return has_slot and self._offers.num_queued > 0 and self._clock.now_s >= self._paused_until_s
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for what has waited longest. The queue must not be empty."""
+        """Whether there is room for the oldest queued content. The queue must not be empty."""
         return self._entries.has_room(self._offers.first().nbytes)
 
     @property
     def waits_for_deletes(self) -> bool:
-        """Whether what has waited longest lacks bytes, and deletes bring some. The queue must not be empty."""
+        """Whether the oldest queued content lacks bytes that deletes will free. The queue must not be empty."""
         lacks_bytes = self._entries.room.left_nbytes < self._offers.first().nbytes
         return lacks_bytes and len(self._entries.deletes) > 0
 
     def make_room(self) -> None:
-        """Evict for what has waited longest. The queue must not be empty."""
+        """Evict entries for the oldest queued content. The queue must not be empty."""
         self._entries.make_room(self._offers.first().nbytes)
 
     def drop_found(self) -> bool:
-        """Drop what has waited longest if a scan has found it in the meantime; return whether that is so."""
+        """Drop the oldest queued content if a scan has found it since; return whether it was dropped."""
         outcome = self._offers.outcome_of_scan(self._offers.first().key)
         if outcome is not None:
             self._offers.drop_first(outcome)
         return outcome is not None
 
     def drop_for_room(self) -> None:
-        """Drop what has waited longest, since there is no room for it. The queue must not be empty."""
+        """Drop the oldest queued content, since there is no room for it. The queue must not be empty."""
         self._offers.drop_first(StoreOutcome.NO_ROOM)
 
     def drop_queue(self) -> None:
-        """Drop what waits, since the body is out of service. Writes in flight go on."""
+        """Drop all queued content, since the body is out of service. Writes in flight go on."""
         self._offers.drop_queue(StoreOutcome.OUT_OF_SERVICE)
 
     def next_retry_s(self) -> float | None:
@@ -116,7 +116,7 @@ class Writes:
         return self._paused_until_s if is_waiting else None
 
     def begin(self, action: int) -> Write:
-        """Begin to write what has waited longest. There must be room for it."""
+        """Begin to write the oldest queued content. There must be room for it."""
         content = self._offers.take_first()
         self._in_flight[action] = Writing(content, self._entries.take(content.key, content.nbytes))
         self._action_of[content.key] = action
@@ -141,7 +141,7 @@ class Writes:
         return not writing.is_written
 
     def withdraw(self, keys: set[bytes]) -> None:
-        """Let writes of these keys become no entries."""
+        """Mark the writes of these keys, so that they do not become entries."""
         for key in keys & self._action_of.keys():
             self._in_flight[self._action_of[key]].is_doomed = True
 
@@ -156,7 +156,7 @@ class Writes:
             self._settle(ready, None)
 
     def unanswered(self) -> Iterator[Content]:
-        """Iterate over what is being written and has no answer."""
+        """Iterate over content that is being written and has no answer."""
         return (each.content for each in self._in_flight.values() if not each.is_late)
 
     def check(self) -> None:
@@ -188,7 +188,7 @@ class Writes:
         return False
 
     def _settle(self, action: int, fault: Fault | None) -> None:
-        """Let a write become an entry, or nothing; answer its offer unless that is done."""
+        """Publish or abandon the entry of a write; answer its offer unless that is done."""
         writing = self._in_flight.pop(action)
         content = writing.content
         del self._action_of[content.key]
