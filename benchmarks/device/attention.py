@@ -16,7 +16,7 @@ from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape
 from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList, tiling_for
 
 __all__ = ["WORKLOADS", "Setup", "Workload", "attention_figures"]
 
@@ -97,7 +97,7 @@ class Setup:
         shares: whether a shared prefix is read once.
     """
 
-    def __init__(self, workload: Workload, tiling: Tiling | None = None, *, shares: bool = False) -> None:
+    def __init__(self, workload: Workload, tiling: AttentionTiling | None = None, *, shares: bool = False) -> None:
         self.workload = workload
         self.kernels = kernels_for(torch.device("cuda"), "triton")
         size, rows = workload.block_size, workload.num_rows
@@ -123,7 +123,7 @@ class Setup:
         self.out = torch.empty(*self.query.shape[:2], workload.dims[1], device="cuda", dtype=torch.bfloat16)
         self.cut(tiling, shares=shares)
 
-    def cut(self, tiling: Tiling | None, *, shares: bool = False) -> None:
+    def cut(self, tiling: AttentionTiling | None, *, shares: bool = False) -> None:
         """List the work anew, cut otherwise."""
         workload = self.workload
         reading = Reading(workload.num_heads // self.layer.keys.shape[2])

@@ -18,7 +18,7 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention, RecurrentState
 from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
-from pagedkv.memory.device.paged_attention import Tiling
+from pagedkv.memory.device.paged_attention import AttentionTiling
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted
@@ -30,7 +30,7 @@ STEPS = [
     [(90, 91), (0, 0), (3, 3), (20, 26)],
     [(0, 4), (9, 10), (0, 1), (0, 1)],
 ]
-SMALL = Tiling(
+SMALL = AttentionTiling(
     key_tile=16,
     span_tiles=1,
     most_spans=4,
@@ -85,7 +85,7 @@ def static_group(group: GroupMetadata) -> GroupMetadata:
 
 
 def backend_of(
-    case: Case, layers: list[AttentionLayer], *, tiling: Tiling | None = SMALL, **options: object
+    case: Case, layers: list[AttentionLayer], *, tiling: AttentionTiling | None = SMALL, **options: object
 ) -> TritonBackend:
     return TritonBackend(
         case.storage,

@@ -22,14 +22,14 @@ from pagedkv.memory.attention import (
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention, SlidingWindow
 from pagedkv.memory.device import GroupShape, KeyValueShape, KVStorage, LatentShape
-from pagedkv.memory.device.paged_attention import Tiling
+from pagedkv.memory.device.paged_attention import AttentionTiling
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE
 
 pytestmark = pytest.mark.interpreted
 
 TOLERANCE = 2e-5
 ARRAYS = [each.name for each in fields(GroupMetadata) if each.name != "known"]
-TINY_TILING = Tiling(
+TINY_TILING = AttentionTiling(
     key_tile=16, span_tiles=1, most_spans=4, query_rows=16, query_keys=16, query_warps=4, query_registers=0
 )
 
@@ -55,7 +55,7 @@ class Sizes:
     chunk_tokens: int = 12
     num_draft: int = 3
     num_steps: int = 4 if IS_INTERPRETED else 12
-    tiling: Tiling | None = TINY_TILING
+    tiling: AttentionTiling | None = TINY_TILING
 
 
 TINY = Sizes()

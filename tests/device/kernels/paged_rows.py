@@ -8,13 +8,13 @@ import torch
 
 from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList
+from pagedkv.memory.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList
 from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
 from pagedkv.memory.device.storage import KVStorage
 
 __all__ = ["SMALL", "Case", "Memory", "answers", "make_case", "work_of"]
 
-SMALL = Tiling(
+SMALL = AttentionTiling(
     key_tile=16,
     span_tiles=1,
     most_spans=4,
@@ -122,7 +122,9 @@ def make_case(  # noqa: PLR0913 - a case has as many sides
     return Case(memory, storage, layer, rows, query, tuple(ranges))
 
 
-def work_of(case: Case, reading: Reading, tiling: Tiling = SMALL, *, few: int = 1, shares: bool = False) -> WorkList:
+def work_of(
+    case: Case, reading: Reading, tiling: AttentionTiling = SMALL, *, few: int = 1, shares: bool = False
+) -> WorkList:
     """An empty list, big enough."""
     return WorkList(
         reading,

@@ -8,7 +8,7 @@ import torch
 
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.paged_attention import PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.paged_attention import AttentionTiling, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.memory.device.shapes import FP8_TYPES
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
@@ -287,7 +287,7 @@ if not IS_INTERPRETED:  # which has not the memory of a GPU
     LATENT_RANGES: Ranges = ((0, 1), (299, 300), (7, 7), (90, 133), (63, 64), (64, 65), (200, 202), (0, 0), (0, 67))
     LATENT_RANGES = (*LATENT_RANGES, (1500, 1540), (900, 1101))
 
-    def require_each_alone(case: Case, reading: Reading, tiling: Tiling) -> None:
+    def require_each_alone(case: Case, reading: Reading, tiling: AttentionTiling) -> None:
         """Right, and of each row what it is alone, bit by bit."""
         together = answer(case, work_of(case, reading, tiling, few=2))
         # 32 bits round sums of hundreds of products, which 16 bits do not show.

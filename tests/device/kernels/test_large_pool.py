@@ -14,7 +14,7 @@ from pagedkv.memory.device.drawing import Draws, Filters
 from pagedkv.memory.device.kernels import reference
 from pagedkv.memory.device.kernels.selection import kernels_for
 from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.paged_attention import Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.paged_attention import AttentionTiling, Reading, WorkList, tiling_for
 from pagedkv.memory.device.shapes import KeyValueShape, LatentShape
 from pagedkv.memory.device.state_side import StateSide
 from pagedkv.memory.device.token_side import TokenSide
@@ -65,7 +65,7 @@ def far(case: Case, pool: torch.Tensor) -> Case:
     return replace(case, layer=layer, rows=case.rows._replace(block_tables=case.rows.block_tables + first))
 
 
-def attend(case: Case, reading: Reading, tiling: Tiling, *, shares: bool = False) -> torch.Tensor:
+def attend(case: Case, reading: Reading, tiling: AttentionTiling, *, shares: bool = False) -> torch.Tensor:
     return answered(case, work_of(case, reading, tiling, few=2, shares=shares), case.query.clone())
 
 

@@ -17,7 +17,7 @@ from pagedkv.memory.attention.metadata import GroupMetadata, StepMetadata
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.device import KVStorage, LatentShape
 from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
-from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, Tiling, WorkList, tiling_for
+from pagedkv.memory.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList, tiling_for
 from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape
 from pagedkv.memory.device.token_side import TokenSide
 
@@ -81,7 +81,7 @@ class TritonBackend:
         query_dtype: torch.dtype = torch.bfloat16,
         num_draft: int = 0,
         batch_invariant: bool = True,
-        tiling: Tiling | None = None,
+        tiling: AttentionTiling | None = None,
         kernels: KernelChoice = "auto",
     ) -> None:
         self._layers = tuple(layers)

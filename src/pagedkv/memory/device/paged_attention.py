@@ -35,10 +35,10 @@ __all__ = [
     "NO_PARTIAL",
     "NUM_COUNTS",
     "SEES_ALL",
+    "AttentionTiling",
     "PagedLayer",
     "PagedRows",
     "Reading",
-    "Tiling",
     "WorkList",
     "tiling_for",
 ]
@@ -151,7 +151,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class AttentionTiling:
     """How work is split, and how many threads process it. It affects only the rounding of answers.
 
     Args:
@@ -235,14 +235,14 @@ class WorkList:
         value_dim: int,
         few_queries: int = 1,
         shares: bool = False,
-        tiling: Tiling | None = None,
+        tiling: AttentionTiling | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         as_count(max_places, "max_places", least=1)
         as_count(max_tokens, "max_tokens", least=1)
         as_count(few_queries, "few_queries", least=1)
         self.reading = reading
-        self.tiling = tiling or Tiling()
+        self.tiling = tiling or AttentionTiling()
         self.few_queries = few_queries
         sees_all = not (reading.window or reading.chunk)
         self.by_items = sees_all and reading.heads_of_key > self.tiling.head_tile
@@ -306,7 +306,7 @@ class WorkList:
 
 def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
     layer: PagedLayer, reading: Reading, query_nbytes: int = 2
-) -> Tiling:
+) -> AttentionTiling:
     """Choose the tiling of a layer, from measurements on an H200 (docs/decisions/0036-paged-attention.md).
 
     Args:
@@ -316,7 +316,7 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
     """
     widest = max(layer.keys.shape[3], layer.values.shape[3])
     if layer.values.shape[3] > WIDEST_POWER:
-        return Tiling(
+        return AttentionTiling(
             key_tile=16,
             span_tiles=32,
             query_rows=32,
@@ -327,13 +327,15 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
             query_registers=0,
         )
     if query_nbytes > HALF_NBYTES:
-        return Tiling(key_tile=32, span_tiles=16, query_rows=32, query_keys=16, query_warps=4, query_registers=0)
+        return AttentionTiling(
+            key_tile=32, span_tiles=16, query_rows=32, query_keys=16, query_warps=4, query_registers=0
+        )
     if widest <= MIDDLE:
         if layer.keys.dtype.itemsize == 1:
-            return Tiling(span_tiles=16, warps=2, programs=4)
-        return Tiling()
+            return AttentionTiling(span_tiles=16, warps=2, programs=4)
+        return AttentionTiling()
     if layer.is_read_once and reading.heads_of_key <= FEW_HEADS:
-        return Tiling(
+        return AttentionTiling(
             key_tile=64,
             span_tiles=16,
             head_tile=0,
@@ -345,7 +347,7 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
             chunk_queries=0,
         )
     if layer.is_read_once:
-        return Tiling(
+        return AttentionTiling(
             key_tile=64,
             span_tiles=32,
             head_tile=0,
@@ -356,7 +358,9 @@ def tiling_for(  # noqa: PLR0911 - one return for each kind of layer
             chunk_queries=0,
         )
     if widest <= WIDE:
-        return Tiling(key_tile=64, span_tiles=8, query_rows=64, query_stages=3, query_programs=1, query_registers=0)
-    return Tiling(
+        return AttentionTiling(
+            key_tile=64, span_tiles=8, query_rows=64, query_stages=3, query_programs=1, query_registers=0
+        )
+    return AttentionTiling(
         key_tile=32, span_tiles=16, query_rows=64, query_keys=16, query_stages=3, query_programs=1, query_registers=0
     )
