@@ -76,7 +76,8 @@ def without(missing: str, program: str, *arguments: object) -> subprocess.Comple
 
 
 TRACE: Final = ROOT / "examples" / "conversations.jsonl.gz"
-CLI, HF, RECORD, REPORT = (f": pip install 'pagedkv[{extra}]'" for extra in ("cli", "hf", "record", "report"))
+EXTRAS: Final = ("cli", "hf", "record", "report", "server")
+CLI, HF, RECORD, REPORT, SERVER = (f": pip install 'pagedkv[{extra}]'" for extra in EXTRAS)
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -112,6 +113,10 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
                 f"curve {TRACE} --tokenizer tokenizer.json": "--tokenizer needs the package tokenizers"
                 ": pip install 'pagedkv[tokenizer]', or give --chars-per-token instead",
             },
+        ),
+        *(
+            (missing, {"serve": f"pagedkv.server needs {missing}{SERVER}"})
+            for missing in ("fastapi", "httptools", "uvicorn", "prometheus_client")
         ),
         ("zmq", {"record tcp://127.0.0.1:1": f"a stream of KV events needs zmq{RECORD}"}),
         ("jinja2", {f"report {TRACE} -o report.html": f"a report needs jinja2{REPORT}"}),

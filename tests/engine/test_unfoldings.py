@@ -166,7 +166,7 @@ def test_a_layer_that_is_no_matrix_is_unfolded_beside_others_that_are() -> None:
     llm = LLM(model, replace(CONFIG, absorb_latents=True, self_test=True))
     assert llm.core.absorbed is not None
     assert sorted(llm.core.absorbed.by_layer) == [0, 2]
-    assert "no linear function" in llm.core.absorbed.reasons[1]
+    assert "not a linear function" in llm.core.absorbed.reasons[1]
     poison(llm)
     requests, _ = serve(llm)
     compare(requests, reference(model, PROMPTS))

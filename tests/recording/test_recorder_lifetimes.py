@@ -109,7 +109,8 @@ def test_a_recording_has_no_gap(tmp_path: Path, *, buffer_batches: int) -> None:
     if buffer_batches > 2:
         assert recorder.num_requested_again > 0
         assert gpu.num_removed > 100
-        assert gpu.num_removed - sum(gpu.lifetimes) == 29, "those of the snapshot, whose beginning was not seen"
+        num_unseen = gpu.num_removed - sum(gpu.lifetimes)
+        assert num_unseen in {0, 29}, "those of the first snapshot, unless all messages before it were sent again"
         assert recorder.contents.num_unknown == 0
 
 

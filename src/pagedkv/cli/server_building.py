@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
-from fastapi import FastAPI
 
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.routing import Routing
@@ -23,6 +23,9 @@ from pagedkv.serving.server import (
     create_app,
 )
 from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 __all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
@@ -89,7 +92,7 @@ def access(api_keys: Path | None) -> Access:
 @contextmanager
 def applied(
     serving: Serving, replicas: Replicas, *, inspects: bool, has_texts: bool
-) -> Iterator[tuple[FastAPI, Service]]:
+) -> Iterator[tuple["FastAPI", Service]]:
     """Build an application and its service; replicas run while this is open.
 
     Args:
@@ -118,7 +121,7 @@ def applied(
 
 
 @contextmanager
-def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple[FastAPI, Service]]:
+def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI", Service]]:
     from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
         ClusterSpec,
         ReplicaSpec,

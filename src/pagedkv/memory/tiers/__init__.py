@@ -14,6 +14,7 @@ from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, 
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.chain import RunChain, end_key_of
+from pagedkv.memory.tiers.checksums import compute_check
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.core import StoreCore
 from pagedkv.memory.tiers.folder_body import FolderBody
@@ -87,6 +88,7 @@ __all__ = [
     "TierStore",
     "Write",
     "array_of",
+    "compute_check",
     "end_key_of",
     "frame_nbytes",
     "frames_of",

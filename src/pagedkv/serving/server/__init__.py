@@ -23,6 +23,7 @@ with needing("server", "pagedkv.server"):
     import fastapi  # noqa: F401 - imported first, so that a missing package raises our MissingExtraError
     import httptools  # noqa: F401 - as fastapi
     import msgspec  # noqa: F401 - as fastapi
+    import prometheus_client  # noqa: F401 - as fastapi
     import uvicorn  # noqa: F401 - as fastapi
 
 from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key

@@ -8,7 +8,18 @@ from statistics import median
 from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers import GroupLayout, Identity, ModelIdentity, Run, StoreOutcome, Tier, TierStore, runs_of
+from pagedkv.memory.tiers import (
+    GroupLayout,
+    Identity,
+    ModelIdentity,
+    Run,
+    StoreOutcome,
+    Tier,
+    TierStore,
+    compute_check,
+    runs_of,
+)
+from pagedkv.memory.warming import make_ready, of_stores
 
 __all__ = ["TierRate", "measure_tier"]
 
@@ -54,8 +65,11 @@ def measure_tier(tier: Tier) -> TierRate:
 
     It needs room for 16 to 128 MiB, by the tier's cap; what is least recently used may be evicted for it.
 
+    The store's loops are compiled first, since compiling would count against the deadlines.
+
     Raises:
         ConfigurationError: it is host memory, does not answer, has a cap below 32 MiB, or did not store or load all.
+        MissingExtraError: a package that its frames need is not installed.
     """
     if tier.medium == "host":
         raise ConfigurationError(
@@ -64,6 +78,8 @@ def measure_tier(tier: Tier) -> TierRate:
     num_large = min(MOST_LARGE, tier.cap_nbytes // (2 * LARGE))
     if num_large < FEWEST_LARGE:
         raise ConfigurationError(f"a tier is measured with at least {2 * FEWEST_LARGE * LARGE:,} bytes as its cap")
+    compute_check((), tier.secret)
+    make_ready(of_stores(tier.eviction))
     config = replace(tier.store_config(LARGE), admission="always")
     body = tier.open_body(IDENTITY.fingerprint)
     with TierStore(body, IDENTITY, config, secret=tier.secret) as store:
