@@ -33,7 +33,7 @@ serve: $(STAMP) ## the demonstration's model behind OpenAI's protocol, at http:/
 RECORDED := $(TRACES)/mooncake_conversation.jsonl.gz
 
 replay: $(STAMP) ## replay generated conversations, then a recorded trace if it is there
-	@echo "The first run compiles its loops, which takes about 20 seconds."
+	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv replay examples/conversations.jsonl.gz
 	@if [ -f $(RECORDED) ]; then $(BIN)/pagedkv replay $(RECORDED); else \
 		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
