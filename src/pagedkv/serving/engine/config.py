@@ -180,7 +180,7 @@ class EngineConfig:
         if self.overlap:
             raise ConfigurationError(
                 "a draft model needs the last token of each sequence before a step begins, so that no two steps could "
-                "`overlap`: leave one of them out"
+                "overlap: leave one of them out"
             )
 
     def scheduling(self, *, publishes_answers: bool = True) -> SchedulingConfig:

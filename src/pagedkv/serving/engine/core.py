@@ -130,7 +130,7 @@ class EngineCore:
         if draft is None and config.num_draft_tokens:
             raise ConfigurationError(
                 f"num_draft_tokens is {config.num_draft_tokens}, and there is no draft model to guess them: give one "
-                "(`LLM.draft_model`), or leave it 0"
+                "(`LLM.draft_model`), or leave `num_draft_tokens` 0"
             )
         self.config = config
         self._ranks = ranks
