@@ -171,7 +171,9 @@ class Router:
         """Choose a replica as :meth:`choose` does, for a prompt hashed by :meth:`ReplicaIndex.hash`."""
         names = self.index.names if among is None else tuple(among)
         if not names:
-            raise ConfigurationError("there is no replica to choose from: the router has none, or the given set is empty")
+            raise ConfigurationError(
+                "there is no replica to choose from: the router has none, or the given set is empty"
+            )
         self._promises.advance(now_s)
         confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
         candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
