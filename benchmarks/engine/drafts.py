@@ -11,7 +11,6 @@ be the same.
 
 import argparse
 import copy
-from dataclasses import dataclass, field
 from time import process_time
 from typing import Any, Final, cast
 
@@ -19,25 +18,15 @@ import torch
 import transformers
 from torch import nn
 
+from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from benchmarks.engine.small_model import make_model
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
 from pagedkv.serving.engine.demo.trained import load_trained
 
-Tokens = list[list[int]]
 NUM_PROMPT: Final = 64
 NUM_NEW: Final = 64
 NUM_DRAFT_TOKENS: Final = (2, 4)
 PARAMS: Final = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
-
-
-@dataclass
-class Taken:
-    """What serving in one way took: seconds of the process, steps, and how many drafts were right."""
-
-    seconds: list[float] = field(default_factory=list)
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
 
 
 def first_layers(model: compat.Model, num_layers: int) -> compat.Model:
@@ -65,16 +54,7 @@ def serve(
     """Serve once; return the answers."""
     config = EngineConfig(num_blocks=2000, self_test=False, num_draft_tokens=num_draft_tokens)
     llm = LLM(model, config, draft_model=draft_model)
-    start = process_time()
-    requests = llm.submit(prompts, PARAMS)
-    records = []
-    while llm.core.has_work:
-        records.append(llm.step())
-    taken.seconds.append(process_time() - start)
-    taken.num_steps = len(records)
-    taken.num_drafted = sum(record.num_drafted for record in records)
-    taken.num_accepted = sum(record.num_accepted for record in records)
-    return [list(request.output().token_ids) for request in requests]
+    return serve_counted(llm, prompts, PARAMS, process_time, taken)
 
 
 def measure(name: str, model: compat.Model, num_rounds: int, num_sequences: int) -> None:
@@ -93,12 +73,7 @@ def measure(name: str, model: compat.Model, num_rounds: int, num_sequences: int)
         assert all(each == answers[0] for each in answers), "drafts have changed an answer"
     plain = min(taken["no draft model", 0].seconds)
     for (what, count), each in taken.items():
-        speed = num_sequences * NUM_NEW / min(each.seconds)
-        right = each.num_accepted / each.num_drafted if each.num_drafted else 0.0
-        print(
-            f"{name:10} {what:18} {count} drafts: {speed:8,.0f} tokens/s, {plain / min(each.seconds):.2f} times, "
-            f"{each.num_steps:4} steps, {each.num_drafted:6,} drafted, {right:6.1%} right"
-        )
+        print(f"{name:10} {what:18} {count} drafts: {each.summary(num_sequences * NUM_NEW, plain)}")
 
 
 def main() -> None:

@@ -8,17 +8,16 @@ thread, best of all rounds; the answers must be the same.
 """
 
 import argparse
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
 import torch
 import transformers
 
+from benchmarks.engine.guessing import Taken, Tokens, serve_counted
 from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
 from pagedkv.serving.engine.demo.trained import load_trained
 
-Tokens = list[list[int]]
 LOOKUPS: Final = (0, 2, 4, 8)
 NUM_TEXT: Final = 120
 NUM_BEGUN: Final = 8
@@ -27,16 +26,6 @@ KINDS: Final = {
     "repetitive": SamplingParams(max_tokens=NUM_NEW, ignore_eos=True),
     "drawn": SamplingParams(max_tokens=NUM_NEW, ignore_eos=True, temperature=2.0, seed=1),
 }
-
-
-@dataclass
-class Taken:
-    """What serving with one number of guesses took: the best seconds, steps, and how many guesses were right."""
-
-    seconds: list[float] = field(default_factory=list)
-    num_steps: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
 
 
 def make_prompts(vocabulary: int, num_sequences: int) -> Tokens:
@@ -50,16 +39,7 @@ def serve(model: compat.Model, prompts: Tokens, params: SamplingParams, num_toke
     """Serve once; return the answers."""
     speculation = PromptLookup(num_tokens) if num_tokens else None
     llm = LLM(model, EngineConfig(num_blocks=2000, self_test=False, speculation=speculation))
-    start = perf_counter()
-    requests = llm.submit(prompts, params)
-    records = []
-    while llm.core.has_work:
-        records.append(llm.step())
-    taken.seconds.append(perf_counter() - start)
-    taken.num_steps = len(records)
-    taken.num_drafted = sum(record.num_drafted for record in records)
-    taken.num_accepted = sum(record.num_accepted for record in records)
-    return [list(request.output().token_ids) for request in requests]
+    return serve_counted(llm, prompts, params, perf_counter, taken)
 
 
 def main() -> None:
@@ -81,12 +61,7 @@ def main() -> None:
             assert all(each == answers[0] for each in answers), "guesses have changed an answer"
         plain = min(taken[0].seconds)
         for num_tokens, each in taken.items():
-            speed = given.sequences * NUM_NEW / min(each.seconds)
-            right = each.num_accepted / each.num_drafted if each.num_drafted else 0.0
-            print(
-                f"{kind:12} {num_tokens} guesses: {speed:8,.0f} tokens/s, {plain / min(each.seconds):.2f} times, "
-                f"{each.num_steps:4} steps, {each.num_drafted:6,} guessed, {right:6.1%} right"
-            )
+            print(f"{kind:12} {num_tokens} guesses: {each.summary(given.sequences * NUM_NEW, plain)}")
 
 
 if __name__ == "__main__":

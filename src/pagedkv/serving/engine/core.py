@@ -75,7 +75,7 @@ from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics, read_prefix, write_prefix
-from pagedkv.serving.engine.unfoldings import absorbed_latents
+from pagedkv.serving.engine.unfoldings import AbsorbedLatents, latents_to_absorb
 
 __all__ = ["EngineCore"]
 
@@ -106,7 +106,7 @@ class EngineCore:
         memory: bytes of device memory that the engine takes, and that were free when it was built.
         driver: the lock of the engine: calls of other threads raise EngineError.
         model_end_ids: tokens that end a sequence, unless its request ignores them.
-        absorbed: the layers that attend to latents without unfolding them; None: the model unfolds the latents of all.
+        absorbed: the layers that attend to latents without unfolding them.
         on_entered: called with each new request before it waits or runs, in the driving thread.
 
     Raises:
@@ -137,9 +137,10 @@ class EngineCore:
         self.driver = Driver()
         self._model, self._draft_model = model, None if draft is None else draft.model
         self._borrowed = BorrowedModel(*(each for each in (model, self._draft_model) if each is not None))
-        self.absorbed = absorbed_latents(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
-        if self.absorbed is not None:
-            groups = replace(groups, absorbed=frozenset(self.absorbed.by_layer))
+        self.absorbed = AbsorbedLatents(
+            model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
+        )
+        groups = replace(groups, absorbed=frozenset(self.absorbed.by_layer))
         groups = config.stored(groups, model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
@@ -168,12 +169,12 @@ class EngineCore:
             model,
             groups,
             self.executor,
-            self._backend(model, groups, 0 if self.absorbed is None else self.absorbed.latent_dim),
+            self._backend(model, groups, self.absorbed.latent_dim),
             replays_steps=replays_steps,
             continues=continues,
             captured=self._captured,
             compiled=_compiled(model, groups) if config.compile_model else None,
-            absorbed=self.absorbed,
+            unfoldings=self.absorbed.by_call(groups),
         )
         self.memory = self._runner.prepare(config.max_sequences)
         self._drafter = None if draft is None else self._new_drafter(draft)
@@ -516,8 +517,7 @@ class EngineCore:
                     with self._borrowed.alone():
                         change()
             finally:
-                if self.absorbed is not None:
-                    self.absorbed.read_again()
+                self.absorbed.read_again()
                 self._tiers.renew()
 
     @property

@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 
-from pagedkv.memory.attention import AttentionBackend, StepMetadata
+from pagedkv.memory.attention import AttentionBackend, StepMetadata, Unfolding
 from pagedkv.memory.contract.arrays import Int64Array
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.device import PlanExecutor, StepInputs
@@ -38,7 +38,6 @@ from pagedkv.serving.engine.last_tokens import LastTokens
 from pagedkv.serving.engine.memory_use import MemoryUse, measured, weights_nbytes
 from pagedkv.serving.engine.paged_cache import PagedCache
 from pagedkv.serving.engine.prompt_scores import PromptScoring
-from pagedkv.serving.engine.unfoldings import AbsorbedLatents
 
 __all__ = ["ModelRunner"]
 
@@ -88,7 +87,7 @@ class ModelRunner:
             state are computed one by one (Mamba).
         captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
         compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
-        absorbed: the layers that attend to latents without unfolding them; None: the model unfolds the latents.
+        unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
 
     Attributes:
         borrowed: access to the model, which other engines may share.
@@ -106,9 +105,9 @@ class ModelRunner:
         continues: bool = True,
         captured: CapturedPasses | None = None,
         compiled: CompiledModel | None = None,
-        absorbed: AbsorbedLatents | None = None,
+        unfoldings: Mapping[int, Unfolding] | None = None,
     ) -> None:
-        self._unfoldings = {} if absorbed is None else absorbed.by_call(groups)
+        self._unfoldings = unfoldings
         self._continues = continues
         self._captured = captured
         self._compiled = compiled

@@ -18,7 +18,7 @@ from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.grouping import EngineGroups
 
-__all__ = ["AbsorbedLatents", "Unfoldings", "absorbed_latents", "read_unfoldings"]
+__all__ = ["AbsorbedLatents", "Unfoldings", "latents_to_absorb", "read_unfoldings"]
 
 NUM_TOKENS: Final = 2
 
@@ -75,7 +75,7 @@ class AbsorbedLatents:
 
     Args:
         model: a decoder that was probed.
-        groups: where its layers lie.
+        latents: the layers to be absorbed where possible, as :func:`read_unfoldings` takes them; {}: none.
 
     Attributes:
         by_layer: the matrices of these layers, by transformers' number of the layer. Empty: the model unfolds all.
@@ -85,10 +85,10 @@ class AbsorbedLatents:
     Cost: as :func:`read_unfoldings`, and memory for the matrices: as much as the weights that unfold latents.
     """
 
-    def __init__(self, model: compat.Model, groups: EngineGroups) -> None:
+    def __init__(self, model: compat.Model, latents: Mapping[int, tuple[int, int]]) -> None:
         self._model = model
-        self._latents = groups.latents
-        found = read_unfoldings(model, groups.latents)
+        self._latents = latents
+        found = read_unfoldings(model, latents)
         sizes = Counter(each.num_value_dims for each in found.by_layer.values())
         self.latent_dim = sizes.most_common(1)[0][0] if sizes else 0
         self.by_layer = {
@@ -126,10 +126,10 @@ class AbsorbedLatents:
                 old.values.copy_(found.by_layer[layer_idx].values)
 
 
-def absorbed_latents(
+def latents_to_absorb(
     model: compat.Model, groups: EngineGroups, *, wanted: bool | None, is_sharded: bool
-) -> AbsorbedLatents | None:
-    """Read the matrices of a model with latents for an engine; None: the model unfolds its latents.
+) -> Mapping[int, tuple[int, int]]:
+    """Return the layers whose latents an engine is to attend to without unfolding them, as ``groups.latents``.
 
     Args:
         model: a decoder that was probed; groups: where its layers lie.
@@ -139,15 +139,7 @@ def absorbed_latents(
     Raises:
         ConfigurationError: latents of a sharded model were to be absorbed.
     """
-    if not groups.latents or wanted is False:
-        return None
-    if is_sharded:
-        if wanted:
-            raise ConfigurationError(
-                "absorb_latents needs a whole model, and this one is split among ranks: leave it out"
-            )
-        return None
-    if wanted is None and model.device.type != "cuda":
-        return None
-    absorbed = AbsorbedLatents(model, groups)
-    return absorbed if absorbed.by_layer else None
+    if is_sharded and wanted and groups.latents:
+        raise ConfigurationError("absorb_latents needs a whole model, and this one is split among ranks: leave it out")
+    on_gpu = model.device.type == "cuda" and not is_sharded
+    return groups.latents if (on_gpu if wanted is None else wanted) else {}
