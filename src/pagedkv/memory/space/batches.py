@@ -24,7 +24,15 @@ from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.tables.releasing import NO_OUTPUTS
 from pagedkv.memory.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
-__all__ = ["as_num_outputs", "as_num_reached", "as_step_id", "require_known", "require_known_prefix", "require_status"]
+__all__ = [
+    "as_num_outputs",
+    "as_num_reached",
+    "as_numbers",
+    "as_step_id",
+    "require_known",
+    "require_known_prefix",
+    "require_status",
+]
 
 
 def as_step_id(step_id: int) -> StepId:
@@ -32,6 +40,14 @@ def as_step_id(step_id: int) -> StepId:
     if isinstance(step_id, StepPlan):
         raise StepError("got a plan instead of its number: give plan.step_id")
     return StepId(as_count(step_id, "step_id", most=2**63 - 1, error=StepError))
+
+
+def as_numbers(batch: Int32Array, counts: npt.ArrayLike | None, num_tokens: int) -> Int32Array:
+    """Check how many of ``num_tokens`` tokens each row gets; None means one each. Raises TokenError."""
+    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
+    if given.min(initial=0) < 0 or given.max(initial=0) > num_tokens or given.sum() != num_tokens:
+        raise TokenError(f"the counts {given.tolist()[:8]} do not add up to the {num_tokens} token ids that were given")
+    return given.astype(np.int32)
 
 
 def as_num_reached(state: SpaceState, continues: Receipt) -> int:

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.answers import Shortage
-from pagedkv.memory.contract.arguments import as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SharedPrefixError, TokenError
 from pagedkv.memory.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.memory.space import growing
-from pagedkv.memory.space.batches import require_status
+from pagedkv.memory.space.batches import as_numbers, require_status
 from pagedkv.memory.space.draft_states import accept_states, require_slots
 from pagedkv.memory.space.growing import Growth
 from pagedkv.memory.space.publishing import publish
@@ -207,12 +206,7 @@ def _as_numbers(state: SpaceState, batch: Int32Array, counts: npt.ArrayLike | No
     """Check how many tokens each row gets; None means one each."""
     if counts is None and len(batch) == len(tokens):
         return state.ones[: len(batch)]
-    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
-    if given.min(initial=0) < 0 or given.max(initial=0) > len(tokens) or given.sum() != len(tokens):
-        raise TokenError(
-            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
-        )
-    return given.astype(np.int32)
+    return as_numbers(batch, counts, len(tokens))
 
 
 def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit: int) -> NoReturn:

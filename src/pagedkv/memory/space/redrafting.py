@@ -7,11 +7,10 @@ matches a draft before it is accepted; so their ids may still be replaced, and o
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.arguments import as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SharedPrefixError, TokenError
 from pagedkv.memory.pool.blocks import NULL_BLOCK, REF_COUNT
-from pagedkv.memory.space.batches import require_known, require_status
+from pagedkv.memory.space.batches import as_numbers, require_known, require_status
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS, RUNNING
 
@@ -26,7 +25,7 @@ def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, cou
         TokenError: counts that do not add up, or that exceed a row's drafts.
         SharedPrefixError: another sequence or a ticket holds drafts.
     """
-    numbers = _as_numbers(batch, tokens, counts)
+    numbers = as_numbers(batch, counts, len(tokens))
     require_status(state, batch, RUNNING)
     require_known(state, batch, "given other drafts")
     accepted, num_tokens = (state.rows[batch, column] for column in (NUM_ACCEPTED, NUM_TOKENS))
@@ -44,16 +43,6 @@ def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, cou
     for group in state.cached_groups if state.config.prefix_caching else ():
         state.loops.write_known(group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
     state.is_changing = False
-
-
-def _as_numbers(batch: Int32Array, tokens: Int32Array, counts: npt.ArrayLike | None) -> Int32Array:
-    """Check how many drafts each row gets; None means one each. Raises TokenError."""
-    given = np.ones(len(batch), np.int64) if counts is None else as_counts(counts, len(batch), "counts")
-    if given.min(initial=0) < 0 or given.max(initial=0) > len(tokens) or given.sum() != len(tokens):
-        raise TokenError(
-            f"the counts {given.tolist()[:8]} do not add up to the {len(tokens)} token ids that were given"
-        )
-    return given.astype(np.int32)
 
 
 def _require_own(state: SpaceState, batch: Int32Array, firsts: Int32Array, stops: Int32Array) -> None:
