@@ -227,7 +227,7 @@ gpu-engine:
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_on_gpu.py -k "not ($(GPU_FAMILIES))"
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py tests/engine/test_captured_passes.py \
 		tests/engine/test_compiled_model.py tests/engine/test_failed_steps.py tests/engine/test_overlap.py \
-		tests/engine/test_drafts_on_gpu.py tests/engine/test_kv_scales.py
+		tests/engine/test_drafts_on_gpu.py tests/engine/test_captured_drafts.py tests/engine/test_kv_scales.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json

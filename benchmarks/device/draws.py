@@ -1,6 +1,6 @@
 """Tokens that the device draws alone beside those of the sampler: how many differ, and whether each may.
 
-    python -m benchmarks.device.draws [--rows 1000000] [--only "top-p 0.8"]
+    python -m benchmarks.device.draws [--rows 1000000] [--only "top-p 0.8"] [--first 0] [--seconds 600]
 
 Both take the same scores and the same noise. Decision 28 allows a difference in two cases: the two greatest sums of a
 score and its noise are less than 1e-3 apart, or a token lies on the edge of what a filter keeps, up to rounding. Every
@@ -40,16 +40,25 @@ SETTINGS: Final = {
 }
 
 
-def compare(name: str, params: SamplingParams, num_rows: int, device: torch.device) -> Counter[str]:
-    """Draw rows both ways; count those that are equal, and the others by why they may differ."""
+def compare(name: str, device: torch.device, rows: range, seconds: float) -> Counter[str]:
+    """Draw rows both ways, for so long at most; count those that are equal, and the others by why they may differ.
+
+    Args:
+        name: of the setting.
+        device: where both are drawn.
+        rows: numbers of rows, by which they have other seeds, and the first of which gives the scores.
+    """
+    params, begun = SETTINGS[name], perf_counter()
     own = BatchSampler(VOCABULARY, draws_ahead=False)
     ahead = BatchSampler(VOCABULARY, draws_ahead=True)
     found: Counter[str] = Counter()
-    generator = torch.Generator(device).manual_seed(len(name))
+    generator = torch.Generator(device).manual_seed(len(name) + rows.start)
     places: list[Place] = []
-    for number in range(-(-num_rows // BATCH)):
+    for number in range(-(-len(rows) // BATCH)):
+        if perf_counter() - begun > seconds:
+            break
         if number % BATCHES_A_SEED == 0:
-            places = [Place(_sequence(params, number * BATCH + row)) for row in range(BATCH)]
+            places = [Place(_sequence(params, rows.start + number * BATCH + row)) for row in range(BATCH)]
         scores = torch.randn(BATCH, VOCABULARY, generator=generator, device=device) * 2
         tokens = [sampler.begin(scores, places).wait().token_ids.cpu().numpy() for sampler in (own, ahead)]
         differs = np.flatnonzero(tokens[0] != tokens[1])
@@ -100,12 +109,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--only", action="append", choices=SETTINGS)
+    parser.add_argument("--first", type=int, default=0, help="number of the first row: other rows, other draws")
+    parser.add_argument("--seconds", type=float, default=np.inf, help="end each setting after so long")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_right = True
     for name in given.only or SETTINGS:
         begun = perf_counter()
-        found = compare(name, SETTINGS[name], given.rows, device)
+        found = compare(name, device, range(given.first, given.first + given.rows), given.seconds)
         others = ", ".join(f"{count} {why}" for why, count in sorted(found.items()) if why != "equal")
         seconds = perf_counter() - begun
         print(f"{name}: {found['equal']:,} equal; {others or 'none differs'} ({seconds:.0f} s)", flush=True)

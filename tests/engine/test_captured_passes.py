@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
-from pagedkv.serving.engine.captured_passes import CapturedPasses, Recorder, Recording
+from pagedkv.serving.engine.captured_passes import CapturedPasses, Recorder, Recording, of_tables
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess
@@ -66,8 +66,8 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
     core = llm.core
     captured = CapturedPasses(
         core._runner._model,
-        core.executor.tables,
-        max_places=core.config.max_sequences,
+        of_tables(core.executor.tables, core.config.max_sequences),
+        core.executor.storage.device,
         max_tokens=core.config.max_batched_tokens,
         num_vocabulary=core._num_vocabulary,
         min_tokens=min_tokens,

@@ -2,7 +2,7 @@
 
 Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
 all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step is in
-permanent buffers: tables, ranges and slots in those of the block tables, token ids and positions in those here::
+permanent buffers: tables, ranges and slots in those of the metadata, token ids and positions in those here::
 
     tokens of the step    | t t t t t t t t t t t |        11: the graph of 16 is replayed
     buffers               | t t t t t t t t t t t 0 0 0 0 0 |
@@ -34,7 +34,7 @@ from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.model_watch import ModelWatch
 
-__all__ = ["CaptureState", "CapturedPasses", "Pass", "what_prevents_graphs"]
+__all__ = ["CaptureState", "CapturedPasses", "MetadataOf", "Pass", "most_captured", "of_tables", "what_prevents_graphs"]
 
 MOST_TOKENS: Final = 512
 """Above this a step keeps the GPU busy for longer than the host needs to launch it."""
@@ -65,6 +65,7 @@ class Recording(Protocol):
 
 
 Recorder = Callable[[Callable[[], None]], Recording]
+MetadataOf = Callable[[int], StepMetadata]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,12 +78,13 @@ class _Graph:
 
 @final
 class CapturedPasses:
-    """The graphs of one model over one set of block tables.
+    """The graphs of one model over metadata at addresses that stay.
 
     Args:
         model: a model of attention alone, which is watched for changes.
-        tables: the block tables, with the ranges and slots of each step.
-        max_places: most rows of a step.
+        metadata_of: gives the metadata of a padded number of tokens, in tensors whose addresses stay: see
+            :func:`of_tables`.
+        device: where the model computes.
         max_tokens: tokens of the largest graph, :data:`MOST_TOKENS` at most.
         num_vocabulary: logits of a token.
         min_tokens: tokens of the smallest graph.
@@ -92,20 +94,20 @@ class CapturedPasses:
     def __init__(
         self,
         model: compat.Model,
-        tables: BlockTables,
+        metadata_of: MetadataOf,
+        device: torch.device,
         *,
-        max_places: int,
         max_tokens: int,
         num_vocabulary: int,
         min_tokens: int = 1,
         record: Recorder | None = None,
     ) -> None:
         self._model = model
-        self._tables = tables
-        self._max_places = max_places
+        self._metadata_of = metadata_of
+        self._device = device
         self._sizes = _sizes(min_tokens, max_tokens)
         self._given_recorder = record
-        most, device = self._sizes[-1], tables.device
+        most = self._sizes[-1]
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._numbers: npt.NDArray[np.int64] = self._host.numpy()
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
@@ -125,7 +127,7 @@ class CapturedPasses:
     def capture_all(self, run: Pass) -> None:
         """Capture a graph of every size, the largest first, so that smaller ones reuse its memory.
 
-        Called before the first step: the tables then have no slots, so the captured passes write nothing.
+        Called before the first step: there are no slots yet, so the captured passes write nothing.
         """
         for size in reversed(self._sizes):
             if self._begin():
@@ -140,7 +142,7 @@ class CapturedPasses:
         wanted: Int64Array,
         fill_in: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
-        """Compute the step of the tables by a graph.
+        """Compute the step whose metadata is in place by a graph.
 
         Args:
             run: runs the model; token_ids, positions: of the step, in the flat order.
@@ -181,7 +183,7 @@ class CapturedPasses:
 
     def _new_recorder(self) -> Recorder:
         """Begin a pool of memory for graphs: a pool whose graphs were dropped cannot be used again."""
-        return _GraphRecorder(self._tables.device) if self._given_recorder is None else self._given_recorder
+        return _GraphRecorder(self._device) if self._given_recorder is None else self._given_recorder
 
     def _drop(self) -> None:
         self._graphs.clear()
@@ -212,7 +214,7 @@ class CapturedPasses:
         """Run the model on the buffers, call by call, and write its logits into their buffer."""
         token_ids, positions, wanted = self._given[:, :size]
         if size not in self._steps:
-            self._steps[size] = StepMetadata.of(self._tables.inputs_of_all(self._max_places, size), is_padded=True)
+            self._steps[size] = self._metadata_of(size)
         self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
 
     def _capture(self, run: Pass, size: int) -> None:
@@ -242,6 +244,11 @@ class CapturedPasses:
         self._drop()
 
 
+def of_tables(tables: BlockTables, max_places: int) -> MetadataOf:
+    """Give the metadata of whichever step the tables execute last, of ``max_places`` rows, padded to some tokens."""
+    return lambda num_tokens: StepMetadata.of(tables.inputs_of_all(max_places, num_tokens), is_padded=True)
+
+
 def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | None:
     """Return why the passes of a model are not captured; None if nothing prevents it."""
     if device.type != "cuda":
@@ -249,9 +256,14 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | No
     return groups.varying_shapes
 
 
+def most_captured(max_tokens: int) -> int:
+    """Return the tokens of the largest graph where steps have up to ``max_tokens``."""
+    return min(max_tokens, MOST_TOKENS)
+
+
 def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
     """Return the padded numbers of tokens. The last is ``max_tokens``, or the largest that is captured."""
-    last = min(max_tokens, MOST_TOKENS)
+    last = most_captured(max_tokens)
     return (*(size for size in SIZES if min_tokens <= size < last), last)
 
 

@@ -48,7 +48,12 @@ from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.answering import Answering, Sampler, Taken
 from pagedkv.serving.engine.borrowing import BorrowedModel
-from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, what_prevents_graphs
+from pagedkv.serving.engine.captured_passes import (
+    CapturedPasses,
+    CaptureState,
+    of_tables,
+    what_prevents_graphs,
+)
 from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.drafting import Drafter, DraftModel
@@ -205,16 +210,24 @@ class EngineCore:
         )
 
     def _new_drafter(self, draft: DraftModel) -> Drafter:
-        drafter = Drafter(draft, self.executor, self._backend(draft.model, draft.groups), self._num_vocabulary)
-        self.memory = self.memory.beside(drafter.prepare(self.config.max_sequences), self._model, draft.model)
+        with refusing("what the draft model's graphs read and write", draft.model.device):
+            drafter = Drafter(
+                draft,
+                self.executor,
+                self._backend(draft.model, draft.groups),
+                self._num_vocabulary,
+                max_places=self.config.max_sequences,
+                capture_passes=self.config.capture_steps,
+            )
+        self.memory = self.memory.beside(drafter.prepare(), self._model, draft.model)
         return drafter
 
     def _new_graphs(self, model: compat.Model, tables: BlockTables) -> CapturedPasses:
         with refusing("what graphs read and write", model.device):
             return CapturedPasses(
                 model,
-                tables,
-                max_places=self.config.max_sequences,
+                of_tables(tables, self.config.max_sequences),
+                model.device,
                 max_tokens=self.config.max_batched_tokens,
                 num_vocabulary=self._num_vocabulary,
                 min_tokens=LEAST_TOKENS if self.config.compile_model else 1,
@@ -229,6 +242,11 @@ class EngineCore:
     def capture_state(self) -> CaptureState:
         """The sizes of steps that are captured as graphs, and the reason where none are."""
         return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+
+    @property
+    def draft_capture_state(self) -> CaptureState:
+        """The same of the draft model's passes."""
+        return CaptureState(0, "there is no draft model") if self._drafter is None else self._drafter.capture_state
 
     # Requests
 

@@ -222,6 +222,27 @@ class ModelRunner:
         with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
             return self._flat_pass(step, token_ids[None], positions[None], wanted)
 
+    def replay_part(self, token_ids: torch.Tensor, positions: Int64Array, wanted: Int64Array) -> torch.Tensor | None:
+        """Compute some tokens of a step by a graph, whose metadata is in place; within its launch.
+
+        Args:
+            token_ids: int64 ``[tokens]``, on the device; positions: int64 ``[tokens]``; wanted: as in
+                :meth:`compute_part`.
+
+        Returns:
+            float32 ``[n, vocabulary]``, which the next call overwrites; None: there is no graph, compute them call by
+            call.
+        """
+        if self._captured is None:
+            return None
+
+        def fill_in(there: torch.Tensor) -> None:
+            there.copy_(token_ids)
+
+        unknown = np.zeros(len(positions), np.int32)
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            return self._captured.compute(self._flat_pass, unknown, positions, wanted, fill_in)
+
     def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
         """Run a model of attention alone, by a graph if there is one for this step."""
         if self._captured is not None:

@@ -6,6 +6,9 @@ scores lead to the same choice, and of two equal models all drafts are accepted,
 
 Drafts stay on the device from pass to pass. The host waits for them once a step, or once a pass where a row's
 parameters look at tokens (penalties, bad words, minimum lengths).
+
+On a GPU passes are CUDA graphs, as the target's steps are (:mod:`~pagedkv.serving.engine.captured_passes`). The
+metadata of each pass is first copied to buffers, which the graphs of all sizes read.
 """
 
 from collections.abc import Sequence
@@ -19,8 +22,10 @@ from pagedkv.memory.attention import AttentionBackend, StepMetadata
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.memory.scheduling import Batch
+from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, most_captured, what_prevents_graphs
 from pagedkv.serving.engine.drafting.pairing import DraftModel
-from pagedkv.serving.engine.drafting.passes import OpenDrafts
+from pagedkv.serving.engine.drafting.pass_buffers import PassBuffers
+from pagedkv.serving.engine.drafting.passes import DraftPass, OpenDrafts
 from pagedkv.serving.engine.flat_batch import FlatBatch
 from pagedkv.serving.engine.memory_use import MemoryUse
 from pagedkv.serving.engine.runner import ModelRunner
@@ -58,17 +63,43 @@ class Drafter:
         executor: storage and tables.
         backend: attention of its layers over that storage.
         vocab_size: columns of its logits.
+        max_places: most rows of a step.
+        capture_passes: whether passes are replayed as graphs where that is possible.
     """
 
-    def __init__(self, draft: DraftModel, executor: PlanExecutor, backend: AttentionBackend, vocab_size: int) -> None:
-        self._runner = ModelRunner(draft.model, draft.groups, executor, backend)
-        self._sampler = BatchSampler(vocab_size, gives_logprobs=False)
+    def __init__(
+        self,
+        draft: DraftModel,
+        executor: PlanExecutor,
+        backend: AttentionBackend,
+        vocab_size: int,
+        *,
+        max_places: int,
+        capture_passes: bool = True,
+    ) -> None:
         self._device = executor.storage.device
         self._first_group = min(layer.group for layer in draft.groups.attention)
+        self._max_places = max_places
+        self._sampler = BatchSampler(vocab_size, gives_logprobs=False)
+        prevented = what_prevents_graphs(draft.groups, self._device)
+        self._uncaptured = prevented if capture_passes else "capture_steps is off"
+        self._captured: CapturedPasses | None = None
+        if self._uncaptured is None:
+            most = most_captured(executor.tables.max_batched_tokens)
+            self._buffers = PassBuffers(executor.tables, self._first_group, max_places=max_places, max_tokens=most)
+            self._captured = CapturedPasses(
+                draft.model, self._buffers.metadata_of, self._device, max_tokens=most, num_vocabulary=vocab_size
+            )
+        self._runner = ModelRunner(draft.model, draft.groups, executor, backend, captured=self._captured)
 
-    def prepare(self, max_places: int) -> MemoryUse:
-        """Measure the model's largest step: see :meth:`ModelRunner.prepare`."""
-        return self._runner.prepare(max_places)
+    @property
+    def capture_state(self) -> CaptureState:
+        """The sizes of passes that are captured as graphs, and the reason where none are."""
+        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+
+    def prepare(self) -> MemoryUse:
+        """Measure the model's largest step, and capture its passes: see :meth:`ModelRunner.prepare`."""
+        return self._runner.prepare(self._max_places)
 
     def draft(self, batch: Batch, inputs: StepInputs, flat: FlatBatch, rows: Sequence[SampledRow]) -> Drafted:
         """Compute a step with the draft model, and propose the drafts that are not known.
@@ -90,15 +121,23 @@ class Drafter:
             drafts = token_ids.new_zeros(len(places), open_drafts.most)
             for number, each in enumerate(open_drafts.passes(batch, flat.token_ids)):
                 ids = drafts[self._sent(each.drafting), number - 1] if number else token_ids[self._sent(each.tokens)]
-                logits = self._runner.compute_part(
-                    each.part_of(step, self._first_group), ids, self._sent(each.positions), self._sent(each.wanted)
-                )
+                logits = self._computed(each, step, ids)
                 if len(each.asking):
                     requested = [places[row] for row in each.asking.tolist()]
                     asking = self._sent(each.asking)
                     before = drafts[asking, :number].tolist() if looks_back else [[0] * number] * len(requested)
                     drafts[asking, number] = self._drawn(logits, requested, before)
             return _filled_in(batch, flat, open_drafts, drafts.cpu().numpy())
+
+    def _computed(self, each: DraftPass, step: StepMetadata, token_ids: torch.Tensor) -> torch.Tensor:
+        """Compute a pass, by a graph if there is one for its size: logits of its wanted tokens."""
+        if self._captured is not None and len(each.tokens) <= self._buffers.max_tokens:
+            self._buffers.put(each, step)
+            logits = self._runner.replay_part(token_ids, each.positions, each.wanted)
+            if logits is not None:
+                return logits
+        part = each.part_of(step, self._first_group)
+        return self._runner.compute_part(part, token_ids, self._sent(each.positions), self._sent(each.wanted))
 
     def _drawn(self, logits: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:
         """Draw a draft for each row behind those before it: int64 on the device; 0 where nothing is allowed there."""
