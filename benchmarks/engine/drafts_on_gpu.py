@@ -74,7 +74,7 @@ def serve(
         num_draft_tokens=num_drafts,
     )
     llm = LLM(model, config, draft_model=draft)
-    drafter = llm.core._drafter  # noqa: SLF001 - there is no other way to it
+    drafter = llm.core._parts.drafter  # noqa: SLF001 - there is no other way to it
     if drafter is not None and not are_graphs:
         drafter._captured = None  # noqa: SLF001 - as above
     generator = torch.Generator().manual_seed(2)

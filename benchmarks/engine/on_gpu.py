@@ -142,7 +142,7 @@ def serve(model: compat.Model, num_rows: int, way: str, kind: str = "greedy") ->
     prompts = torch.randint(5, VOCABULARY, (num_rows, PROMPT), generator=generator).tolist()
     params = SamplingParams() if kind == "greedy" else DRAWN
     if kind == "by-host":
-        llm.core._answering._sampler = BatchSampler(VOCABULARY, draws_ahead=False)  # noqa: SLF001 - no other way to it
+        llm.core._loop._answering._sampler = BatchSampler(VOCABULARY, draws_ahead=False)  # noqa: SLF001 - no other way to it
     llm.submit(prompts, replace(params, max_tokens=NUM_NEW, ignore_eos=True))
     records: list[tuple[float, StepRecord]] = []
     graph_ms = None
@@ -184,18 +184,18 @@ class Gaps:
 
     def __init__(self, llm: LLM) -> None:
         self._core = llm.core
-        self._calls = llm.core.executor.launch, llm.core._answering.begin  # noqa: SLF001 - there is no other way to it
+        self._calls = llm.core.executor.launch, llm.core._loop._answering.begin  # noqa: SLF001 - there is no other way to it
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin(self) -> None:
         """Mark every launch and every sampling from now on."""
         launch, begin = self._calls
         self._core.executor.launch = lambda *given: self._marked(launch, *given)  # type: ignore[method-assign]
-        self._core._answering.begin = lambda *given: self._marked(begin, *given)  # type: ignore[method-assign]  # noqa: SLF001
+        self._core._loop._answering.begin = lambda *given: self._marked(begin, *given)  # type: ignore[method-assign]  # noqa: SLF001
 
     def stop(self) -> None:
         """Mark nothing more."""
-        self._core.executor.launch, self._core._answering.begin = self._calls  # type: ignore[method-assign]  # noqa: SLF001
+        self._core.executor.launch, self._core._loop._answering.begin = self._calls  # type: ignore[method-assign]  # noqa: SLF001
 
     def idle_share(self) -> float:
         """Give the time between marked calls as a share of the time from the first to the last."""
@@ -215,7 +215,7 @@ class Gaps:
 
 def _graph_ms(llm: LLM, num_tokens: int) -> float:
     """Time a graph by itself."""
-    captured = llm.core._captured  # noqa: SLF001 - there is no other way to it
+    captured = llm.core._parts._captured  # noqa: SLF001 - there is no other way to it
     assert captured is not None
     graph = captured._graphs[num_tokens].recording  # noqa: SLF001 - as above
     times: list[float] = []

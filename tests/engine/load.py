@@ -223,7 +223,7 @@ class Load:
         space = llm.core.space
         space.check()
         assert not llm.core.has_work
-        assert not llm.core._requests
+        assert not llm.core._live.by_schedule
         assert space.num_live_blocks() == 0
         for name, count in space.config.blocks_by_pool().items():
             assert space.num_free_blocks(name) == count - 1

@@ -43,7 +43,7 @@ def drafting_llm(name: str = "llama", *, draft: PreTrainedModel | None = None, r
 def replay_on_cpu(llm: LLM, record: Callable[[Callable[[], None]], Recording]) -> CapturedPasses:
     """Let a drafter on a CPU replay its passes."""
     core = llm.core
-    drafter = core._drafter
+    drafter = core._parts.drafter
     assert drafter is not None
     tables, most = core.executor.tables, core.config.max_batched_tokens
     drafter._buffers = PassBuffers(tables, drafter._first_group, max_places=core.config.max_sequences, max_tokens=most)
@@ -93,7 +93,7 @@ def test_replayed_passes_propose_as_calls_do() -> None:
     for captures in (True, False):
         llm = drafting_llm(draft=draft)
         if not captures:
-            llm.core._drafter._captured = None  # type: ignore[union-attr]
+            llm.core._parts.drafter._captured = None  # type: ignore[union-attr]
         counts.append(counts_of(serve_drafted(llm, DRAWN)))
     assert counts[0] == counts[1]
     assert 0 < counts[0][1] < counts[0][0]

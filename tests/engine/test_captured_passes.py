@@ -65,16 +65,16 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
     """Let an engine on a CPU replay its steps."""
     core = llm.core
     captured = CapturedPasses(
-        core._runner._model,
+        core._parts.runner._model,
         of_tables(core.executor.tables, core.config.max_sequences),
         core.executor.storage.device,
         max_tokens=core.config.max_batched_tokens,
-        num_vocabulary=core._num_vocabulary,
+        num_vocabulary=core.vocabulary_size,
         min_tokens=min_tokens,
         record=record,
     )
-    core._captured = core._runner._captured = captured
-    core._runner.prepare(core.config.max_sequences)
+    core._parts._captured = core._parts.runner._captured = captured
+    core._parts.runner.prepare(core.config.max_sequences)
     return captured
 
 
@@ -83,7 +83,7 @@ def test_a_family_answers_as_it_does_dense(name: str) -> None:
     llm = captured_llm(name, replace(CONFIG, num_blocks=NUM_BLOCKS.get(name, 28)))
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert sum(record.num_recomputed for record in records) > 0
     if DEVICE == "cpu" or name not in HOST_EXPERTS:
         assert llm.core.capture_state.refusal is None
@@ -94,7 +94,7 @@ def test_a_family_answers_as_it_does_dense(name: str) -> None:
 
 def test_drafts_are_replayed_as_well() -> None:
     llm = captured_llm(config=replace(ROOMY, speculation=PromptLookup()))
-    references = reference(llm.core._runner._model, PROMPTS)
+    references = reference(llm.core._parts.runner._model, PROMPTS)
     poison(llm)
     requests, records = serve(
         llm, greet=lambda request: guess(request, references[request.number].token_ids, wrong_every=3)
@@ -140,7 +140,7 @@ def test_a_recording_that_answers_otherwise_never_serves() -> None:
     for each in made:
         each.logits = logits
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert "answers otherwise than its calls, by 0.25" in str(llm.core.capture_state.refusal)
     assert llm.core.capture_state.num_graphs == 0
     assert sum(each.num_replays for each in made) == 1
@@ -154,7 +154,7 @@ def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
 
     llm = captured_llm(record=record)
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     refusal = str(llm.core.capture_state.refusal)
     assert refusal.startswith("a step of 16 tokens cannot be captured: operation not permitted")
     assert "more" not in refusal
@@ -165,7 +165,7 @@ def test_a_hook_is_called_in_every_step() -> None:
     serve(llm)
     assert llm.core.capture_state.num_graphs
     calls: list[int] = []
-    hook = llm.core._runner._model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    hook = llm.core._parts.runner._model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     _, records = serve(llm)
     assert "hook" in str(llm.core.capture_state.refusal)
     assert len(calls) >= sum(record.num_tokens > 0 for record in records) - 1  # the first is noticed when it is over
@@ -177,24 +177,24 @@ def test_a_hook_is_called_in_every_step() -> None:
 
 
 def other_head(llm: LLM) -> None:
-    model = llm.core._runner._model
+    model = llm.core._parts.runner._model
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.flip(0).clone())
 
 
 def other_memory(llm: LLM) -> None:
-    head = llm.core._runner._model.lm_head
+    head = llm.core._parts.runner._model.lm_head
     head.weight.data = head.weight.data.flip(0).clone()
 
 
 def other_module(llm: LLM) -> None:
-    model = llm.core._runner._model
+    model = llm.core._parts.runner._model
     head = nn.Linear(model.lm_head.in_features, model.lm_head.out_features, bias=False, device=model.device)
     head.weight.data = model.lm_head.weight.data.flip(0).clone()
     model.lm_head = head
 
 
 def in_place(llm: LLM) -> None:
-    head = llm.core._runner._model.lm_head
+    head = llm.core._parts.runner._model.lm_head
     head.weight.data.copy_(head.weight.data.flip(0).clone())
 
 
@@ -204,7 +204,7 @@ def test_weights_may_change_between_steps(change: Callable[[LLM], None]) -> None
     serve(llm)
     llm.set_weights_epoch("2", change=partial(change, llm))
     requests, _ = serve(llm)
-    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert llm.core.capture_state.refusal is None
     assert llm.core.capture_state.num_graphs
 

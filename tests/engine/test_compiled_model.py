@@ -36,11 +36,11 @@ def compiled_llm(name: str, config: EngineConfig = COMPILED, *, is_captured: boo
     if DEVICE == "cuda":
         return LLM(model, replace(config, capture_steps=is_captured))
     llm = LLM(model, replace(config, compile_model=False, capture_steps=False))
-    llm.core._runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
+    llm.core._parts.runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
     if is_captured:
         replay_on_cpu(llm, Again, min_tokens=2)
     else:
-        llm.core._runner.prepare(config.max_sequences)
+        llm.core._parts.runner.prepare(config.max_sequences)
     return llm
 
 
@@ -52,7 +52,7 @@ def test_a_family_answers_as_it_does_dense(name: str, is_captured: bool) -> None
     llm = compiled_llm(name, replace(COMPILED, num_blocks=NUM_BLOCKS.get(name, 28)), is_captured=is_captured)
     poison(llm)
     requests, records = serve(llm)
-    compare(requests, reference(llm.core._runner._model, PROMPTS))
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert sum(record.num_recomputed for record in records) > 0
     assert (llm.core.capture_state.num_graphs > 0) == is_captured
     if is_captured:
@@ -65,7 +65,7 @@ def test_layers_and_numbers_of_tokens_share_one_version_of_the_code(name: str) -
     counter = CompileCounterWithBackend("aot_eager")
     model = moved(make_model(name), DEVICE)
     llm = LLM(model, replace(COMPILED, compile_model=False, capture_steps=False, num_blocks=80))
-    llm.core._runner._compiled = CompiledModel(model, llm.groups, counter)
+    llm.core._parts.runner._compiled = CompiledModel(model, llm.groups, counter)
     replay_on_cpu(llm, Again, min_tokens=2)
     assert counter.frame_count == 1
     serve(llm)
@@ -83,7 +83,7 @@ def test_a_model_without_lists_of_layers_is_refused() -> None:
 
 def test_drafts_and_scores_of_prompts() -> None:
     llm = compiled_llm("llama", replace(COMPILED, num_blocks=80, speculation=PromptLookup()))
-    references = reference(llm.core._runner._model, PROMPTS)
+    references = reference(llm.core._parts.runner._model, PROMPTS)
     poison(llm)
     requests, records = serve(
         llm, greet=lambda request: guess(request, references[request.number].token_ids, wrong_every=3)
@@ -97,7 +97,7 @@ def test_drafts_and_scores_of_prompts() -> None:
 def test_its_weights_may_change() -> None:
     llm = compiled_llm("llama", replace(COMPILED, num_blocks=80))
     serve(llm)
-    model = llm.core._runner._model
+    model = llm.core._parts.runner._model
 
     def change() -> None:
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.flip(0).clone())
@@ -109,7 +109,7 @@ def test_its_weights_may_change() -> None:
 
 def test_the_model_itself_is_as_it_was() -> None:
     llm = compiled_llm("llama", replace(COMPILED, num_blocks=80))
-    model = llm.core._runner._model
+    model = llm.core._parts.runner._model
     expected = reference(make_model("llama") if DEVICE == "cpu" else moved(make_model("llama"), DEVICE), PROMPTS)
     serve(llm)
     assert [each.token_ids for each in reference(model, PROMPTS)] == [each.token_ids for each in expected]

@@ -371,7 +371,7 @@ def test_drafts_without_the_rows_noise_would_be_noticed(
 def test_a_device_that_draws_alone_draws_the_same_drafts(model: PreTrainedModel) -> None:
     """As on a GPU, by its kernels' plain forms."""
     llm = LLM(model, ROOMY, draft_model=model)
-    for sampler in (llm.core._answering._sampler, llm.core._drafter._sampler):  # type: ignore[union-attr]
+    for sampler in (llm.core._loop._answering._sampler, llm.core._parts.drafter._sampler):  # type: ignore[union-attr]
         sampler._draws_ahead = True  # type: ignore[union-attr]
     requests = serve_drafted(llm, WISHES[:6])
     for request, expected in zip(requests, answers_of(model, WISHES[:6]), strict=True):
@@ -395,7 +395,7 @@ def test_drafts_for_recurrent_layers_are_accepted_and_hit(name: str, wrong_every
         done = [place.sequence.num_generated + len(each) for place, each in zip(places, before, strict=True)]
         return torch.tensor([told[place] for place in done])
 
-    llm.core._drafter._drawn = by_hand  # type: ignore[union-attr,method-assign]
+    llm.core._parts.drafter._drawn = by_hand  # type: ignore[union-attr,method-assign]
     (request,) = llm.submit(PROMPTS[3:4], GREEDY)
     run(llm)
     assert request.output().token_ids == answer

@@ -130,7 +130,7 @@ def test_a_step_that_fails_once_changes_no_answer(
 
 def fail_when_sampling(llm: LLM, at: int, problem: Exception) -> None:
     """Let the sampling of one step raise."""
-    begin, calls = llm.core._answering.begin, [0]
+    begin, calls = llm.core._loop._answering.begin, [0]
 
     def fail(logits: torch.Tensor, rows: Any) -> object:  # noqa: ANN401 - as they are
         calls[0] += 1
@@ -138,7 +138,7 @@ def fail_when_sampling(llm: LLM, at: int, problem: Exception) -> None:
             raise problem
         return begin(logits, rows)
 
-    llm.core._answering.begin = fail  # type: ignore[method-assign,assignment]
+    llm.core._loop._answering.begin = fail  # type: ignore[method-assign,assignment]
 
 
 @pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "bamba"])

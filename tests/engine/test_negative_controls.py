@@ -18,16 +18,16 @@ ROOMY = replace(CONFIG, num_blocks=200)
 
 def break_layers(llm: LLM, **changes: object) -> None:
     """Let the back end believe something else of every layer."""
-    backend = llm.core._runner._backend
+    backend = llm.core._parts.runner._backend
     assert isinstance(backend, CPUBackend)
     storage = llm.core.executor.storage
     layers = [replace(layer, **changes) for layer in llm.groups.attention]  # type: ignore[arg-type]
-    llm.core._runner._backend = CPUBackend(storage, layers)
+    llm.core._parts.runner._backend = CPUBackend(storage, layers)
 
 
 def forget_sinks(llm: LLM) -> None:
     """Let the back end be given no sinks."""
-    backend = llm.core._runner._backend
+    backend = llm.core._parts.runner._backend
     attend: Callable[..., torch.Tensor] = backend.attend
 
     def without(*given: object, sinks: object = None) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_poison_that_is_read_is_noticed() -> None:
     used = llm.core.space.block_ids(0)[2]
     pool = next(iter(llm.core.executor.storage.pools.values()))
     pool.device_bytes.view(pool.num_blocks, pool.block_nbytes)[used] = 255
-    requests = list(llm.core._requests.values())
+    requests = list(llm.core._live.by_schedule.values())
     while llm.core.has_work:
         llm.step()
     with pytest.raises(AssertionError):

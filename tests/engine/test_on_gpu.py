@@ -41,7 +41,7 @@ def test_a_family_answers_as_it_does_dense(name: str, preemption: str) -> None:
     if preemption == "swap":
         config = replace(config, preemption="swap", num_host_blocks=40, min_partial_hit=1)
     llm = LLM(model, config)
-    assert isinstance(llm.core._runner._backend, TritonBackend)
+    assert isinstance(llm.core._parts.runner._backend, TritonBackend)
     poison(llm)
     requests, records = serve(llm)
     compare(requests, reference(model, PROMPTS))
@@ -161,7 +161,7 @@ def test_rows_that_the_device_draws_alone_are_answered_as_by_the_sampler(*, over
     told = []
     for draws_ahead in (False, None):
         llm = LLM(model, replace(CONFIG, num_blocks=200, max_sequences=8, overlap=overlap))
-        llm.core._answering._sampler = BatchSampler(llm.core.vocabulary_size, draws_ahead=draws_ahead)
+        llm.core._loop._answering._sampler = BatchSampler(llm.core.vocabulary_size, draws_ahead=draws_ahead)
         told.append(llm.generate(PROMPTS, KINDS))
     for by_host, by_device in zip(*told, strict=True):
         for expected, found in zip(by_host.completions, by_device.completions, strict=True):
@@ -240,7 +240,7 @@ def test_steps_that_fail_behind_their_kernels_change_no_answer(memory: str, *, o
     expected = [request.output().token_ids for request in serve(LLM(model, config), params=params)[0]]
     llm = LLM(model, replace(config, overlap=overlap))
     poison(llm)
-    compute = llm.core._runner.compute
+    compute = llm.core._parts.runner.compute
     calls, failed = [0], [0]
 
     def fail(plan: StepPlan, *rest: Any) -> torch.Tensor:  # noqa: ANN401 - as they are
@@ -254,7 +254,7 @@ def test_steps_that_fail_behind_their_kernels_change_no_answer(memory: str, *, o
             raise ValueError("mine")
         return torch.empty(2**52, device="cuda")
 
-    llm.core._runner.compute = fail  # type: ignore[method-assign,assignment]
+    llm.core._parts.runner.compute = fail  # type: ignore[method-assign,assignment]
     requests, records = serve(llm, params=params)
     assert [request.output().token_ids for request in requests] == expected
     reasons = [(record.failure or "").split(":")[0] for record in records]

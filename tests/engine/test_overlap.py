@@ -212,7 +212,7 @@ def test_an_engine_that_fails_has_the_tokens_that_are_known(model: PreTrainedMod
     def fail(*_: object) -> torch.Tensor:
         raise AssertionError("a fault of ours")
 
-    llm.core._runner.compute = fail  # type: ignore[method-assign,assignment]
+    llm.core._parts.runner.compute = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(EngineError, match="a step failed, and the engine is at its end: AssertionError: a fault of"):
         llm.step()
     known = request.output().token_ids
@@ -229,7 +229,7 @@ def test_an_engine_that_fails_has_the_tokens_that_are_known(model: PreTrainedMod
 def test_a_token_from_elsewhere_is_noticed(model: PreTrainedModel) -> None:
     """The negative control: rows that take each other's tokens answer otherwise."""
     llm = LLM(model, overlapped(ROOMY))
-    keep = llm.core._runner.last_tokens.keep
-    llm.core._runner.last_tokens.keep = lambda rows, token_ids: keep(rows[::-1].copy(), token_ids)  # type: ignore[method-assign]
+    keep = llm.core._parts.runner.last_tokens.keep
+    llm.core._parts.runner.last_tokens.keep = lambda rows, token_ids: keep(rows[::-1].copy(), token_ids)  # type: ignore[method-assign]
     expected = [output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[:3], GREEDY)]
     assert [output.token_ids for output in llm.generate(PROMPTS[:3], GREEDY)] != expected

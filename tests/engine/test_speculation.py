@@ -107,7 +107,7 @@ def test_guesses_that_are_wrong_or_wrongly_judged_would_be_noticed(
     llm = LLM(model, speculating(ROOMY))
     requests = llm.submit([prompt_of(4)], WISHES[4])
     guess(requests[0], answers[4], wrong_every=3)
-    sample = llm.core._answering._sampler.sample
+    sample = llm.core._loop._answering._sampler.sample
 
     def believe(logits, places):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - as the sampler's
         sampled = sample(logits, places)
@@ -116,7 +116,7 @@ def test_guesses_that_are_wrong_or_wrongly_judged_would_be_noticed(
                 sampled.token_ids[line] = place.drafts[-1]
         return sampled
 
-    monkeypatch.setattr(llm.core._answering._sampler, "sample", believe)
+    monkeypatch.setattr(llm.core._loop._answering._sampler, "sample", believe)
     while llm.core.has_work:
         llm.step()
     assert requests[0].num_accepted > 0

@@ -361,7 +361,7 @@ def test_a_load_has_to_be_faster_than_computing(
     stored(model, with_tiers(tier))
     llm = LLM(model, with_tiers(tier), clock=Clock(1000.0))  # computing takes hours
     llm.generate([range(150, 190)], SamplingParams(max_tokens=1))
-    tiers = llm.core._tiers.loader
+    tiers = llm.core._live.tiers.loader
     assert isinstance(tiers, EngineTiers)
     for num_loaded in (64, 64, 0):
         requests, _ = serve(llm, PROMPTS[:1], PARAMS)
