@@ -98,10 +98,10 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(
-        ConfigurationError, match=r"its SHA-256 is [0-9a-f]{64}, not 2a79a8c2\w+\. Install pagedkv anew"
+        ConfigurationError, match=r"its SHA-256 is [0-9a-f]{64}, not 2a79a8c2\w+\. Install pagedkv again"
     ):
         load_trained(folder)
-    with pytest.raises(ConfigurationError, match=r"cannot be read: .*Install pagedkv anew"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*Install pagedkv again"):
         load_trained(tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_logits_of_another_shape_or_type_are_refused(logits: torch.Tensor, words
 
 def test_a_sequence_of_another_vocabulary_is_refused() -> None:
     places = [Place(sequence_of(GREEDY)), Place(sequence_of(GREEDY, vocab_size=99))]
-    with pytest.raises(ConfigurationError, match="row 1 is of a vocabulary of 99 tokens, this sampler's has 400"):
+    with pytest.raises(ConfigurationError, match="row 1 has a vocabulary of 99 tokens, and this sampler one of 400"):
         BatchSampler(VOCAB_SIZE).sample(torch.zeros(2, VOCAB_SIZE), places)
 
 
