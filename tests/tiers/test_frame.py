@@ -179,7 +179,7 @@ def test_runs_are_keyed_by_the_chain_of_their_blocks() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="2 groups need as many parts, got 1"):
+    with pytest.raises(ConfigurationError, match="a frame of 2 groups needs as many parts, got 1"):
         write_frame(IDENTITY, FIRST, parts_of(FIRST)[:1])
     with pytest.raises(ConfigurationError, match="the secret of frames must be 32 bytes or None, got 3 bytes"):
         write_frame(IDENTITY, FIRST, parts_of(FIRST), b"abc")

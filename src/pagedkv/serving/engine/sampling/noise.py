@@ -25,7 +25,7 @@ __all__ = ["GREATEST_NOISE", "gumbel", "keys_of", "run_words", "seed_of", "words
 GAMMA: Final = 0x9E3779B97F4A7C15 - 2**64
 FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9 - 2**64
 SECOND_FACTOR: Final = 0x94D049BB133111EB - 2**64
-"""The constants of SplitMix64, as signed integers, since torch has no arithmetic on unsigned ones."""
+"""The constants of SplitMix64, as signed integers, for tensors of int64."""
 
 UNUSED_BITS: Final = 12
 """52 bits of a word are used: float64 has the middle of each interval exactly, so no logarithm is taken of 0 or 1."""
