@@ -9,7 +9,7 @@ dense layers. Prompts of 1,024 tokens that share nothing are computed; then all 
 steps are timed. The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last
 step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or
 before sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty
-of 1.1): by the device alone, or by the sampler, which asks the device for what it has found.
+of 1.1): by the device without the host, or by the sampler, for which the host waits for the device's results.
 """
 
 import argparse

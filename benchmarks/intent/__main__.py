@@ -53,7 +53,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(path: Path, progress: Progress) -> dict[str, dict[str, float]]:
-    """Hit ratios by block, in percent, by what is told and capacity."""
+    """Hit ratios by block, in percent, by intent and capacity."""
     references, sessions = _read(path)
     ideal = int(references.ideal_hits().sum())
     num_refs = references.num_block_refs

@@ -1,7 +1,8 @@
 """What executes of ``src/pagedkv`` in a few jobs: distinct lines, functions and files, with loops interpreted.
 
-That is how much somebody reads who steps through a job with a debugger. Each job is done twice, and the second time is
-traced, since the first also builds what is kept. Runs in a process of its own, which is told its package:
+That is how much one reads when stepping through a job with a debugger. Each job is done twice, and the second time is
+traced, since the first also builds what is kept. It runs in a process of its own, which finds its package by
+``PYTHONPATH``:
 
     NUMBA_DISABLE_JIT=1 PYTHONPATH=SOURCE python -m benchmarks.reading.jobs
 
@@ -116,7 +117,7 @@ def allocate_with_a_hit() -> Executed:
 
 
 def free() -> Executed:
-    """Free a sequence that nobody shares."""
+    """Free a sequence whose blocks are not shared."""
     space = _new_space()
     rows = [_row_of(space.allocate(_prompt(number))) for number in range(2)]
     _run(space)

@@ -1,7 +1,7 @@
 """Which files of the core take names from optional features, and which features from one another; rooms and circles.
 
-A pair is (file of the core, feature): the file imports at least one name that a file of the feature defines. Which file
-belongs to what is told by ``features.toml``.
+A pair is (file of the core, feature): the file imports at least one name that a file of the feature defines.
+``features.toml`` lists the files of the core and of each feature.
 """
 
 import argparse
@@ -44,11 +44,11 @@ class Plan:
         return cls(tuple(told["core"]), tuple(told["wings"]), features, tuple(told["meetings"]))
 
     def feature_of(self, file: str) -> str | None:
-        """Tell which feature a file belongs to."""
+        """Return the feature that a file belongs to."""
         return next((name for name, paths in self.features.items() if self._is_among(file, paths)), None)
 
     def is_core(self, file: str) -> bool:
-        """Tell whether a file is of the core, and of no feature nor where some meet."""
+        """Return whether a file is of the core, and neither of a feature nor of a place where features meet."""
         is_other = self.feature_of(file) is not None or self._is_among(file, self.meetings)
         return self._is_among(file, self.core) and not is_other
 
@@ -142,7 +142,7 @@ def figures_of(sources: Sources) -> dict[str, Any]:
 
 
 def lines_of(told: dict[str, Any]) -> list[str]:
-    """Say it in lines."""
+    """Return the figures as lines of text."""
     lines = [f"{len(told['core'])} pairs of a file of the core and a feature:"]
     lines += [f"  {pair}: {', '.join(names)}" for pair, names in told["core"].items()]
     lines += ["", f"{len(told['features'])} pairs of a feature and another one:"]

@@ -59,7 +59,7 @@ class Heard:
 
 
 async def ask_all(url: str, prompts: Sequence[str], num_connections: int, mix: Mix, seed: int = 0) -> Heard:
-    """Ask all prompts, so many at a time. Raises AssertionError where an answer is none."""
+    """Send all prompts, so many at a time. Raises AssertionError if a response is not an answer."""
     heard, chance = Heard(), random.Random(seed)
     queue = [(prompt, chance.random(), chance.random()) for prompt in prompts]
     limits = httpx.Limits(max_connections=num_connections, max_keepalive_connections=num_connections)

@@ -32,7 +32,7 @@ OVERLOADS: Final = (0.5, 1.0, 2.0, 5.0)
 
 
 def costs(num: int) -> dict[str, float]:
-    """Tell processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
+    """Measure processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
     num_tokens, num_connections = 16, 50
     prompts = _prompts(num)
     chats, llm = _engine(prompts, 64)
@@ -57,7 +57,7 @@ def costs(num: int) -> dict[str, float]:
 
 
 def tokens(num: int) -> dict[str, float]:
-    """Tell tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
+    """Measure tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
     num_tokens = 16
     prompts = _prompts(max(num, 256))[:256]
     chats, llm = _engine(prompts, 256)
@@ -78,7 +78,7 @@ def tokens(num: int) -> dict[str, float]:
 
 
 def slow(num: int) -> dict[str, float]:
-    """Tell how 200 slow readers move the 99th percentile of 32 others' gaps, against 200 readers that read at once."""
+    """Measure the 99th percentile of 32 streams' gaps beside 200 slow readers, against 200 that read at once."""
     num_tokens, num_others, num_slow = 16, 32, 200
     prompts = _prompts(max(num, num_others + num_slow))
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
@@ -102,7 +102,7 @@ def slow(num: int) -> dict[str, float]:
 
 
 def goodput(num: int) -> dict[str, float]:
-    """Tell good requests a second at several loads, and at 5 times capacity as a share of the best."""
+    """Measure good requests a second at several loads, and at 5 times capacity as a share of the best."""
     num_tokens = 16
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in _prompts(max(num, 200))]
     with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "16", "--max-waiting", "16"):

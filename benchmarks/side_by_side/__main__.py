@@ -28,7 +28,7 @@ EXAMPLES: Final = f"""examples:
 
 
 def main() -> int:
-    """Play both packages, compare, and tell what was met."""
+    """Play both packages, compare, and report which operations ran."""
     arguments = _arguments()
     try:
         commit = commit_id(arguments.against)

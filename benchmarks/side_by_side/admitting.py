@@ -1,4 +1,4 @@
-"""Draws admissions: prompts, whole or in chunks, with some of all that may be said of them."""
+"""Draws admissions: prompts, whole or in chunks, with some of all arguments that a prompt may have."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ MOST_REPLAYED: Final = 12
 
 
 def allocate(player: Player) -> None:
-    """Admit a prompt; ask now and then whether it fits, and where reasons are recorded, why its hit ended."""
+    """Admit a prompt; sometimes also call ``can_allocate``, and ``explain`` where reasons are recorded."""
     tokens, keys = prompt = player.prompt()
     player.prompts.append(prompt)
     told = _said_of(player, prompt) | player.lookahead() | player.tenant()
@@ -33,7 +33,7 @@ def allocate(player: Player) -> None:
 
 
 def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
-    """Ask how much of a prompt is cached; the answer may be used much later."""
+    """Match a prompt; the answer may be used much later."""
     bounds: Options = {}
     if player.chance(0.1):
         bounds["max_hit_tokens"] = player.random.randint(0, 12)
@@ -47,7 +47,7 @@ def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
 
 
 def _said_of(player: Player, prompt: Prompt) -> Options:
-    """Say what goes with a prompt in every question: its keys; perhaps digests, or an answer, new or old."""
+    """Return the arguments of every question about a prompt: its keys; perhaps digests, or an answer, new or old."""
     told: Options = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
     if player.mix.takes_digests and player.mix.caching and player.chance(0.05):
         return told | {"digests": _digests(player, prompt)}
@@ -84,7 +84,7 @@ def _drafts_or_external(player: Player, tokens: list[int]) -> Options:
 
 
 def _intent(player: Player, prompt: Prompt) -> Options:
-    """Say what is to be published, and which life the request had before."""
+    """Draw what is to be published, and the receipt that the request continues."""
     told: Options = {"publish": player.random.choice((False, "prompt"))} if player.chance(0.1) else {}
     if player.ended and player.chance(0.3):
         same = [receipt for asked, receipt in player.ended if asked == prompt]

@@ -21,7 +21,7 @@ def play_both(
 
     Args:
         now, then: the packages; told: the arguments of :mod:`benchmarks.side_by_side.process` behind the source.
-        advance: is told now and then how many calls were compared.
+        advance: called now and then with the number of calls that were compared.
     """
     with _playing(now, told) as ours, _playing(then, told) as theirs:
         return compare(ours, theirs, advance)

@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 
 def describe(model: LiveModel, history: Iterable[str]) -> str:
-    """Say what was done, and what the model expects: rows with tokens and tables, the open plan, steps in flight."""
+    """Describe the operations, and what the model expects: rows with tokens and tables, open plan, steps in flight."""
     return "\n".join([*_operations(history), *_sequences(model), *_open_plan(model), *_steps(model)])
 
 

@@ -92,7 +92,7 @@ class ExplainingModel:
         blocks = self.space.stored_blocks(pool)
         return [(group, bytes(digest)) for group, digest in zip(blocks.groups.tolist(), blocks.digests, strict=True)]
 
-    # What an explanation must say
+    # What an explanation must contain
 
     def check(self, told: Explanation, tokens: list[int], keys: RequestKeys, *, is_forged: bool) -> None:
         """Assert that an explanation is that of the promise."""
@@ -115,7 +115,7 @@ class ExplainingModel:
             assert told.age is None or self.departed or nobody_saw_it, "something went, though nothing did"
 
     def check_recorded(self, told: Explanation, recorded: Explanation) -> None:
-        """Assert that what was recorded is what was told before, but for what only a longer look finds."""
+        """Assert that the recorded explanation is that of ``explain``, but for causes that only ``explain`` finds."""
         assert (recorded.num_tokens, recorded.num_hit_tokens) == (told.num_tokens, told.num_hit_tokens)
         if told.cause in OF_OTHERS:
             assert recorded.cause in OF_OTHERS | NOTHING_KNOWN | {MissCause.WINDOW_GONE, MissCause.STATE_GONE}
@@ -126,7 +126,7 @@ class ExplainingModel:
 
     @staticmethod
     def _check_sum(told: Explanation, tokens: list[int]) -> None:
-        """What does not hit is told without a gap, and once."""
+        """The misses cover all tokens that do not hit, without gaps and overlaps."""
         assert told.num_tokens == len(tokens)
         assert (told.misses[0].start, told.misses[-1].end) == (told.num_hit_tokens, len(tokens))
         assert all(left.end == right.start and left.cause is not right.cause for left, right in pairwise(told.misses))
@@ -150,7 +150,7 @@ class ExplainingModel:
             assert told.age is not None
             return
         may_forget = not self.config.explain or len(self.departed) > GHOSTS_A_SET
-        assert gone is None or gone is NEVER_THERE or may_forget, f"it went by {gone}, and nobody knows"
+        assert gone is None or gone is NEVER_THERE or may_forget, f"it went by {gone}, which the answer does not have"
         if place == 0 and told.cause is MissCause.OTHER_EPOCH:
             before = [hash_request_tokens(tokens, size, keys, epoch)[0] for epoch in self.epochs[:-1]]
             assert any((group, digest) in self.departed for digest in before)
@@ -162,7 +162,7 @@ class ExplainingModel:
 
     @staticmethod
     def _may_be_called_off(told: Explanation) -> bool:
-        """Whether content may have come and gone within one operation, which nobody sees."""
+        """Whether content may have come and gone within one operation, unseen by the model."""
         return told.cause is MissCause.CALLED_OFF
 
     def _own_keys(self, keys: RequestKeys, start: int, size: int) -> bytes:
@@ -184,7 +184,7 @@ class ExplainingModel:
     def _check_others(
         told: Explanation, start: int, others: list[tuple[int, StoredBlock]], own: bytes, tokens: list[int]
     ) -> None:
-        """What is cached in place of the block is told: the same under other keys, or the closest of what differs."""
+        """The answer names what is cached in place of the block: the same under other keys, or what differs least."""
         size = max((len(block.token_ids) for _, block in others), default=0)
         if any(common == size for common, _ in others):
             assert told.cause in OF_OTHERS - {MissCause.CHANGED_TOKENS}

@@ -1,4 +1,4 @@
-"""The passes of a match, one by one: what each of them knows, as the pages that draw them say."""
+"""The passes of a match, one by one: the results of each, as on the pages that draw them."""
 
 import copy
 

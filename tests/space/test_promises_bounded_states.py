@@ -32,7 +32,7 @@ def serve(space: BlockSpace, length: int, first: int = 0) -> int:
 
 
 def num_cached_states(space: BlockSpace) -> int:
-    """Count the states that are cached and that nobody uses."""
+    """Count the states that are cached and unreferenced."""
     return next(pool.num_cached for pool in space.statistics().pools if pool.name == "state")
 
 

@@ -1,4 +1,4 @@
-"""Promise 22 of prompts that come in chunks: said as a whole, they keep what prompts that come at once keep."""
+"""Promise 22 of prompts that come in chunks: if the whole prompt is given, the cache keeps as much as at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def windowed(num_blocks: int = PLENTY) -> BlockSpace:
 
 
 def hits(say: Say | None, chunk: int = CHUNK, num_blocks: int = PLENTY) -> list[int]:
-    """Ask questions behind one shared prompt; give what each hits. None says nothing of the whole."""
+    """Serve questions after one shared prompt; return what each hits. ``say`` None: the whole is not given."""
     space = windowed(num_blocks)
     sizes = []
     for number in range(12):

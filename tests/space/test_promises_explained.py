@@ -45,7 +45,7 @@ pytestmark = pytest.mark.interpreted
 
 
 def recorded(space: BlockSpace, prompt: npt.ArrayLike = PROMPT, keys: RequestKeys = NO_KEYS) -> Explanation:
-    """Admit a prompt, and ask afterwards; it is what would have been answered before.
+    """Admit a prompt, and read its explanation; it is what ``explain`` would have answered before.
 
     But that of what is there only the latest continuation was looked at.
     """

@@ -44,7 +44,7 @@ def begin(space: BlockSpace, prompt: TokenIds, keys: RequestKeys = NO_KEYS) -> t
 
 
 def serve(space: BlockSpace, prompt: TokenIds, keys: RequestKeys = NO_KEYS) -> int:
-    """Serve a prompt from beginning to end, in chunks as its answer says; return how many tokens hit."""
+    """Serve a prompt from beginning to end, in the chunks of its answer; return how many tokens hit."""
     row, answer = begin(space, prompt, keys)
     rest = np.asarray(prompt)[space.num_tokens(row) :]
     if len(rest):
@@ -319,7 +319,7 @@ def test_promise_23_other_keys_do_not_hit(pair: tuple[RequestKeys, RequestKeys],
 
 @pytest.mark.interpreted
 def test_promise_23_a_medium_behind_the_kept_state_does_not_matter() -> None:
-    """Neither to who makes it, whose block the medium reaches into, nor to who hits it."""
+    """Neither for the prompt that computes the state, whose next block the medium reaches into, nor for a hit."""
     space = hybrid()
     prompts = [RequestKeys(media=(MediaSpan(2, 3, b"x"), MediaSpan(21, 20, digest))) for digest in (b"y", b"z")]
     serve(space, tokens(22), prompts[0])

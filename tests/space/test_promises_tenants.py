@@ -1,4 +1,4 @@
-"""Promise 27: caps and floors by tenant, and who is charged for which block."""
+"""Promise 27: caps and floors by tenant, and which tenant a block is charged to."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is stored, on request: the content behind a digest, and all names for who lost track."""
+"""What is stored, on request: the content of a digest, and all names, for a follower that missed events."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ MIXES: dict[str, tuple[GroupSpec, ...]] = {
 
 
 def names_of_events(space: BlockSpace, names: dict[tuple[int, bytes], int]) -> bool:
-    """Apply the events to what a follower knows; tell whether it was told of a gap."""
+    """Apply the events to a follower's names; return whether one of them is a gap."""
     (events,) = space.drain_events()
     has_gap = False
     for kind, group, block, digest in zip(
