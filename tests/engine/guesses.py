@@ -13,7 +13,7 @@ VOCABULARY = 199
 
 
 def guess(request: EngineRequest, answer: Sequence[int], wrong_every: int = 0) -> None:
-    """Let a request's tokens be guessed from its answer; every n-th token of it is wrong, none where n is 0."""
+    """Guess a request's tokens from its answer; every n-th token of it is wrong, none where n is 0."""
     told = [
         (token + 1) % VOCABULARY if wrong_every and place % wrong_every == wrong_every - 1 else token
         for place, token in enumerate(answer)
@@ -23,5 +23,5 @@ def guess(request: EngineRequest, answer: Sequence[int], wrong_every: int = 0) -
         done = len(request.live[0].token_ids)
         return np.array(told[done : done + most], np.int32)
 
-    assert request.scheduled.propose is not None, "nobody may guess what this request says"
+    assert request.scheduled.propose is not None, "no guesses are allowed for this request"
     request.scheduled.propose = propose

@@ -1,4 +1,4 @@
-"""An engine tells what it takes of a device's memory, and refuses what does not fit when it is built."""
+"""An engine reports what it takes of a device's memory, and refuses what does not fit when it is built."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 @pytest.fixture(autouse=True)
 def _in_float32() -> Iterator[None]:
-    """Let convolutions be computed in 32 bits, as everything else is."""
+    """Compute convolutions in 32 bits, as everything else."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield

@@ -52,7 +52,7 @@ def logprobs(outputs: list[RequestOutput]) -> list[float]:
 
 
 def wishes(ends: tuple[int, ...]) -> list[SamplingParams]:
-    """Ask for everything that there is: with tokens that end answers early, as late stops are found."""
+    """Requests with all features: with tokens that end answers early, as late stops are found."""
     return [
         GREEDY,
         replace(GREEDY, stop_token_ids=ends),

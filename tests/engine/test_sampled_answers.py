@@ -209,7 +209,7 @@ def test_a_prompt_never_has_its_whole_vocabulary_at_once(
 
 
 class Slow:
-    """A processor that is ready only when it is asked for the n-th time for the same tokens."""
+    """A processor that is ready only at the n-th call for the same tokens."""
 
     def __init__(self, num_asked: int) -> None:
         self._num_asked = num_asked
