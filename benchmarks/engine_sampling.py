@@ -106,8 +106,8 @@ def main() -> int:
         )
     machine = describe() | {"torch": torch.__version__, "device": arguments.device, "threads": str(arguments.threads)}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    told = {"machine": machine, "figures": [asdict(each) for each in figures]}
-    arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+    document = {"machine": machine, "figures": [asdict(each) for each in figures]}
+    arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 
 

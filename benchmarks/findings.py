@@ -43,12 +43,14 @@ def curve_table(title: str, curve: Result) -> str:
     num_refs = curve["num_block_refs"]
     hits_of = {name: hits for name, hits in curve["policies"].items() if name in {*SHOWN, "optimal"}}
     lru = hits_of["lru"]
-    told = [capacity for capacity, hits in lru.items() if hits / num_refs < curve["ideal_block_ratio"] - NEAR_IDEAL]
+    capacities = [
+        capacity for capacity, hits in lru.items() if hits / num_refs < curve["ideal_block_ratio"] - NEAR_IDEAL
+    ]
     return table(
-        [f"{title} (ideal {100 * curve['ideal_block_ratio']:.2f})", *("" for _ in told)],
-        [f"blocks of {curve['block_size']}", *(f"{int(capacity):,}" for capacity in told)],
+        [f"{title} (ideal {100 * curve['ideal_block_ratio']:.2f})", *("" for _ in capacities)],
+        [f"blocks of {curve['block_size']}", *(f"{int(capacity):,}" for capacity in capacities)],
         *(
-            [name, *(f"{100 * hits[at] / num_refs:.2f}" for at in told)]
+            [name, *(f"{100 * hits[at] / num_refs:.2f}" for at in capacities)]
             for name, hits in curve["policies"].items()
             if name in {*SHOWN, "optimal"}
         ),

@@ -243,11 +243,11 @@ def report(calibration: Calibration, rows: Sequence[Row]) -> str:
         for row in rows
     )
     errors = calibration.overall
-    told = (
+    sentences = (
         f"Calibration: {errors.num_steps:,} steps, median error {errors.median:.1%}, p90 {errors.p90:.1%}, "
         f"bias {errors.bias:+.1%}; {calibration.model.as_dict()}"
     )
-    return f"{table(head, *cells)}\n\n{told}\n{describe()}"
+    return f"{table(head, *cells)}\n\n{sentences}\n{describe()}"
 
 
 def main() -> None:

@@ -52,11 +52,11 @@ class Outcome:
     def from_lines(cls, lines: Iterable[str], failure: str | None = None) -> "Outcome":
         """Read what a trial printed."""
         rows = []
-        for told in map(json.loads, lines):
-            if "failure" in told:
-                failure = told["failure"]
+        for document in map(json.loads, lines):
+            if "failure" in document:
+                failure = document["failure"]
             else:
-                rows.append(Row(**{**told, "timing": Timing(**told["timing"])}))
+                rows.append(Row(**{**document, "timing": Timing(**document["timing"])}))
         return cls(tuple(rows), failure)
 
 

@@ -88,8 +88,8 @@ def main() -> None:
         drawn = draw(tree / "src" / "pagedkv", commit)
     print(f"lines of {commit}")
     for number, line in enumerate(drawn, 1):
-        told = f"{plan.room_of(line.file):24} {line.file}:{line.number}" if arguments.key else line.text
-        print(f"{number:3}  {told}")
+        shown = f"{plan.room_of(line.file):24} {line.file}:{line.number}" if arguments.key else line.text
+        print(f"{number:3}  {shown}")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ class Plan:
     @classmethod
     def read(cls, table: Path = TABLE) -> "Plan":
         """Read the table."""
-        told: dict[str, Any] = tomllib.loads(table.read_text())
-        features = {name: tuple(paths) for name, paths in told["features"].items()}
-        return cls(tuple(told["core"]), tuple(told["wings"]), features, tuple(told["meetings"]))
+        document: dict[str, Any] = tomllib.loads(table.read_text())
+        features = {name: tuple(paths) for name, paths in document["features"].items()}
+        return cls(tuple(document["core"]), tuple(document["wings"]), features, tuple(document["meetings"]))
 
     def feature_of(self, file: str) -> str | None:
         """Return the feature that a file belongs to."""
@@ -117,14 +117,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     arguments = parser.parse_args()
     if arguments.commit is None:
-        told = figures_of(Sources(ROOT / "src" / "pagedkv"))
+        figures = figures_of(Sources(ROOT / "src" / "pagedkv"))
     else:
         with extracted(commit_id(arguments.commit)) as tree:
-            told = figures_of(Sources(tree / "src" / "pagedkv"))
-    for line in lines_of(told):
+            figures = figures_of(Sources(tree / "src" / "pagedkv"))
+    for line in lines_of(figures):
         print(line)
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1))
+        arguments.json.write_text(json.dumps(figures, indent=1))
 
 
 def figures_of(sources: Sources) -> dict[str, Any]:
@@ -141,16 +141,20 @@ def figures_of(sources: Sources) -> dict[str, Any]:
     }
 
 
-def lines_of(told: dict[str, Any]) -> list[str]:
+def lines_of(figures: dict[str, Any]) -> list[str]:
     """Return the figures as lines of text."""
-    lines = [f"{len(told['core'])} pairs of a file of the core and a feature:"]
-    lines += [f"  {pair}: {', '.join(names)}" for pair, names in told["core"].items()]
-    lines += ["", f"{len(told['features'])} pairs of a feature and another one:"]
-    lines += [f"  {pair}: {', '.join(names)}" for pair, names in told["features"].items()]
+    lines = [f"{len(figures['core'])} pairs of a file of the core and a feature:"]
+    lines += [f"  {pair}: {', '.join(names)}" for pair, names in figures["core"].items()]
+    lines += ["", f"{len(figures['features'])} pairs of a feature and another one:"]
+    lines += [f"  {pair}: {', '.join(names)}" for pair, names in figures["features"].items()]
     lines += ["", "rooms, in percent of all lines:"]
-    lines += [f"  {share:5.1f} {room}" for room, share in told["rooms"].items()]
-    lines += ["", f"{len(told['circles'])} circles of rooms", *(f"  {', '.join(rooms)}" for rooms in told["circles"])]
-    lines += [f"features.toml names what is not there: {path}" for path in told["unknown_paths"]]
+    lines += [f"  {share:5.1f} {room}" for room, share in figures["rooms"].items()]
+    lines += [
+        "",
+        f"{len(figures['circles'])} circles of rooms",
+        *(f"  {', '.join(rooms)}" for rooms in figures["circles"]),
+    ]
+    lines += [f"features.toml names what is not there: {path}" for path in figures["unknown_paths"]]
     return lines
 
 

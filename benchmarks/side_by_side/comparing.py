@@ -72,8 +72,8 @@ def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], No
             comparison.difference = Difference(ours, theirs)
             break
         if ours.startswith("{"):
-            told = json.loads(ours)
-            comparison.tallies.setdefault(told["mix"], Counter()).update(told["tally"])
+            summary = json.loads(ours)
+            comparison.tallies.setdefault(summary["mix"], Counter()).update(summary["tally"])
             advance(comparison.num_calls)
         else:
             comparison.num_calls += 1

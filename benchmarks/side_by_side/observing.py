@@ -28,23 +28,23 @@ def plain(value: object) -> Any:  # noqa: ANN401 - any value of JSON
     """Return what a value holds, for ``json.dumps(default=plain)``, which calls this again for the parts."""
     match value:
         case np.ndarray() | np.generic():
-            told: object = value.tolist()
+            described: object = value.tolist()
         case bytes():
-            told = value.hex()
+            described = value.hex()
         case Enum():
-            told = value.name
+            described = value.name
         case StepPlan():
-            told = {"StepPlan": np.asarray(value.buffer)}
+            described = {"StepPlan": np.asarray(value.buffer)}
         case PrefixHit():
-            told = {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
+            described = {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
         case Exception():
-            told = _error(value)
+            described = _error(value)
         case _ if is_dataclass(value) and not isinstance(value, RequestKeys):
             names = [item.name for item in fields(value) if item.name not in LEFT_OUT]
-            told = {type(value).__name__: {name: getattr(value, name) for name in names}}
+            described = {type(value).__name__: {name: getattr(value, name) for name in names}}
         case _:
-            told = repr(value)
-    return told
+            described = repr(value)
+    return described
 
 
 def _error(error: Exception) -> dict[str, object]:
@@ -78,16 +78,16 @@ def free_orders(space: BlockSpace) -> dict[str, list[int]]:
 
 def _row_of(space: BlockSpace, row: int) -> dict[str, object]:
     groups = range(len(space.config.groups))
-    told: dict[str, object] = {
+    described: dict[str, object] = {
         "num_tokens": space.num_tokens(row),
         "generation": space.generation(row),
         "blocks": [space.block_ids(row, group) for group in groups],
         "draft_blocks": [space.draft_block_ids(row, group) for group in groups],
     }
     if space.config.receipts:
-        told["receipt"] = space.receipt(row)
+        described["receipt"] = space.receipt(row)
     try:
-        told["num_computed_blocks"] = [len(space.computed_block_ids(row, group)) for group in groups]
+        described["num_computed_blocks"] = [len(space.computed_block_ids(row, group)) for group in groups]
     except PagedKVError as error:
-        return told | {"status": type(error).__name__}  # swapped out, or lost
-    return told | ({"epochs": space.epochs(row)} if space.config.counts_epochs else {})
+        return described | {"status": type(error).__name__}  # swapped out, or lost
+    return described | ({"epochs": space.epochs(row)} if space.config.counts_epochs else {})
