@@ -32,9 +32,12 @@ def require_agreement(document: dict[str, Any]) -> None:
     assert document["predicted"]["token_hit_ratio"] == document["measured"]["token_hit_ratio"]
 
 
+@pytest.mark.parametrize("overlap", [(), ("--overlap",)])
 @pytest.mark.parametrize("preemption", [(), ("--preemption", "swap", "--host-blocks", 20)])
-def test_a_tight_pool_hits_and_preempts_exactly_as_predicted(preemption: tuple[object, ...]) -> None:
-    document = replayed(GOLDEN, *TIGHT, *preemption, "--cost-model", "per-token")
+def test_a_tight_pool_hits_and_preempts_exactly_as_predicted(
+    preemption: tuple[object, ...], overlap: tuple[object, ...]
+) -> None:
+    document = replayed(GOLDEN, *TIGHT, *preemption, *overlap, "--cost-model", "per-token")
     require_agreement(document)
     measured = document["measured"]
     assert measured["num_hit_tokens"] > 0
@@ -62,9 +65,24 @@ def test_another_model_has_its_own_groups(tmp_path: Path) -> None:
     assert len(document["simulation"]["pools"]) == 2
 
 
-def test_samples_branch_alike() -> None:
-    document = replayed(GOLDEN, *TIGHT, "--num-blocks", 60, "--samples", 2, "--cost-model", "per-token")
+@pytest.mark.parametrize("overlap", [(), ("--overlap",)])
+def test_samples_branch_alike(overlap: tuple[object, ...]) -> None:
+    document = replayed(GOLDEN, *TIGHT, "--num-blocks", 60, "--samples", 2, *overlap, "--cost-model", "per-token")
     require_agreement(document)
+
+
+def test_steps_that_overlap_are_as_predicted_at_any_load() -> None:
+    for load in (1, 10, 1000):
+        for num_blocks in (12, 40, 200):
+            tight = (*TIGHT, "--num-blocks", num_blocks, "--load", load, "--cost-model", "per-token")
+            require_agreement(replayed(GOLDEN, *tight, "--overlap"))
+
+
+def test_steps_that_overlap_on_one_side_alone_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    make = engine_replay._engine_config
+    monkeypatch.setattr(engine_replay, "_engine_config", lambda config: replace(make(config), overlap=False))
+    assert "num_steps" in replayed(GOLDEN, *TIGHT, "--overlap", "--cost-model", "per-token")["differing"]
 
 
 def test_a_table_has_both_sides() -> None:
@@ -94,7 +112,6 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     lengths.write_text(LENGTHS)
     make_model("llama", max_position_embeddings=16).save_pretrained(tmp_path / "model")
     for arguments, message in (
-        ((GOLDEN, "--engine", "--overlap"), "--overlap is for the simulation alone"),
         ((GOLDEN, "--model-path", tmp_path), "--model-path names the model of --engine"),
         ((GOLDEN, "--engine", "--beams", 2), "--engine runs a model of its own, without beams"),
         ((GOLDEN, "--engine", "--model", "llama-3.1-8b"), "it takes no --model"),

@@ -1,9 +1,9 @@
 """``pagedkv replay --engine``: a trace on the virtual clock, and by a model in the same steps.
 
-The simulation runs first and records the step before which each request arrived. The engine then gets the same requests
-before the same steps, with the same pools, limits and rules. Its answers are the trace's: the model computes every
-token, but its own choice is dropped. So hits, preemptions and recomputed tokens must agree exactly, and the measurement
-is the time of the steps.
+The simulation runs first and records before which step each request arrived. The engine then gets the same requests
+before the same steps, with the same pools, limits and rules; with ``--overlap`` the steps of both overlap. Its answers
+are the trace's: the model computes every token, but its own choice is dropped. So hits, preemptions and recomputed
+tokens must agree exactly, and the measurement is the time of the steps.
 
 Tokens of a trace are taken modulo the model's vocabulary, for both. Seconds are predicted by ``--cost-model``, or else
 by a cost model that is measured beforehand, on separate steps::
@@ -132,8 +132,6 @@ def replay_with_engine(
         InterruptedRunError: Ctrl-C.
     """
     config, cost_model = options.configuration()
-    if config.overlap:
-        raise ConfigurationError("--overlap is for the simulation alone: leave it out, or --engine")
     compat.be_silent()
     with working("Loading the model"), leaving_at_once():
         model = load_trained(max_positions=LONGEST) if model_path is None else load(model_path)[0]
@@ -190,6 +188,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         preemption=config.preemption,
         watermark=config.watermark,
         eviction=config.eviction,
+        overlap=config.overlap,
     )
 
 
@@ -197,12 +196,12 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
 
 
 def _simulate(server: VirtualServer, requests: Iterable[TokenizedRequest]) -> list[int]:
-    """Serve on the virtual clock; return the step before which each request arrived."""
+    """Serve on the virtual clock; return how many steps were scheduled before each request arrived."""
     steps = []
     try:
         for request in requests:
             server.offer(request)
-            steps.append(server.num_steps)
+            steps.append(server.num_scheduled)
         server.finish()
     except KeyboardInterrupt as error:
         message = f"interrupted after {server.num_requests:,} requests of the simulation; nothing was written"
@@ -235,28 +234,18 @@ def _run(
 ) -> dict[str, float]:
     """Serve by the engine; each request is admitted before the same step as in the simulation."""
     served: list[EngineRequest] = []
-    found = dict.fromkeys((*COUNTS, "busy_s", "num_prompt_tokens"), 0.0)
-
-    def step() -> None:
-        started = time.perf_counter()
-        record = llm.step()
-        found["busy_s"] += time.perf_counter() - started
-        found["num_steps"] += 1
-        found["num_computed_tokens"] += record.num_tokens
-        found["num_recompute"] += record.num_recomputed
-        found["num_swap"] += record.num_swapped_out
-        found["num_rejected"] += record.num_rejected
-
+    run = _Run(llm)
+    found = run.found
     try:
         with progress_bars() as progress:
             bar = progress.add_task(name, total=len(requests), so_far="")
             for request, before in zip(requests, steps, strict=True):
-                while found["num_steps"] < before and llm.core.has_work:
-                    step()
+                while run.num_scheduled < before and llm.core.has_work:
+                    run.step()
                 _submit(llm, script, request, served, found)
                 progress.update(bar, advance=1, so_far=f"{found['num_steps']:,.0f} steps")
             while llm.core.has_work:
-                step()
+                run.step()
     except KeyboardInterrupt as error:
         message = f"interrupted after {len(served):,} requests of the engine; nothing was written"
         raise InterruptedRunError(message) from error
@@ -265,6 +254,35 @@ def _run(
     found["token_hit_ratio"] = found["num_hit_tokens"] / max(1.0, found.pop("num_prompt_tokens"))
     found["tokens_per_s"] = found["num_output_tokens"] / found["busy_s"] if found["busy_s"] else 0.0
     return found
+
+
+class _Run:
+    """Steps of an engine, counted as a simulation counts its own.
+
+    Attributes:
+        num_scheduled: all of them; found: counts and seconds.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._num_swapped = 0
+        self.num_scheduled = 0
+        self.found = dict.fromkeys((*COUNTS, "busy_s", "num_prompt_tokens"), 0.0)
+
+    def step(self) -> None:
+        """Run a step, and count it: in an overlap not if it had nothing to compute without the tokens of the last."""
+        started = time.perf_counter()
+        record = self._llm.step()
+        self.found["busy_s"] += time.perf_counter() - started
+        num_swapped_in = self._num_swapped + record.num_swapped_out - record.num_swapped
+        self._num_swapped = record.num_swapped
+        is_empty = not (record.num_tokens or record.num_swapped_out or num_swapped_in)
+        self.num_scheduled += 1
+        self.found["num_steps"] += not (is_empty and self._llm.core.config.overlap)
+        self.found["num_computed_tokens"] += record.num_tokens
+        self.found["num_recompute"] += record.num_recomputed
+        self.found["num_swap"] += record.num_swapped_out
+        self.found["num_rejected"] += record.num_rejected
 
 
 def _submit(

@@ -105,6 +105,7 @@ class VirtualClock:
         self._rows = rows_of([])
         self._num_changes = 0
         self._now_s = 0.0
+        self._num_scheduled = 0
         self._last_arrival_s = 0.0
         self._flight: tuple[Batch, float] | None = None  # the step that runs, and its seconds
         self._queue_file = QueueFile()
@@ -216,6 +217,11 @@ class VirtualClock:
         return True
 
     @property
+    def num_scheduled(self) -> int:
+        """Steps scheduled so far, those among them for which there was nothing to compute."""
+        return self._num_scheduled
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
         return self._scheduler.is_idle and self._flight is None
@@ -278,6 +284,7 @@ class VirtualClock:
 
     def _schedule(self) -> tuple[Batch, StepWork, float]:
         """Schedule a step; return it, its work, and its seconds."""
+        self._num_scheduled += 1
         self._space.advance(self._now_s)
         if self._tiers is not None:
             self._tiers.before_step(self._now_s, none_running=not self._scheduler.running)

@@ -17,7 +17,8 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     prompts, engine_request, sample, outputs   prompts, requests, their answers and outputs
     llm           LLM: prompts in, answers out
     async_llm     AsyncLLM: the same for event loops; engine_thread: its thread; answer_stream: a request's answers
-    core          EngineCore: the loop
+    core          EngineCore: requests in, steps; engine_parts: the model over its blocks, built from a configuration
+    step_loop     StepLoop: schedule, forward, sample, finish; live_requests: the requests under way
     flat_batch    a batch of the scheduler as one row of tokens
     driving       Driver: the lock of an engine
     runner        ModelRunner: passes of a step through the model
