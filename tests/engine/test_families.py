@@ -99,6 +99,6 @@ def test_a_prompt_that_repeats_an_answer_is_answered_as_if_it_were_new(name: str
 
 
 def _logprobs(output: RequestOutput) -> tuple[TokenLogprobs, ...]:
-    told = output.completions[0].logprobs
-    assert told is not None
-    return told
+    logprobs = output.completions[0].logprobs
+    assert logprobs is not None
+    return logprobs

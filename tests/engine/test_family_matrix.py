@@ -34,8 +34,8 @@ def test_the_engine_s_page_tells_the_same_numbers() -> None:
 
 def test_the_page_tells_every_type_once_with_what_became_of_it() -> None:
     rows = [line.split("|") for line in page_of(RECORD).splitlines() if line.startswith("| ")]
-    told = [name.strip() for row in rows for name in (*row[1].split(","), *row[2].split(",")) if name.strip()]
-    assert {name: told.count(name) for name in RECORD.outcomes} == dict.fromkeys(RECORD.outcomes, 1)
+    listed = [name.strip() for row in rows for name in (*row[1].split(","), *row[2].split(",")) if name.strip()]
+    assert {name: listed.count(name) for name in RECORD.outcomes} == dict.fromkeys(RECORD.outcomes, 1)
 
 
 def test_a_type_that_differs_has_a_place_on_the_page_too() -> None:

@@ -180,10 +180,10 @@ def test_of_a_request_alone_the_numbers_are_known(model: PreTrainedModel) -> Non
 
 def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
     """Beams, several answers, and rows with foreign processors; beside a row that is guessed."""
-    told: list[int] = []
+    widths: list[int] = []
 
     def note(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        told.append(token_ids.shape[1])
+        widths.append(token_ids.shape[1])
         return scores
 
     wishes = [
@@ -193,7 +193,7 @@ def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
         GREEDY,
     ]
     expected = LLM(model, ROOMY).generate(PROMPTS[:4], wishes)
-    told.clear()
+    widths.clear()
     llm = LLM(model, speculating(ROOMY))
     requests = llm.submit(PROMPTS[:4], wishes)
     assert [request.scheduled.propose is None for request in requests] == [True, False, True, False]
@@ -204,7 +204,7 @@ def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
         require_same(llm.output(request), other)
     assert [request.num_drafted for request in requests[:3]] == [0, 0, 0]
     assert requests[3].num_accepted > 0
-    assert len(told) == NUM_NEW
+    assert len(widths) == NUM_NEW
 
 
 def test_the_last_of_several_answers_is_guessed_when_the_others_have_ended(model: PreTrainedModel) -> None:
@@ -261,9 +261,9 @@ def test_a_fork_of_a_guessed_request_goes_on_from_what_was_accepted(name: str) -
         llm.core.space.check()
     assert request.output().token_ids == answer
     for fork in forks:
-        told = (*fork.output().prompt_token_ids, *fork.output().token_ids)
-        assert told == (*PROMPTS[0], *answer)[: len(told)]
-        assert len(told) == len(PROMPTS[0]) + NUM_NEW
+        tokens_so_far = (*fork.output().prompt_token_ids, *fork.output().token_ids)
+        assert tokens_so_far == (*PROMPTS[0], *answer)[: len(tokens_so_far)]
+        assert len(tokens_so_far) == len(PROMPTS[0]) + NUM_NEW
     assert forks[0].num_accepted > 0
 
 

@@ -72,8 +72,8 @@ class DeclaredModel(StepModel):
                 present = group.present(table, len(sequence.tokens))
                 self.device.bring(self._last_before(), group, table, sequence.prefixes, present)
             if self.receipts:
-                told = self.space.receipt(sequence.row).num_declared
-                self.receipts.declared(sequence, told, sequence.sure_from)
+                num_declared = self.space.receipt(sequence.row).num_declared
+                self.receipts.declared(sequence, num_declared, sequence.sure_from)
             sequence.plan_all()
             sequence.is_planned = True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
@@ -179,9 +179,9 @@ class DeclaredModel(StepModel):
         """Blocks that the space lists as computed are, or a planned swap brings them; at the end it lists all."""
         awaited = {place for step in self.planned for place in step.touched} | self.open_written
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            told = self.space.computed_block_ids(sequence.row, group.index)
-            assert told == sequence.sure_blocks(group, table)[: len(told)]
-            for index, block in enumerate(told):
+            listed = self.space.computed_block_ids(sequence.row, group.index)
+            assert listed == sequence.sure_blocks(group, table)[: len(listed)]
+            for index, block in enumerate(listed):
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
                     written = [each for each in group.written(start, stop) if not sequence.is_inexact(group, each)]
@@ -189,7 +189,7 @@ class DeclaredModel(StepModel):
             is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 num_tokens = sequence.num_accepted if group.num_draft_states else len(sequence.tokens)
-                assert len(told) == num_tokens // group.block_size
+                assert len(listed) == num_tokens // group.block_size
 
     def _is_alone(self, group: GroupRule, sequence: ModelSequence) -> bool:
         """Whether no other sequence holds a block of this one, so that no other sequence computes any of them."""

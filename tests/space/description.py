@@ -55,8 +55,8 @@ def _ranges(step: Step) -> str:
 
 
 def _moves(moves: Iterable[Move]) -> str:
-    told = (f"{move.kind} {_place(*move.source)} -> {_place(*move.target)}" for move in moves)
-    return ", ".join(told) or "nothing"
+    described = (f"{move.kind} {_place(*move.source)} -> {_place(*move.target)}" for move in moves)
+    return ", ".join(described) or "nothing"
 
 
 def _place(label: str, block: int) -> str:

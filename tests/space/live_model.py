@@ -243,8 +243,8 @@ class LiveModel:
         """The names that follow from the events are exactly those of the space."""
         for events in self.space.drain_events():
             names = self.named[events.pool]
-            told = zip(events.kinds.tolist(), events.groups.tolist(), events.block_ids.tolist(), strict=True)
-            for digest, (kind, group, block) in zip(events.digests, told, strict=True):
+            changes = zip(events.kinds.tolist(), events.groups.tolist(), events.block_ids.tolist(), strict=True)
+            for digest, (kind, group, block) in zip(events.digests, changes, strict=True):
                 if kind == CacheEventKind.CLEARED:
                     names.clear()
                 elif kind == CacheEventKind.STORED:

@@ -128,10 +128,10 @@ class Step:
 
     def first_open(self, row: int) -> int:
         """Return the position from which a row's states are in slots, by the plan; if none, the largest number."""
-        told = self.plan.draft_states
-        if told is None:
+        states = self.plan.draft_states
+        if states is None:
             return sys.maxsize
-        return int(told.firsts[self.plan.compute.rows.tolist().index(row)])
+        return int(states.firsts[self.plan.compute.rows.tolist().index(row)])
 
     @property
     def moves(self) -> list[Move]:

@@ -128,7 +128,7 @@ class ReceiptsModel:
         self.freed_sum += receipt
         return receipt
 
-    def declared(self, sequence: ModelSequence, told: int, sure_from: int) -> None:
+    def declared(self, sequence: ModelSequence, num_declared_so_far: int, sure_from: int) -> None:
         """The caller computed all of a sequence that no step has computed yet, and nothing that is computed.
 
         The space decides which of several rows is to compute what they share: from ``sure_from`` on it was this row,
@@ -136,7 +136,7 @@ class ReceiptsModel:
         """
         life, num_tokens = self.lives[sequence], len(sequence.tokens)
         in_flight = self._take_out(sequence)
-        num_declared = told - life.receipt.num_declared
+        num_declared = num_declared_so_far - life.receipt.num_declared
         assert num_tokens - sure_from <= num_declared - in_flight <= num_tokens
         life.receipt += Receipt(num_declared=num_declared)
         life.num_reached = max(life.num_reached, num_tokens)

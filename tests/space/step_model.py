@@ -72,8 +72,8 @@ class StepModel(LiveModel):
         """The plan has the position from which each row has draft states, if any row of it has them."""
         rows = plan.compute.rows.tolist()
         is_any = any(views[row].accepted < len(views[row].prefixes) for row in rows)
-        told = plan.draft_states.firsts.tolist() if plan.draft_states else None
-        assert told == ([views[row].accepted for row in rows] if is_any and self.keeps_draft_states else None)
+        firsts = plan.draft_states.firsts.tolist() if plan.draft_states else None
+        assert firsts == ([views[row].accepted for row in rows] if is_any and self.keeps_draft_states else None)
 
     def _touched(self, step: Step) -> set[Place]:
         """Blocks that the device may read or write for a plan."""

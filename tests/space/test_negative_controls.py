@@ -244,6 +244,6 @@ def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
 
 def test_receipts_that_are_handed_out_for_other_rows_are_noticed() -> None:
     def sabotage(space: BlockSpace) -> None:
-        replace_method(space, "free", lambda free: lambda rows, **told: cast("Any", free)(rows, **told)[::-1])
+        replace_method(space, "free", lambda free: lambda rows, **options: cast("Any", free)(rows, **options)[::-1])
 
     require_noticed("full", sabotage)

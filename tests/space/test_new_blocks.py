@@ -112,8 +112,8 @@ def test_new_blocks_are_told_pool_by_pool() -> None:
     groups = FullAttention(4), SlidingWindow(8, 4), RecurrentState(4)
     space = new_space(*groups, num_blocks={"device": 50, "state": 20})
     row = allocate(space, tokens(7))
-    told = new_in(space.plan_step())
-    assert told == {"device": [*held(space, row, 0), *held(space, row, 1)], "state": held(space, row, 2)}
+    listed = new_in(space.plan_step())
+    assert listed == {"device": [*held(space, row, 0), *held(space, row, 1)], "state": held(space, row, 2)}
 
 
 def test_a_block_handed_out_again_is_new_again() -> None:

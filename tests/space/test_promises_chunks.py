@@ -83,15 +83,15 @@ def test_promise_22_negative_control_a_first_chunk_alone_hits_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "told"),
+    ("whole", "message"),
     [
         (tokens(10), "prompt has 10 tokens, fewer than the 16"),
         (np.append(tokens(12), tokens(20, first=900)), "its token 12 is 900, not"),
     ],
 )
-def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Int32Array, told: str) -> None:
+def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Int32Array, message: str) -> None:
     space = windowed()
-    with unchanged(space), pytest.raises(TokenError, match=told):
+    with unchanged(space), pytest.raises(TokenError, match=message):
         space.allocate(tokens(CHUNK), prompt=whole)
 
 

@@ -524,8 +524,8 @@ def test_explain_tells_of_the_windows() -> None:
     space = space_without_windows(explain=True)
     assert space.explain(tokens(PROMPT)).cause in {MissCause.WINDOW_GONE, MissCause.EVICTED}
     row = admit(space)
-    told = space.explanation(row)
-    assert (told.num_hit_tokens, told.cause) == (40, MissCause.NOT_FULL)
+    explanation = space.explanation(row)
+    assert (explanation.num_hit_tokens, explanation.cause) == (40, MissCause.NOT_FULL)
 
 
 # Bad input

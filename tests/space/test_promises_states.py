@@ -340,8 +340,8 @@ def test_promise_23_the_name_covers_parent_tail_and_length() -> None:
     assert stored.token_ids.tolist() == [16, 17, 18, 19]
     assert stored.parent_digest == parent
     events = next(events for events in space.drain_events() if events.pool == "state")
-    told = zip(events.digests, events.parent_digests, strict=True)
-    assert {digest.tobytes(): above.tobytes() for digest, above in told}[wanted] == parent
+    parents = zip(events.digests, events.parent_digests, strict=True)
+    assert {digest.tobytes(): above.tobytes() for digest, above in parents}[wanted] == parent
     serve(space, tokens(6, first=50))
     first = space.stored_block(hash_block_tokens(ROOT_DIGEST, tokens(4, first=50)), group=1)
     assert first is not None

@@ -22,8 +22,8 @@ def ranges(plan: StepPlan) -> dict[int, tuple[int, int]]:
 
 
 def unknown(plan: StepPlan) -> list[tuple[int, int]] | None:
-    told = plan.unknown
-    return list(zip(told.counts.tolist(), told.steps_back.tolist(), strict=True)) if told else None
+    unknown = plan.unknown
+    return list(zip(unknown.counts.tolist(), unknown.steps_back.tolist(), strict=True)) if unknown else None
 
 
 def overlapped(space: BlockSpace, row: int, new: list[int]) -> list[StepPlan]:

@@ -134,9 +134,9 @@ def test_after_an_abort_tables_are_told_again() -> None:
     space.append([row], tokens(6, first=4), [6])
     failed = space.plan_step()
     space.abort(failed.step_id)
-    (told,) = failed.table_writes
+    (writes,) = failed.table_writes
     (again,) = run_step(space).table_writes
-    assert set(told.block_ids.tolist()) <= set(again.block_ids.tolist())
+    assert set(writes.block_ids.tolist()) <= set(again.block_ids.tolist())
     assert again.block_ids.tolist() == space.block_ids(row)[int(again.starts[0]) :]
 
 

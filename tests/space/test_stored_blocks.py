@@ -164,8 +164,8 @@ def test_listed_parents_are_those_of_each_block(groups: tuple[GroupSpec, ...]) -
         block = space.stored_block(digest, group)
         assert block is not None
         assert block.block_id == block_id
-        told = {None: bytes(32), ROOT_DIGEST: bytes(32)}.get(block.parent_digest, block.parent_digest)
-        assert parent.tobytes() == told
+        expected = {None: bytes(32), ROOT_DIGEST: bytes(32)}.get(block.parent_digest, block.parent_digest)
+        assert parent.tobytes() == expected
         assert is_known == (block.parent_digest is not None)
         if block.parent_digest is not None:
             assert hash_block_tokens(block.parent_digest, block.token_ids) == block.digest
