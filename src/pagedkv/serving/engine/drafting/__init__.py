@@ -11,7 +11,7 @@ write apply to both caches together::
     step   schedule   k draft slots after the token of each row that decodes; their ids are not known yet
            draft      the draft model computes the tokens of the plan, then the drafts one by one
            target     computes the plan, drafts included
-           sample     a token at each draft's position; the scheduler accepts the drafts that equal these tokens
+           sample     a token for each draft's position, and one more; the scheduler accepts the drafts that equal them
 
 Modules: ``pairing`` checks that two models fit and joins their groups; ``passes`` lists the tokens of each pass of the
 draft model; ``pass_buffers`` holds the metadata that captured passes read; ``drafter`` runs the passes and draws the

@@ -1,4 +1,4 @@
-"""One model on several ranks: each process computes some heads of every layer, and stores the KV memory of these heads.
+"""One model on several ranks: each process computes some heads of every layer, and stores their keys and values.
 
 ::
 

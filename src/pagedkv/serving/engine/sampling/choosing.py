@@ -132,7 +132,7 @@ def _column(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) 
 
 
 def _without_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Give NO_TOKEN and an error to rows whose greatest score is not finite: -inf if no token is allowed, or NaN."""
+    """Set NO_TOKEN and an error for rows whose greatest score is not finite; -inf means that no token is allowed."""
     is_finite = torch.isfinite(greatest)
     if bool(is_finite.all()):
         return Chosen(token_ids, {})

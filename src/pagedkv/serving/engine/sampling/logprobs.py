@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens and of the likeliest ones, for answers and for prompts.
 
 They are computed from the model's unchanged logits, before penalties, filters and temperature, as is usual: a logit
-minus the logarithm of the row's mass, in float32. The logits of a long prompt are never in memory as a whole: a few
-rows are computed at a time, or a slice of the vocabulary.
+minus the logarithm of the row's mass, rounded to float32. The logits of a long prompt are never in memory as a whole:
+a few rows are computed at a time, or a slice of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
