@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused() -> None:
         write_frame(IDENTITY, FIRST, parts_of(FIRST), b"abc")
     with pytest.raises(ConfigurationError, match="digest of the weights must be at least 16 bytes, got 2"):
         ModelIdentity("toy", b"ab")
-    with pytest.raises(ConfigurationError, match="an identity needs the layout of one group"):
+    with pytest.raises(ConfigurationError, match="an identity needs the layout of at least one group, got none"):
         Identity((), MODEL)
     with pytest.raises(ConfigurationError, match="letters, shape and strides of group 'full'"):
         replace(IDENTITY.groups[0], letters="N")
