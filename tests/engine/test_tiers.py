@@ -186,6 +186,10 @@ def test_promise_29_hits_by_medium_add_up_over_two_tiers(
     receipts = sum((request.output().receipt for request in everyone), Receipt())
     assert receipts == llm.core.space.statistics().receipts
     assert receipts.num_hit == sum(request.num_cached_tokens or 0 for request in everyone)
+    assert receipts.num_loaded == {tier.medium: tier.num_hit_tokens for tier in llm.core.tier_statistics()}
+    assert requests[0].output().receipt.hits_by_medium["host"] == 32
+    assert sum(receipts.hits_by_medium.values()) == receipts.num_hit
+    assert min(receipts.hits_by_medium.values()) >= 0
 
 
 def test_promise_29_a_hit_from_a_tier_counts_when_a_step_behind_it_is_acknowledged(

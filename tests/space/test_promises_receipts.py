@@ -324,6 +324,17 @@ def test_receipts_add_up() -> None:
     assert first + second == both
     assert (first + second).num_reached == 5
     assert sum([first, second], Receipt()) == both
+    assert first.hits_by_medium == {"device": 3}
+
+
+def test_hits_by_medium_add_up() -> None:
+    first = Receipt(num_hit=40, num_loaded={"host": 10, "disk": 5})
+    second = Receipt(num_hit=7, num_loaded={"disk": 7})
+    both = first + second
+    assert both.num_loaded == {"host": 10, "disk": 12}
+    assert both.hits_by_medium == {"device": 25, "host": 10, "disk": 12}
+    assert sum(both.hits_by_medium.values()) == both.num_hit
+    assert sum([second, first], Receipt()).num_loaded == both.num_loaded
     with pytest.raises(TypeError):
         first + 1  # type: ignore[operator]
 

@@ -3,6 +3,7 @@
 A value; :mod:`pagedkv.memory.space.receipts` counts it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -33,6 +34,9 @@ class Receipt:
             them (:class:`~pagedkv.Replay`).
         num_reached: leading tokens that were available to it, however they came; if a later life computes them, they
             count as recomputed. This is no amount taken: it is not compared, and a sum has the largest.
+        num_loaded: of those hit, tokens that a load from a tier brought for it, by medium ("host", "folder", "redis",
+            "object"). The owner of the tiers fills it in; a space has no tiers, so it is empty in a space's receipts
+            and is not compared.
     """
 
     num_computed: int = 0
@@ -48,6 +52,15 @@ class Receipt:
     num_reached: int = field(default=0, compare=False)
     num_hit_inside: int = 0
     num_replayed: int = 0
+    num_loaded: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def hits_by_medium(self) -> dict[str, int]:
+        """The hit tokens by medium: ``"device"`` for those in device memory already, then ``num_loaded``.
+
+        They add up to ``num_hit``.
+        """
+        return {"device": self.num_hit - sum(self.num_loaded.values()), **self.num_loaded}
 
     def __add__(self, other: "Receipt") -> "Receipt":
         """Add the counts of two receipts."""
@@ -67,7 +80,12 @@ class Receipt:
             max(self.num_reached, other.num_reached),
             self.num_hit_inside + other.num_hit_inside,
             self.num_replayed + other.num_replayed,
+            _added_by_medium(self.num_loaded, other.num_loaded),
         )
+
+
+def _added_by_medium(left: Mapping[str, int], right: Mapping[str, int]) -> Mapping[str, int]:
+    return {medium: left.get(medium, 0) + right.get(medium, 0) for medium in {**left, **right}} if right else left
 
 
 def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,9 +32,17 @@ class RequestLoads:
     num_hit_before: int = 0
 
     def admitted(self, num_hit_tokens: int) -> None:
-        """Note the tokens of the request's hit that each tier brought for it, and reset the counts of loads."""
-        used = [(tier, min(end, num_hit_tokens) - start) for tier, start, end in self.brought]
-        self.admitted_with = [(tier, count) for tier, count in used if count > 0]
+        """Note the tokens of the request's hit that each tier brought for it, and reset the counts of loads.
+
+        Each token counts once. A later load begins where the hit on the device ended, so what earlier loads brought
+        from there on had been evicted again.
+        """
+        self.admitted_with, limit = [], num_hit_tokens
+        for tier, start, end in reversed(self.brought):
+            if min(end, limit) > start:
+                self.admitted_with.append((tier, min(end, limit) - start))
+            limit = min(limit, start)
+        self.admitted_with.reverse()
         self.brought.clear()
         self.num_waits = 0
 

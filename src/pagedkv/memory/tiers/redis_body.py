@@ -76,10 +76,12 @@ class RedisBody:
         return value
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
-        """Set a value."""
+        """Set a value. The pieces go to the socket as they are: joining them took as long as sending them."""
         del timeout_s
-        frame = b"".join(pieces)
-        self._call(lambda: self._client.set(self._name(key), frame))
+        name = self._name(key).encode()
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        begin = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+        self._call(partial(self._send, (begin, *pieces, b"\r\n")))
 
     def delete(self, key: bytes, timeout_s: float) -> bool:
         """Delete a value."""
@@ -102,6 +104,19 @@ class RedisBody:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _send(self, command: Sequence[Buffer]) -> None:
+        """Send one packed command in pieces, and read its answer.
+
+        A connection on which anything but an answer of the server came is closed by the client itself.
+        """
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(command)
+            connection.read_response()
+        finally:
+            pool.release(connection)
 
     def _name(self, key: bytes) -> str:
         return f"{self._begin}{name_of_key(key)}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.miss_causes import Explanation
+from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.scheduling import NO_INTENT, UNKNOWN_TOKEN, Request
 from pagedkv.serving.engine.beams import Beams
 from pagedkv.serving.engine.intent import PLAIN, Intent
@@ -287,7 +288,7 @@ class EngineRequest:
             prompt_logprobs=None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs),
             queue_seconds=self._seconds_to(self.admitted),
             explanation=self.explanation,
-            receipt=self.scheduled.receipt,
+            receipt=self._receipt(),
             num_drafted_tokens=self.num_drafted,
             num_accepted_tokens=self.num_accepted,
             num_leased_tokens=self.scheduled.num_leased_tokens,
@@ -296,6 +297,10 @@ class EngineRequest:
             num_loaded_tokens=self.num_loaded_tokens,
             tier_notes=self.tier_notes,
         )
+
+    def _receipt(self) -> Receipt:
+        receipt = self.scheduled.receipt
+        return replace(receipt, num_loaded=self.num_loaded_tokens) if self.num_loaded_tokens else receipt
 
     def _seconds_to(self, moment: float | None) -> float | None:
         return None if moment is None else moment - self.arrived

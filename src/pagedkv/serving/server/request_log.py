@@ -127,6 +127,8 @@ class RequestLog:
             row = self._row(served.request, place, arrival_s, max(map(len, answers), default=0), status)
             if output is not None:
                 row["x_num_cached_tokens"] = output.num_cached_tokens
+                if output.num_loaded_tokens:
+                    row["x_hits_by_medium"] = output.receipt.hits_by_medium
             if place < len(served.routes):
                 row["x_replica"] = served.routes[place].replica
                 row["x_routing"] = served.routes[place].reason
