@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from pagedkv.cli.app import app
 from pagedkv.cli.server_building import log_requests
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.serving.engine import Breakpoint, Completion, RequestOutput, SamplingParams
 from pagedkv.serving.server import Caller, RequestLog
 from pagedkv.serving.server.anthropic.usage import as_usage
@@ -208,10 +209,10 @@ def test_gaps_between_tokens_count_each_sequence() -> None:
     assert values["gaps_sum", None] == pytest.approx(3 * 0.5 + 2 * 2.0 + 6.5 + 4 * 0.5)
 
 
-def test_hits_from_tiers_are_counted_by_medium() -> None:
-    script = Script()
+def test_hits_from_tiers_are_counted_by_medium(tmp_path: Path) -> None:
+    script, path = Script(), tmp_path / "served.jsonl"
     service = make_service(script, tiers=(HostTier("16MiB", loads="always"),))
-    with running(service) as url:
+    with log_requests(service, path, writes_tokens=False), running(service) as url:
         for _ in range(2):
             assert ask(url, PREFIX).status_code == 200
             assert asyncio.run(local_engine(service).between_steps(lambda llm: llm.flush_tiers(30.0)))
@@ -220,6 +221,13 @@ def test_hits_from_tiers_are_counted_by_medium() -> None:
     assert told["pagedkv:tier_hits_total/host"] == told["pagedkv:tier_tokens_total/loaded/host"] > 0
     assert told["pagedkv:tier_entries/host"] > 0
     assert told["pagedkv:tier_out_of_service/host"] == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    assert "x_hits_by_medium" not in rows[0]
+    by_medium = rows[1]["x_hits_by_medium"]
+    assert by_medium["host"] == told["pagedkv:tier_hits_total/host"]
+    assert sum(by_medium.values()) == rows[1]["x_num_cached_tokens"]
+    with TraceReader(path) as reader:
+        assert len(list(reader)) == 2, "the planner reads the log"
 
 
 def test_a_long_request_holds_few_rows_back(tmp_path: Path) -> None:

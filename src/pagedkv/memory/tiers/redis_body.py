@@ -29,7 +29,7 @@ class RedisBody:
         url: "redis://HOST:PORT/DB", "rediss://..." or "unix://...".
         fingerprint: of the identity; part of every name.
         prefix: begins every name; the bytes of all such names count as the root.
-        timeout_s: of one call, connecting included.
+        timeout_s: of connecting, of an answer, and of each piece of a frame that is sent.
 
     Raises:
         ConfigurationError: the URL is none, or the server does not answer; the message states what was tried.
