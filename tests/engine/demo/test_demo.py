@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineCore, StepRecord, compat
+from pagedkv.serving.engine.demo.answer_check import Judged, answer_densely, judge
 from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, draw_document
-from pagedkv.serving.engine.demo.judging import Judged, answer_densely, judge
 from pagedkv.serving.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
 from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, Served, serve
 from pagedkv.serving.engine.demo.trained import FOLDER, load_trained

@@ -8,7 +8,7 @@ Modules, in the order in which data flows::
     questions    requests about the documents, in order of arrival
     serving      serves the requests from too little memory
     meter        measures preemptions, evictions and waste of memory after every step
-    judging      compares the answers with the documents and with dense generation
+    answer_check compares the answers with the documents and with dense generation
 
 ``pagedkv demo`` runs it. It needs no other weights, no tokenizer and no network.
 """
