@@ -28,6 +28,7 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.contract.events import REMOVED, STORED, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.contract.spec import RecurrentState
 from pagedkv.memory.wire import (
@@ -318,10 +319,46 @@ def test_other_engines_events_are_refused(event: BlocksStored | BlocksRemoved, t
         CacheEventReader((FullAttention(4),)).events(EventBatch(1.0, (event,)), "there")
 
 
-def test_other_media_are_left_out() -> None:
+def test_other_media_are_entries_of_tiers() -> None:
     reader = CacheEventReader((FullAttention(4),))
-    events = (BlocksStored((bytes(32),), None, None, 4, "CPU"), BlocksRemoved((bytes(32),), "CPU"))
-    assert reader.events(EventBatch(1.0, events), "") == ()
+    events = (BlocksStored((bytes(32), b"1" * 32), None, None, 16, "CPU"), BlocksRemoved((bytes(32),), "CPU"))
+    (entries,) = reader.events(EventBatch(1.0, events), "")
+    assert isinstance(entries, TierEvents)
+    assert (entries.medium, entries.run_tokens, entries.kinds.tolist()) == ("CPU", 16, [STORED, STORED, REMOVED])
+    assert [row.tobytes() for row in entries.keys] == [bytes(32), b"1" * 32, bytes(32)]
+
+
+def test_entries_of_tiers_are_sent_as_vllm_sends_what_is_offloaded() -> None:
+    entries = TierEvents("CPU", 64, np.array([STORED, STORED, REMOVED], np.int32), np.eye(3, 32, dtype=np.uint8))
+    first, second, third = (row.tobytes() for row in entries.keys)
+    stored, removed = raw_events(BatchEncoder((FullAttention(4),), "1").batch(1.0, (entries,)))
+    assert stored == {
+        "type": "BlockStored",
+        "block_hashes": [first, second],
+        "parent_block_hash": None,
+        "token_ids": [],
+        "block_size": 64,
+        "lora_id": None,
+        "medium": "CPU",
+        "lora_name": None,
+    }
+    assert removed == {"type": "BlockRemoved", "block_hashes": [third], "medium": "CPU"}
+
+
+def test_a_snapshot_has_the_entries_of_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedkv.memory.wire.encoding.BLOCKS_OF_PART", 4)
+    groups = (FullAttention(4),)
+    space = new_space(*groups, events=True)
+    cache(space, tokens(24))
+    listed = TierEvents("REDIS", 64, np.full(10, STORED, np.int32), np.eye(10, 32, dtype=np.uint8))
+    payloads = list(BatchEncoder(groups, "1").snapshot(0.0, listed_pools(space), [listed]))
+    parts = [decode_batch(payload, "here") for payload in payloads]
+    blocks, entries = CacheEventReader(groups).blocks(parts, "here")
+    assert len(payloads) > 3
+    assert {part.num_blocks for part in parts} == {len(blocks) + 10}
+    assert isinstance(entries, TierEvents)
+    assert (entries.medium, entries.run_tokens, len(entries)) == ("REDIS", 64, 10)
+    assert (entries.keys == listed.keys).all()
 
 
 def test_contents_of_nothing_and_of_what_is_gone() -> None:

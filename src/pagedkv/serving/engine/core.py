@@ -28,6 +28,7 @@ from typing import final
 from pagedkv.memory.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError, DeviceLostError, EngineError, RequestError, TokenError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.device import is_device_failure
 from pagedkv.memory.scheduling import Request, Scheduler
@@ -378,6 +379,18 @@ class EngineCore:
     def tier_loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads from tiers that are under way. O(loads)."""
         return self._live.tiers.loads()
+
+    def drain_tier_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries of tiers since the last call, by medium; none unless ``EngineConfig.events``."""
+        return self._live.tiers.drain_events()
+
+    def tier_entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries of tiers whose events were drained, by medium. O(entries)."""
+        return self._live.tiers.entries()
+
+    def tier_weights(self) -> dict[str, float]:
+        """Return by medium the measured part of the time of computing that loading saves, between 0 and 1."""
+        return self._live.tiers.weights()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
         """Wait until all computed blocks are stored in the tiers that admit them; return whether they are in time.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import final
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.scheduling import Batch, Loader, Request
 from pagedkv.serving.engine.engine_request import EngineRequest
@@ -76,6 +77,20 @@ class NoTiers:
     def loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads that are under way."""
         return ()
+
+    # For routers
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries since the last call, by medium."""
+        return ()
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium."""
+        return ()
+
+    def weights(self) -> dict[str, float]:
+        """Return the measured saving by loading, by medium."""
+        return {}
 
 
 @final
@@ -165,3 +180,15 @@ class RequestTiers(NoTiers):
     def loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads that are under way."""
         return self._tiers.loads()
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries since the last call, by medium."""
+        return self._tiers.drain_events()
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium."""
+        return self._tiers.entries()
+
+    def weights(self) -> dict[str, float]:
+        """Return the measured saving by loading, by medium."""
+        return self._tiers.weights()

@@ -1,9 +1,10 @@
 """One tier of an engine: what its user wrote, its store, and what was counted of it."""
 
 import logging
+from dataclasses import replace
 from typing import Final, final
 
-from pagedkv.memory.tiering import ServedTier
+from pagedkv.memory.tiering import MOST_TIER_EVENTS, ServedTier
 from pagedkv.memory.tiers import HostMemory, Identity, Tier, TierStore
 
 __all__ = ["LOG", "OpenTier"]
@@ -20,6 +21,7 @@ class OpenTier(ServedTier):
         identity: of the content.
         entry_nbytes: about the bytes of an entry.
         memory: host memory for what is read; None: plain memory.
+        records_events: whether the store records events of its entries, to be drained.
 
     Attributes:
         store: the store of the present identity.
@@ -30,10 +32,20 @@ class OpenTier(ServedTier):
 
     store: TierStore
 
-    def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int, memory: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        spec: Tier,
+        identity: Identity,
+        entry_nbytes: int,
+        memory: HostMemory | None = None,
+        *,
+        records_events: bool = False,
+    ) -> None:
         self.spec = spec
         self._memory = memory
-        self._config = spec.store_config(entry_nbytes)
+        config = spec.store_config(entry_nbytes)
+        most = min(2**31 - 1, config.max_entries + MOST_TIER_EVENTS)
+        self._config = replace(config, max_events=most) if records_events else config
         super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
         self._was_out = False
 
