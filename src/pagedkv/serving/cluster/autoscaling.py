@@ -1,9 +1,9 @@
 """The number of replicas by queues and blocks: a policy for Ray Serve's own autoscaler.
 
 Serve calls the policy periodically with the numbers that replicas report (``EngineReplica.record_autoscaling_stats``),
-and applies its own factors, delays and bounds to the result, as to that of its default policy. The default policy counts
-ongoing requests, which says little of an engine: a hundred short requests may fit, and four long ones may not. This
-policy compares what an engine lacks: requests that wait for blocks or rows, and free blocks.
+and applies its own factors, delays and bounds to the result, as to that of its default policy. The default policy
+counts ongoing requests, of which an engine may hold a hundred short ones or four long ones. This policy measures what
+engines run out of: it counts blocks in use, and requests that wait for blocks or rows.
 """
 
 import math
@@ -29,9 +29,9 @@ def desired_replicas(blocks_in_use: Mapping[object, float], num_waiting: Mapping
 
         replicas = sum of blocks_in_use / 0.7 + sum of num_waiting / 4
 
-    The first term is the number at which the running requests fill 0.7 of the blocks. Requests wait only where blocks
-    or rows are full, so the second term adds to it: a replica for each four that wait. Blocks that are cached and not in
-    use count nothing, so an idle cluster with full caches needs no replica.
+    The first term is the number of replicas of which the running requests fill 0.7 of the blocks. Requests wait where
+    blocks or rows are full, so the second term adds to it: a replica for each four waiting requests. Blocks that are
+    cached and not in use do not count, so an idle cluster with full caches shrinks to its smallest size.
 
     Args:
         blocks_in_use: fraction of the blocks that running requests hold, by replica.

@@ -40,7 +40,7 @@ with needing("cluster", "replicas"):
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
     from ray.serve.handle import DeploymentHandle
 
-__all__ = ["ClusterSpec", "deploy", "front", "shut_down"]
+__all__ = ["ClusterSpec", "autoscaling_of", "deploy", "front", "shut_down"]
 
 APPLICATION: Final = "pagedkv"
 ROUTER: Final = "pagedkv.serving.cluster.request_router:PrefixRequestRouter"
@@ -152,7 +152,7 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
     scaling = (
         {"num_replicas": spec.num_replicas}
         if spec.autoscaling is None
-        else {"autoscaling_config": AutoscalingConfig(**_autoscaling(spec))}
+        else {"autoscaling_config": AutoscalingConfig(**autoscaling_of(spec))}
     )
     ours = {"routing": spec.routing, "rules": dict(spec.rules)}
     routing: dict[str, Any] = {
@@ -174,7 +174,7 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
     return deployment.bind(spec.replica)
 
 
-def _autoscaling(spec: ClusterSpec) -> dict[str, Any]:
+def autoscaling_of(spec: ClusterSpec) -> dict[str, Any]:
     """Return the fields of Serve's ``AutoscalingConfig``: our policy, unless the given fields name or need another."""
     given = dict(spec.autoscaling or {})
     by_blocks = {} if "target_ongoing_requests" in given else {"policy": AutoscalingPolicy(policy_function=POLICY)}
