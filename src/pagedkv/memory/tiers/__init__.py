@@ -5,7 +5,7 @@ the decisions of a store, without thread, clock and I/O: ``config``, ``actions``
 ``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
 (what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
 which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and
-``object_body`` (where bytes are kept), and ``store`` (a core and a body on threads). Last what an engine takes:
+``object_body`` (where bytes are kept), ``store`` (a core and a body on threads), and ``shared_store``. Last what an engine takes:
 ``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no
 model and no engine.
 """
@@ -34,6 +34,7 @@ from pagedkv.memory.tiers.keys import KEY_NBYTES, array_of
 from pagedkv.memory.tiers.load import Load, LoadedRuns
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.memory.tiers.shared_store import SharedStore
 from pagedkv.memory.tiers.specs import (
     Admission,
     BodyTier,
@@ -80,6 +81,7 @@ __all__ = [
     "RefusalReason",
     "Run",
     "RunChain",
+    "SharedStore",
     "StoreConfig",
     "StoreCore",
     "StoreOutcome",

@@ -44,6 +44,7 @@ from pagedkv.memory.tiering import (
 from pagedkv.memory.tiers import Identity, Tier, end_key_of
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
+from pagedkv.serving.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
@@ -222,6 +223,23 @@ class EngineTiers:
         """Forget a request; a load that only it waits for ends."""
         self._loads.leave(request)
         self._records.pop(request, None)
+
+    # Hand-off to another engine
+
+    def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:
+        """Store what is computed, and list the entries of a prompt in shared tiers."""
+        self.flush(timeout_s)
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        num_tokens = self._loads.num_loadable(chain, len(token_ids))
+        return entries_of(self._tiers, self._layout, chain, self._identity().fingerprint, num_tokens)
+
+    def take_over(self, hand_off: HandOff, token_ids: Int32Array, keys: RequestKeys) -> int:
+        """List the entries of a hand-off; return how many leading tokens of the prompt can be loaded now."""
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        announce(hand_off, self._tiers, self._layout, chain, self._identity().fingerprint)
+        return self._loads.num_loadable(chain, len(token_ids))
 
     # All of it
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final, final
 
 from pagedkv.memory.tiering import MOST_TIER_EVENTS, ServedTier
-from pagedkv.memory.tiers import HostMemory, Identity, Tier, TierStore
+from pagedkv.memory.tiers import HostMemory, Identity, SharedStore, Tier
 
 __all__ = ["LOG", "OpenTier"]
 
@@ -30,7 +30,7 @@ class OpenTier(ServedTier):
         ConfigurationError: the medium does not answer; the message states what was tried.
     """
 
-    store: TierStore
+    store: SharedStore
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class OpenTier(ServedTier):
         super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
         self._was_out = False
 
-    def _opened(self, identity: Identity) -> TierStore:
+    def _opened(self, identity: Identity) -> SharedStore:
         body = self.spec.open_body(identity.fingerprint, self._memory)
         try:
-            return TierStore(body, identity, self._config, secret=self.spec.secret)
+            return SharedStore(body, identity, self._config, secret=self.spec.secret)
         except BaseException:
             body.close()
             raise
