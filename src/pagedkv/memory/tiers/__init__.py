@@ -5,9 +5,9 @@ the decisions of a store, without thread, clock and I/O: ``config``, ``actions``
 ``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
 (what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
 which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and
-``object_body`` (where bytes are kept), ``store`` (a core and a body on threads), and ``shared_store``. Last what an engine takes:
-``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no
-model and no engine.
+``object_body`` (where bytes are kept), ``store`` (a core and a body on threads), and ``shared_store`` (entries of other
+processes). Last what an engine takes: ``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence).
+This room depends on no device, no model and no engine.
 """
 
 from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write

@@ -8,12 +8,14 @@ engines run out of: it counts blocks in use, and requests that wait for blocks o
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 __all__ = ["BLOCKS_IN_USE", "NUM_WAITING", "POLICY", "desired_replicas", "scale_by_blocks"]
+
+Name = TypeVar("Name")
 
 POLICY: Final = "pagedkv.serving.cluster.autoscaling:scale_by_blocks"
 NUM_WAITING: Final = "num_waiting"
@@ -22,7 +24,7 @@ TARGET_BLOCKS: Final = 0.7
 TARGET_WAITING: Final = 4.0
 
 
-def desired_replicas(blocks_in_use: Mapping[object, float], num_waiting: Mapping[object, float], current: int) -> float:
+def desired_replicas(blocks_in_use: Mapping[Name, float], num_waiting: Mapping[Name, float], current: int) -> float:
     """Return how many replicas the load needs, not rounded.
 
     ::

@@ -177,7 +177,8 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
 def autoscaling_of(spec: ClusterSpec) -> dict[str, Any]:
     """Return the fields of Serve's ``AutoscalingConfig``: our policy, unless the given fields name or need another."""
     given = dict(spec.autoscaling or {})
-    by_blocks = {} if "target_ongoing_requests" in given else {"policy": AutoscalingPolicy(policy_function=POLICY)}
+    ours: Any = AutoscalingPolicy(policy_function=POLICY)  # type: ignore[no-untyped-call]
+    by_blocks = {} if "target_ongoing_requests" in given else {"policy": ours}
     return {"min_replicas": spec.num_replicas, **by_blocks, **given}
 
 

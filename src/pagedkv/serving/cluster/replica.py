@@ -8,6 +8,7 @@ the replica.
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, final
 
@@ -70,10 +71,11 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return this replica's numbers. Serve calls it periodically, and sends them to routers."""
-        numbers = asdict(await self._engine.numbers())
-        del numbers["tiers"]
-        weights = await self._engine.between_steps(lambda llm: llm.core.tier_weights())
-        return {**numbers, WEIGHTS: weights}
+        numbers = await self._engine.numbers()
+        weights: dict[str, float] = {}
+        with suppress(EngineError):  # the engine has ended
+            weights = await self._engine.between_steps(lambda llm: llm.core.tier_weights())
+        return {**asdict(numbers), "tiers": numbers.tiers, WEIGHTS: weights}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the numbers by which Serve may scale: waiting requests, and the fraction of blocks in use."""

@@ -67,7 +67,7 @@ def _replica(status: ReplicaStatus) -> dict[str, Any]:
         "num_lost_batches": view.num_lost_batches,
         "num_prefill_tokens": status.num_prefill_tokens,
         "num_decoding": status.num_decoding,
-        "numbers": dict(status.numbers),
+        "numbers": {name: value for name, value in status.numbers.items() if name != "tiers"},
     }
 
 
