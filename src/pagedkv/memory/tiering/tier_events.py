@@ -11,8 +11,7 @@ from typing import Final, Protocol, final
 import numpy as np
 
 from pagedkv.memory.contract.events import CLEARED, GAP, REMOVED, STORED, TierEvents
-from pagedkv.memory.tiers import array_of
-from pagedkv.memory.tiers.actions import StoreEvents
+from pagedkv.memory.tiers import StoreEvents, array_of
 
 __all__ = ["MOST_TIER_EVENTS", "TierEventLog", "published_medium"]
 

@@ -10,7 +10,7 @@ processes). Last what an engine takes: ``specs`` (tiers as users write them) and
 This room depends on no device, no model and no engine.
 """
 
-from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write
+from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.chain import RunChain, end_key_of
@@ -84,6 +84,7 @@ __all__ = [
     "SharedStore",
     "StoreConfig",
     "StoreCore",
+    "StoreEvents",
     "StoreOutcome",
     "StoreStatistics",
     "Tier",
