@@ -44,7 +44,7 @@ def main() -> int:
         print(f"no operation is named or described by {arguments.only!r}; there are:", file=sys.stderr)
         print(*(f"  {operation}: {operation.summary}" for operation in operations()), sep="\n", file=sys.stderr)
         return MISUSED
-    # A run that is told to stop ends as after Ctrl-C: the other commit's files are removed on the way out.
+    # SIGTERM ends a run as Ctrl-C does: the other commit's files are removed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         figures, failed = _against(chosen, arguments) if arguments.against else _alone(chosen)
@@ -106,7 +106,7 @@ def _alone(chosen: list[Operation]) -> tuple[dict[str, Any], bool]:
 
 
 def _against(chosen: list[Operation], arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Measure both packages; say what failed, and whether any of it was of this tree."""
+    """Measure both packages; report what failed, and whether any of it was of this tree."""
     commit = commit_id(arguments.against)
     num_begun = itertools.count()
     with _progress() as progress:

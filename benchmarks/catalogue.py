@@ -47,7 +47,7 @@ class Operation:
         return f"{self.module.removeprefix('benchmarks.')}.{self.name}"
 
     def is_meant_by(self, words: str) -> bool:
-        """Tell whether these words occur in the name or the summary, in either case."""
+        """Return whether these words occur in the name or the summary, in either case."""
         return words.lower() in f"{self} {self.summary}".lower()
 
 

@@ -81,8 +81,8 @@ async def _converse(engine: ReplicatedEngine, number: int, turns: int) -> list[A
 
 async def _converse_all(engine: ReplicatedEngine, conversations: int, turns: int) -> list[Answered]:
     engine.start(1000, lambda _: None)
-    told = await asyncio.gather(*(_converse(engine, number, turns) for number in range(conversations)))
-    return [each for one in told for each in one]
+    by_conversation = await asyncio.gather(*(_converse(engine, number, turns) for number in range(conversations)))
+    return [each for one in by_conversation for each in one]
 
 
 def measure(name: str, replicas: int, conversations: int, turns: int) -> Row:
@@ -111,16 +111,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--routers", nargs="+", choices=list(ROUTERS), default=list(ROUTERS))
     parser.add_argument("--json", type=Path)
-    told = parser.parse_args()
-    rows = [measure(name, told.replicas, told.conversations, told.turns) for name in told.routers]
+    arguments = parser.parse_args()
+    rows = [measure(name, arguments.replicas, arguments.conversations, arguments.turns) for name in arguments.routers]
     print(f"{'router':14} {'hits':>7} {'first token p50':>16} {'p99':>9} {'requests':>9} {'seconds':>8}")
     for row in rows:
         print(
             f"{row.router:14} {100 * row.hit_ratio:6.1f}% {row.first_token_p50_ms:13.0f} ms "
             f"{row.first_token_p99_ms:6.0f} ms {row.num_requests:9} {row.seconds:8.1f}"
         )
-    if told.json is not None:
-        told.json.write_text(json.dumps({"machine": describe(), "rows": [asdict(row) for row in rows]}, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": describe(), "rows": [asdict(row) for row in rows]}, indent=1))
 
 
 if __name__ == "__main__":

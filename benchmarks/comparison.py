@@ -85,7 +85,7 @@ def compare(
 ) -> Comparison:
     """Measure operations with this tree's package and that of a commit, given by its full id.
 
-    ``advance`` is told of each trial before it begins.
+    ``advance`` is called before each trial.
 
     Ratio bars hold against :data:`~benchmarks.measure.BAR_COMMIT`; against another commit they are left out.
     """

@@ -1,7 +1,7 @@
 """Sampling a batch: our sampler beside transformers' processors applied row by row, on this machine's CPU or GPU.
 
 What is compared is checked first: the greatest tokens, and the tokens that each filter keeps. Logits are random, in two
-shapes: *peaked*, with a few tokens far above the others as a model that knows its language has them, and *flat*, where
+shapes: *peaked*, with a few tokens far above the others as trained models have them, and *flat*, where
 top-p keeps a third of the vocabulary.
 
 Theirs are measured on 16 rows, and multiplied: row by row each takes what it takes.
@@ -34,7 +34,7 @@ ROWS_OF_THEIRS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What all rows of a batch ask for.
+    """The parameters of all rows of a batch.
 
     Args:
         name: in the table; params: of ours; processors: the same of transformers.
@@ -106,8 +106,8 @@ def main() -> int:
         )
     machine = describe() | {"torch": torch.__version__, "device": arguments.device, "threads": str(arguments.threads)}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    told = {"machine": machine, "figures": [asdict(each) for each in figures]}
-    arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+    document = {"machine": machine, "figures": [asdict(each) for each in figures]}
+    arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 
 

@@ -1,10 +1,11 @@
 """Do policies lose to LRU anywhere? ``python -m benchmarks.eviction_capacities [--traces FOLDER] [--only WORDS]``.
 
-Not only where they are told all: ``--told nothing time outputs "time and outputs"`` plays each trace once for each.
+Policies may be given the time and the outputs, or less: ``--told nothing time outputs "time and outputs"`` plays each
+trace once for each.
 Each trace is played at 40 capacities, in geometric progression from where LRU has 15 % of the ideal hits to 1.3 times
 where it has 99 %. Printed are points (hundredths of all references) against LRU: the least and at which capacity, and
-the mean. Beside recorded traces stand generated ones whose ways turn in the middle: what was learnt is wrong from then
-on. No capacity may hit more than the optimum does.
+the mean. Beside recorded traces there are generated ones that change in the middle, so that what a policy has learnt is
+wrong from there on. No capacity may hit more than the optimum does.
 """
 
 import argparse
@@ -113,7 +114,7 @@ SOURCES: Final[Mapping[str, Callable[[Path], BlockReferences]]] = MappingProxyTy
 
 
 def as_told(references: BlockReferences, told: str) -> BlockReferences:
-    """Make what an engine serves that tells a policy this of :data:`TOLD` alone: the same prompts in the same order."""
+    """Keep only what ``told`` names, one of :data:`TOLD`, of what a policy is given; prompts and their order stay."""
     return replace(
         references,
         arrivals_s=references.arrivals_s if "time" in told else np.zeros_like(references.arrivals_s),
@@ -132,7 +133,7 @@ def capacities_of(references: BlockReferences, num_capacities: int = NUM_CAPACIT
 
 
 def points_against_lru(references: BlockReferences, policy: str, capacity: int) -> float:
-    """Play a trace; tell how many more hits than LRU has, in points of all references."""
+    """Play a trace; return how many more hits a policy has than LRU, in points of all references."""
     hits = pool_hits(references, capacity, POLICIES[policy])
     most = optimal_hits(references, capacity)
     assert hits <= most, f"{policy} hits {hits} at {capacity}, where {most} can be hit"
@@ -154,9 +155,9 @@ def against_lru(  # noqa: PLR0913 - what is played, and how
         traces: folder of the recorded ones.
         names: of :data:`SOURCES`.
         policies: names of policies.
-        told: what they are told, of :data:`TOLD`; the table says it where it is not everything.
+        told: what the policies are given, each one of :data:`TOLD`; the table names it unless it is everything.
         num_capacities: how many of each trace.
-        show: called with a trace's name whenever one more capacity of it is done, by one policy told one thing.
+        show: called with a trace's name after each of its capacities, for each policy and each of ``told``.
     """
     rows: list[list[object]] = [["points against LRU", "", "capacities", "worst", "at", "mean", "best"]]
     for name in names:

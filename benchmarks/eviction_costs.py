@@ -123,7 +123,7 @@ def us_a_victim(num_leaves: int) -> float:
 
 
 def _is_class(packed: int) -> bool:
-    """Tell whether a number is the classes of a run: both of its first features lie within their trees."""
+    """Return whether a number is the classes of a run: both of its first features lie within their trees."""
     return (packed & 0x1FF) < 2 * 2 * 13 * 8 and (packed >> 9 & 0xFF) < 13 * 14
 
 

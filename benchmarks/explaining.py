@@ -70,7 +70,7 @@ def _record_all(space: BlockSpace, hits: Sequence[PrefixHit]) -> None:
 
 
 def questions_why() -> Iterator[Row]:
-    """Ask why a prompt misses, in a pool of 100,000 blocks."""
+    """Explain why a prompt misses, in a pool of 100,000 blocks."""
     for is_recorded, how in ((False, "no ghosts"), (True, "ghosts kept")):
         space, asked = _new_space(FULL, is_recorded=is_recorded), _leaving_prompt(seed=1)
         assert space.explain(asked).cause is MissCause.CHANGED_TOKENS

@@ -31,7 +31,7 @@ TRACES: Final = ROOT.parent / "shared" / "traces"
 NEAR_IDEAL: Final = 0.001
 """Capacities where LRU comes as near to the ideal hit ratio are left out."""
 SHOWN: Final = ("lru", "adaptive")
-"""Policies that the page tells of, beside the optimum; a further one changes no table."""
+"""Policies that the page shows, beside the optimum; another policy changes no table."""
 BOOKKEEPING_SIZES: Final = MappingProxyType({1_000_000: "", 700_000: "", 2**20 + 2: ", just above a power of two"})
 
 Result: TypeAlias = Mapping[str, Any]
@@ -39,16 +39,18 @@ Result: TypeAlias = Mapping[str, Any]
 
 
 def curve_table(title: str, curve: Result) -> str:
-    """Show the hit ratio by block of each policy and the optimum, in percent, at the capacities that tell something."""
+    """Show hit ratios by block of the policies and the optimum, in percent, where LRU is not near the ideal."""
     num_refs = curve["num_block_refs"]
     hits_of = {name: hits for name, hits in curve["policies"].items() if name in {*SHOWN, "optimal"}}
     lru = hits_of["lru"]
-    told = [capacity for capacity, hits in lru.items() if hits / num_refs < curve["ideal_block_ratio"] - NEAR_IDEAL]
+    capacities = [
+        capacity for capacity, hits in lru.items() if hits / num_refs < curve["ideal_block_ratio"] - NEAR_IDEAL
+    ]
     return table(
-        [f"{title} (ideal {100 * curve['ideal_block_ratio']:.2f})", *("" for _ in told)],
-        [f"blocks of {curve['block_size']}", *(f"{int(capacity):,}" for capacity in told)],
+        [f"{title} (ideal {100 * curve['ideal_block_ratio']:.2f})", *("" for _ in capacities)],
+        [f"blocks of {curve['block_size']}", *(f"{int(capacity):,}" for capacity in capacities)],
         *(
-            [name, *(f"{100 * hits[at] / num_refs:.2f}" for at in told)]
+            [name, *(f"{100 * hits[at] / num_refs:.2f}" for at in capacities)]
             for name, hits in curve["policies"].items()
             if name in {*SHOWN, "optimal"}
         ),

@@ -241,7 +241,7 @@ def match_prompt() -> Iterator[Row]:
 
 
 def _match_first_touch(size: str, num_tokens: int, *, cold: bool) -> Row:
-    """Every run matches a prompt that nobody has matched before; cold: after 64 MiB of other memory traffic."""
+    """Every run matches a prompt that was not matched before; cold: after 64 MiB of other memory traffic."""
     space = new_space()
     prompts = [prompt(num_tokens + 1, seed) for seed in range(10)]
     for tokens in prompts:
@@ -327,7 +327,7 @@ def _allocate_next(space: BlockSpace, prompts: Iterator[Int32Array], num_lookahe
 
 
 def device_table() -> Iterator[Row]:
-    """The plan that tells the device 1,024 new tables of 1k tokens; in between, the table is the upload buffer."""
+    """The plan with 1,024 new tables of 1k tokens for the device; in between, the table is the upload buffer."""
     space = new_space()
     rows: list[int] = []
 

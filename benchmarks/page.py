@@ -37,7 +37,7 @@ def write(figures: Figures) -> None:
 
 
 def operations_text(figures: Figures) -> str:
-    """Say what was measured where, and set the rows in Markdown.
+    """Write what was measured on which machine, and the rows, as Markdown.
 
     Beside another commit the last two columns have the ratios to it, a dash where it could not run the operation.
     """

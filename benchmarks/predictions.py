@@ -5,8 +5,8 @@
 1.  Other conversations than those below are served at the highest load, the steps' ``StepRecord`` written down, and a
     cost model fitted to them, as ``pagedkv calibrate`` does.
 2.  ``run_point``, which is what ``pagedkv plan`` runs, predicts each load by that cost model.
-3.  The engine serves the same requests at the same load, each let in when it is due by the clock.
-4.  The engine serves them once more, each let in before the step that the simulation says, as ``pagedkv replay
+3.  The engine serves the same requests at the same load, each submitted when it is due by the clock.
+4.  The engine serves them once more, each submitted before the same step as in the simulation, as ``pagedkv replay
     --engine`` does.
 
 The clock counts the processor's seconds that went into this process, and skips those in which the engine has nothing to
@@ -110,7 +110,7 @@ def conversations(seed: int, num_sessions: int, vocabulary: int) -> list[Tokeniz
 
 
 def as_told(request: TokenizedRequest) -> Request:
-    """Say what a trace would tell of a request."""
+    """Return a request as a trace would have it."""
     return Request(
         arrival_s=request.arrival_s,
         input_length=request.input_length,
@@ -122,7 +122,7 @@ def as_told(request: TokenizedRequest) -> Request:
 
 
 def serve(model: compat.Model, requests: Sequence[TokenizedRequest], load: float, clock: Callable[[], float]) -> Served:
-    """Let the engine serve requests, each when it is due; time in which it has nothing to do is skipped."""
+    """Serve requests with the engine, each when it is due; time in which the engine has nothing to do is skipped."""
     script = Script(compat.vocabulary_size(model))
     config = EngineConfig(
         block_size=BLOCK_SIZE,
@@ -243,11 +243,11 @@ def report(calibration: Calibration, rows: Sequence[Row]) -> str:
         for row in rows
     )
     errors = calibration.overall
-    told = (
+    sentences = (
         f"Calibration: {errors.num_steps:,} steps, median error {errors.median:.1%}, p90 {errors.p90:.1%}, "
         f"bias {errors.bias:+.1%}; {calibration.model.as_dict()}"
     )
-    return f"{table(head, *cells)}\n\n{told}\n{describe()}"
+    return f"{table(head, *cells)}\n\n{sentences}\n{describe()}"
 
 
 def main() -> None:

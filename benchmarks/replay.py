@@ -1,4 +1,4 @@
-"""What replay of windows costs where a group asks for it; where none does, other rows tell that it costs nothing."""
+"""What replay of windows costs for groups that use it; rows of other benchmarks show that it costs others nothing."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -39,7 +39,7 @@ def _admit(space: BlockSpace, tokens: Int32Array, most: int, rows: list[int]) ->
 
 
 def _give_up(space: BlockSpace, rows: list[int]) -> None:
-    """Free the rows before their step: what they were to compute is found by nobody."""
+    """Free the rows before their step, so that what they were to compute is never hit."""
     space.free(rows)
     rows.clear()
     run_step(space)

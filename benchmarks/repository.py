@@ -21,10 +21,10 @@ class UnknownCommitError(ValueError):
 def state() -> str:
     """Name the commit that is checked out, and whether files were changed since; "unknown" outside a repository."""
     try:
-        told = [_git("rev-parse", "--short", "HEAD"), b"modified" if _git("status", "--porcelain") else b""]
+        words = [_git("rev-parse", "--short", "HEAD"), b"modified" if _git("status", "--porcelain") else b""]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return " ".join(word.decode() for word in told if word)
+    return " ".join(word.decode() for word in words if word)
 
 
 def commit_id(name: str) -> str:

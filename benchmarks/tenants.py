@@ -1,4 +1,4 @@
-"""What caps and floors cost: prompts through a full pool, for nobody, for a tenant at its cap, and beside a floor."""
+"""What caps and floors cost: prompts through a full pool, without tenant, for one at its cap, and beside a floor."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +18,7 @@ LIMITS: Final = {
 
 
 def prompts_of_tenants() -> Iterator[Row]:
-    """Allocate, compute and free prompts that nobody asked before in a full pool, without tenants and with two."""
+    """Allocate, compute and free new prompts in a full pool, without tenants and with two."""
     for tenants, tenant, name in (
         (None, None, "no tenants"),
         (LIMITS, "capped", "a tenant at its cap"),

@@ -85,8 +85,8 @@ def measure_body(body: Body, raw: dict[str, Callable[[], None]], num_rounds: int
         opened = open_frame(body.read(run.key, nbytes, 60.0) or b"")
         assert isinstance(opened, OpenFrame)
         assert opened.parts[0] == own[0], "a wrong answer"
-    told = {"write": write, "write unchecked": write_unchecked, "read": read, "read unchecked": read_unchecked}
-    return shortest({**told, **raw}, num_rounds)
+    timed = {"write": write, "write unchecked": write_unchecked, "read": read, "read unchecked": read_unchecked}
+    return shortest({**timed, **raw}, num_rounds)
 
 
 def measure_store(body: Body, num_rounds: int, what: str = "") -> dict[str, float]:

@@ -1,8 +1,8 @@
 """One operation, measured in a process of its own, with the ``pagedkv`` package of a chosen source folder.
 
-The process is told its package by ``PYTHONPATH`` and keeps its machine code in a cache folder of its own, since a cache
-that both versions wrote could serve one the loops of the other. It prints each row as a line of JSON as soon as it is
-measured, and last what kept it from going on, if something did: an older package may lack what the operation needs.
+The process finds its package by ``PYTHONPATH`` and keeps its machine code in a cache folder of its own, since a cache
+that both versions wrote could give one version the loops of the other. It prints each row as a line of JSON as soon as
+it is measured, and at the end the failure, if there was one: an older package may lack what the operation needs.
 
     python -m benchmarks.trial MODULE OPERATION SOURCE
 """
@@ -52,11 +52,11 @@ class Outcome:
     def from_lines(cls, lines: Iterable[str], failure: str | None = None) -> "Outcome":
         """Read what a trial printed."""
         rows = []
-        for told in map(json.loads, lines):
-            if "failure" in told:
-                failure = told["failure"]
+        for document in map(json.loads, lines):
+            if "failure" in document:
+                failure = document["failure"]
             else:
-                rows.append(Row(**{**told, "timing": Timing(**told["timing"])}))
+                rows.append(Row(**{**document, "timing": Timing(**document["timing"])}))
         return cls(tuple(rows), failure)
 
 
@@ -71,11 +71,11 @@ def run_trial(operation: Operation, package: Package) -> Outcome:
 
 
 def measure(module: str, name: str) -> None:
-    """Print the rows of an operation; an exception ends it and is told."""
+    """Print the rows of an operation; an exception ends it and is printed as its failure."""
     try:
         for row in function_of(module, name)():
             print(json.dumps(asdict(row)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the table says so beside the row
+    except Exception as error:  # noqa: BLE001 - the table shows any error beside the row
         print(json.dumps({"failure": _told(error)}))
 
 

@@ -36,9 +36,9 @@ def main() -> int:
         figures.append(figure)
         print(figure.line, flush=True)
     machine = describe() | {"torch": torch.__version__, "device": _device_name()}
-    told = [asdict(figure) | {"is_met": figure.is_met} for figure in figures]
+    rows = [asdict(figure) | {"is_met": figure.is_met} for figure in figures]
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"machine": machine, "figures": told}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({"machine": machine, "figures": rows}, indent=2) + "\n")
     return 0
 
 

@@ -210,7 +210,7 @@ def attention_figures() -> Iterator[Figure]:
 
 
 def sharing_figures() -> Iterator[Figure]:
-    """Measure rows behind a shared prefix with a kernel that knows of it, and with one that does not."""
+    """Measure rows behind a shared prefix with a kernel that uses the sharing, and with one that does not."""
     setup = Setup(SHARING)
     require_right(setup)
     own = setup.times()
@@ -230,7 +230,7 @@ def sharing_figures() -> Iterator[Figure]:
 
 
 def rate(workload: Workload, times: list[float]) -> Figure:
-    """Tell what was read, or multiplied, a second."""
+    """Return the bytes that were read, or the products that were computed, a second."""
     amount = workload.flops if workload.counts_work else workload.nbytes
     unit = "TFLOP/s" if workload.counts_work else "TB/s"
     return figure(workload.name, [amount / each / 1e6 for each in times], unit, bar=workload.bar, is_least=True)

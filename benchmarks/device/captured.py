@@ -131,11 +131,11 @@ def captured_figures() -> Iterator[Figure]:
 
 def require_same(step: Step, graph: torch.cuda.CUDAGraph, num_tokens: int) -> None:
     """Refuse to time a graph that answers another thing than its calls do one by one."""
-    told = []
+    outputs = []
     for run in (graph.replay, step.run):
         step.out.fill_(torch.nan)
         step.drawn.fill_(-9)
         run()
-        told.append((step.out[:, :num_tokens].clone(), step.drawn.clone()))
-    assert not told[0][0].isnan().any(), "some queries were not answered"
-    assert all(map(torch.equal, *told)), "the graph answers something else"
+        outputs.append((step.out[:, :num_tokens].clone(), step.drawn.clone()))
+    assert not outputs[0][0].isnan().any(), "some queries were not answered"
+    assert all(map(torch.equal, *outputs)), "the graph answers something else"

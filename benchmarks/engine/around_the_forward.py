@@ -3,7 +3,7 @@
     python -m benchmarks.engine.around_the_forward [--rounds 5] [--sequences 64]
 
 64 prompts of 48 tokens, half of which share 32, are answered together; steps in which all of them decode are taken
-apart by what their records say: medians of the fastest tenth, since other work on the machine makes steps slower and
+apart by their records: medians of the fastest tenth, since other work on the machine makes steps slower and
 none faster.
 """
 

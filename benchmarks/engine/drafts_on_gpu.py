@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of the draft model")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    told: list[Drafted] = []
+    results: list[Drafted] = []
     for share in given.shares:
         model = make_agreeing(share, given.layers)
         draft = first_layers(model, given.layers)
@@ -108,7 +108,7 @@ def main() -> None:
                     model, draft if num_drafts else None, num_drafts, num_rows, are_graphs=are_graphs
                 )
                 plain = plain or answers
-                told.append(
+                results.append(
                     Drafted(
                         num_rows,
                         share,
@@ -120,14 +120,16 @@ def main() -> None:
                         sum(a == b for a, b in zip(plain, answers, strict=True)) / num_rows,
                     )
                 )
-                print(told[-1], flush=True)
+                print(results[-1], flush=True)
                 gc.collect()
                 torch.cuda.empty_cache()
         del model, draft
         gc.collect()
         torch.cuda.empty_cache()
     if given.json:
-        given.json.write_text(json.dumps({"machine": describe(), "served": [asdict(each) for each in told]}, indent=2))
+        given.json.write_text(
+            json.dumps({"machine": describe(), "served": [asdict(each) for each in results]}, indent=2)
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ dense layers. Prompts of 1,024 tokens that share nothing are computed; then all 
 steps are timed. The captured forward pass is timed by itself as well: its graph, replayed on the tables of the last
 step. Idle is the share of a step during which the device waits for the host, between sampling and the next step, or
 before sampling. Tokens are the most likely ones, or drawn (temperature 0.8, top-k 50, top-p 0.95, a repetition penalty
-of 1.1): by the device alone, or by the sampler, which asks the device for what it has found.
+of 1.1): by the device without the host, or by the sampler, for which the host waits for the device's results.
 """
 
 import argparse
@@ -248,9 +248,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     model = make_model(given.shape, given.layers)
-    told = []
+    results = []
     for served in figures(model, given.rows, given.ways, given.kinds):
-        told.append(asdict(served))
+        results.append(asdict(served))
         parts = ", ".join(f"{name} {value:.2f}" for name, value in served.parts_ms.items())
         graph = "" if served.graph_ms is None else f", its graph alone {served.graph_ms:.2f}"
         print(
@@ -262,7 +262,9 @@ def main() -> None:
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         card = torch.cuda.get_device_name()
-        given.json.write_text(json.dumps({"machine": describe() | {"device": card}, "served": told}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({"machine": describe() | {"device": card}, "served": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

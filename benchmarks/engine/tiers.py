@@ -4,8 +4,8 @@
     python -m benchmarks.engine.tiers --gpu              # the shape of an 8B Llama, four prompts of 16,384 tokens
     python -m benchmarks.engine.tiers --small-gpu        # the small model, on a GPU
 
-Conversations have three times as many tokens as the device pool. Each is asked once, so that others evict it; then,
-when all is stored, each comes back with its answer and a further question. Rounds take turns; each begins with empty
+Conversations have three times as many tokens as the device pool. Each is served once, so that others evict its blocks;
+when all are stored, each returns with its answer and a further question. Rounds take turns; each begins with empty
 tiers. On a CPU all answers must be those of the engine without tiers. On a GPU they are not compared: of random weights
 in bfloat16 many logits are equal, and what wins depends on the shapes of products, so also on hits without tiers.
 """
@@ -41,7 +41,7 @@ class Setting:
     """What is served.
 
     Args:
-        model: by whom; lengths: tokens of the first prompt of each conversation.
+        model: the model; lengths: tokens of the first prompt of each conversation.
         vocabulary: token ids are below it; tier_nbytes: size of a tier.
     """
 
@@ -87,7 +87,7 @@ def draw(num_tokens: int, vocabulary: int, seed: int) -> Tokens:
 
 
 def serve(setting: Setting, tiers: Sequence[Tier], measured: Measured) -> list[Tokens]:
-    """Ask and return; note the times, and return all answers."""
+    """Serve all conversations twice, add the times to ``measured``, and return all answers."""
     llm = LLM(
         setting.model,
         EngineConfig(

@@ -9,6 +9,6 @@
     leases until next    the same until the session's next request comes, and not behind its last: as if that were known
     both                 supersession, and leases until the next request
 
-Known are arrivals alone; that a next request comes at all is what no server knows, so the last two lines bound what
-leases can bring. The table is in docs/benchmarks.md.
+The last two lines need to know whether and when a session's next request comes, which a server does not, so they are
+an upper bound for leases. The table is in docs/benchmarks.md.
 """

@@ -53,7 +53,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure(path: Path, progress: Progress) -> dict[str, dict[str, float]]:
-    """Hit ratios by block, in percent, by what is told and capacity."""
+    """Hit ratios by block, in percent, by intent and capacity."""
     references, sessions = _read(path)
     ideal = int(references.ideal_hits().sum())
     num_refs = references.num_block_refs
@@ -99,8 +99,8 @@ def _table(name: str, ratios: dict[str, dict[str, float]]) -> Table:
     table = Table(name, title="hit ratio by block, in percent", caption="columns: capacity in blocks")
     for capacity in ratios["lru"]:
         table.add_column(f"{int(capacity):,}", justify="right")
-    for told, by_capacity in ratios.items():
-        table.add_row(told, *(f"{ratio:.2f}" for ratio in by_capacity.values()))
+    for intent, by_capacity in ratios.items():
+        table.add_row(intent, *(f"{ratio:.2f}" for ratio in by_capacity.values()))
     return table
 
 

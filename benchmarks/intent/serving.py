@@ -1,4 +1,4 @@
-"""One trace at one capacity, with what its sessions intend told to the pool: hits by block."""
+"""One trace at one capacity, served by a pool that gets the intent of its sessions: hits by block."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ UNKNOWN_OUTPUT: Final = -1
 
 
 class Intent(NamedTuple):
-    """What is told of a session.
+    """The intent of a session.
 
     Args:
         name: in the table.

@@ -2,5 +2,5 @@
 
 python -m benchmarks.reading           what some jobs execute, and lengths, beside bars and another commit
 python -m benchmarks.reading.pairs     which core files and features name each other, sizes of rooms, circles
-python -m benchmarks.reading.drawn     twenty lines drawn from the source, to be told where they live
+python -m benchmarks.reading.drawn     twenty lines drawn from the source, whose files a reader is to guess
 """

@@ -50,10 +50,10 @@ def figures_of(source: Path) -> dict[str, Any]:
     """Measure the package in a source folder: what jobs execute, and what is long."""
     environment = {**os.environ, "PYTHONPATH": str(source), "NUMBA_DISABLE_JIT": "1"}
     command = [sys.executable, "-m", "benchmarks.reading.jobs"]
-    told = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    printed = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     lengths = lengths_of(source / "pagedkv")
     return {
-        "jobs": json.loads(told),
+        "jobs": json.loads(printed),
         "mean_function": round(lengths.mean_function, 2),
         "long_functions": [str(each) for each in lengths.long_functions],
         "long_files": [str(each) for each in lengths.long_files],

@@ -1,7 +1,7 @@
 """Twenty lines of the source, drawn at random: can somebody who sees ``ls -R src`` tell where each of them lives?
 
-The commit is the seed, so that nobody chooses: the same commit draws the same lines. Left out are what tells nothing
-and what tells too much: imports and ``__all__``, docstrings and comments, and lines without a name, such as a closing
+The commit is the seed, so that the lines are not chosen: the same commit draws the same lines. Left out are lines that
+name their file, such as imports and ``__all__``, docstrings and comments, and lines without a name, such as a closing
 bracket or ``else:``.
 
     python -m benchmarks.reading.drawn          the lines
@@ -29,7 +29,7 @@ NUM_DRAWN: Final = 20
 
 @dataclass(frozen=True, slots=True, order=True)
 class Line:
-    """One line: its file, from the package on; its number there; what it says."""
+    """One line: its file, from the package on; its number there; its text."""
 
     file: str
     number: int
@@ -59,7 +59,7 @@ def lines_of(file: str, source: str) -> Iterator[Line]:
 
 
 def _is_hidden(node: ast.AST) -> bool:
-    """Tell whether a statement is an import, a text that stands alone, or the list of what a module offers."""
+    """Return whether a statement is an import, a text that stands alone, or the list of a module's public names."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
             return True
@@ -81,15 +81,15 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--commit", default="HEAD", metavar="COMMIT", help="which (default: the one checked out)")
-    parser.add_argument("--key", action="store_true", help="where they are, in place of what they say")
+    parser.add_argument("--key", action="store_true", help="where they are, in place of their texts")
     arguments = parser.parse_args()
     commit, plan = commit_id(arguments.commit), Plan.read()
     with extracted(commit) as tree:
         drawn = draw(tree / "src" / "pagedkv", commit)
     print(f"lines of {commit}")
     for number, line in enumerate(drawn, 1):
-        told = f"{plan.room_of(line.file):24} {line.file}:{line.number}" if arguments.key else line.text
-        print(f"{number:3}  {told}")
+        shown = f"{plan.room_of(line.file):24} {line.file}:{line.number}" if arguments.key else line.text
+        print(f"{number:3}  {shown}")
 
 
 if __name__ == "__main__":

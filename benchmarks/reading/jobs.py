@@ -1,7 +1,8 @@
 """What executes of ``src/pagedkv`` in a few jobs: distinct lines, functions and files, with loops interpreted.
 
-That is how much somebody reads who steps through a job with a debugger. Each job is done twice, and the second time is
-traced, since the first also builds what is kept. Runs in a process of its own, which is told its package:
+That is how much one reads when stepping through a job with a debugger. Each job is done twice, and the second time is
+traced, since the first also builds what is kept. It runs in a process of its own, which finds its package by
+``PYTHONPATH``:
 
     NUMBA_DISABLE_JIT=1 PYTHONPATH=SOURCE python -m benchmarks.reading.jobs
 
@@ -56,7 +57,7 @@ class Executed:
 @contextmanager
 def executed() -> Iterator[Executed]:
     """Note every line of the package that executes within the block."""
-    told = Executed()
+    trace = Executed()
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
         return note if frame.f_code.co_filename.startswith(SOURCE) else None
@@ -64,14 +65,14 @@ def executed() -> Iterator[Executed]:
     def note(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
         if event == "line":
             if not frame.f_code.co_name.startswith("<"):
-                told.functions.add(frame.f_code)
-            told.lines.add((frame.f_code.co_filename, frame.f_lineno))
+                trace.functions.add(frame.f_code)
+            trace.lines.add((frame.f_code.co_filename, frame.f_lineno))
         return note
 
     before = sys.gettrace()
     sys.settrace(enter)
     try:
-        yield told
+        yield trace
     finally:
         sys.settrace(before)
 
@@ -97,9 +98,9 @@ def allocate() -> Executed:
     """Allocate a prompt in a space with default settings."""
     space = _new_space()
     space.allocate(_prompt(0))
-    with executed() as told:
+    with executed() as trace:
         space.allocate(_prompt(1))
-    return told
+    return trace
 
 
 def allocate_with_a_hit() -> Executed:
@@ -108,22 +109,22 @@ def allocate_with_a_hit() -> Executed:
     for _ in range(2):
         space.allocate(_prompt(0))
         _run(space)
-    with executed() as told:
+    with executed() as trace:
         answer = space.allocate(_prompt(0))
     assert isinstance(answer, Allocation)
     assert answer.num_hit_tokens
-    return told
+    return trace
 
 
 def free() -> Executed:
-    """Free a sequence that nobody shares."""
+    """Free a sequence whose blocks are not shared."""
     space = _new_space()
     rows = [_row_of(space.allocate(_prompt(number))) for number in range(2)]
     _run(space)
     space.free(rows[0])
-    with executed() as told:
+    with executed() as trace:
         space.free(rows[1])
-    return told
+    return trace
 
 
 def admit_four() -> Executed:
@@ -132,9 +133,9 @@ def admit_four() -> Executed:
     _add_four(scheduler, 0)
     scheduler.finish(scheduler.schedule(), np.zeros(4, np.int32))  # they end with their first token
     _add_four(scheduler, 4)
-    with executed() as told:
+    with executed() as trace:
         assert len(scheduler.schedule().admitted) == 4
-    return told
+    return trace
 
 
 def _add_four(scheduler: Scheduler, first: int) -> None:
@@ -162,9 +163,9 @@ def decode_step() -> Executed:
     core.add(np.arange(20, dtype=np.int32), SamplingParams(max_tokens=8, temperature=0))
     for _ in range(3):
         core.step()
-    with executed() as told:
+    with executed() as trace:
         core.step()
-    return told
+    return trace
 
 
 JOBS: Final[dict[str, Callable[[], Executed]]] = {
@@ -178,8 +179,8 @@ JOBS: Final[dict[str, Callable[[], Executed]]] = {
 
 def main() -> None:
     torch.manual_seed(0)
-    told = {name: job() for name, job in JOBS.items()}
-    print(json.dumps({name: [len(each.lines), len(each.functions), len(each.files)] for name, each in told.items()}))
+    results = {name: job() for name, job in JOBS.items()}
+    print(json.dumps({name: [len(each.lines), len(each.functions), len(each.files)] for name, each in results.items()}))
 
 
 if __name__ == "__main__":

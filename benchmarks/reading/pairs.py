@@ -1,7 +1,7 @@
 """Which files of the core take names from optional features, and which features from one another; rooms and circles.
 
-A pair is (file of the core, feature): the file imports at least one name that a file of the feature defines. Which file
-belongs to what is told by ``features.toml``.
+A pair is (file of the core, feature): the file imports at least one name that a file of the feature defines.
+``features.toml`` lists the files of the core and of each feature.
 """
 
 import argparse
@@ -39,16 +39,16 @@ class Plan:
     @classmethod
     def read(cls, table: Path = TABLE) -> "Plan":
         """Read the table."""
-        told: dict[str, Any] = tomllib.loads(table.read_text())
-        features = {name: tuple(paths) for name, paths in told["features"].items()}
-        return cls(tuple(told["core"]), tuple(told["wings"]), features, tuple(told["meetings"]))
+        document: dict[str, Any] = tomllib.loads(table.read_text())
+        features = {name: tuple(paths) for name, paths in document["features"].items()}
+        return cls(tuple(document["core"]), tuple(document["wings"]), features, tuple(document["meetings"]))
 
     def feature_of(self, file: str) -> str | None:
-        """Tell which feature a file belongs to."""
+        """Return the feature that a file belongs to."""
         return next((name for name, paths in self.features.items() if self._is_among(file, paths)), None)
 
     def is_core(self, file: str) -> bool:
-        """Tell whether a file is of the core, and of no feature nor where some meet."""
+        """Return whether a file is of the core, and neither of a feature nor of a place where features meet."""
         is_other = self.feature_of(file) is not None or self._is_among(file, self.meetings)
         return self._is_among(file, self.core) and not is_other
 
@@ -117,14 +117,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     arguments = parser.parse_args()
     if arguments.commit is None:
-        told = figures_of(Sources(ROOT / "src" / "pagedkv"))
+        figures = figures_of(Sources(ROOT / "src" / "pagedkv"))
     else:
         with extracted(commit_id(arguments.commit)) as tree:
-            told = figures_of(Sources(tree / "src" / "pagedkv"))
-    for line in lines_of(told):
+            figures = figures_of(Sources(tree / "src" / "pagedkv"))
+    for line in lines_of(figures):
         print(line)
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1))
+        arguments.json.write_text(json.dumps(figures, indent=1))
 
 
 def figures_of(sources: Sources) -> dict[str, Any]:
@@ -141,16 +141,20 @@ def figures_of(sources: Sources) -> dict[str, Any]:
     }
 
 
-def lines_of(told: dict[str, Any]) -> list[str]:
-    """Say it in lines."""
-    lines = [f"{len(told['core'])} pairs of a file of the core and a feature:"]
-    lines += [f"  {pair}: {', '.join(names)}" for pair, names in told["core"].items()]
-    lines += ["", f"{len(told['features'])} pairs of a feature and another one:"]
-    lines += [f"  {pair}: {', '.join(names)}" for pair, names in told["features"].items()]
+def lines_of(figures: dict[str, Any]) -> list[str]:
+    """Return the figures as lines of text."""
+    lines = [f"{len(figures['core'])} pairs of a file of the core and a feature:"]
+    lines += [f"  {pair}: {', '.join(names)}" for pair, names in figures["core"].items()]
+    lines += ["", f"{len(figures['features'])} pairs of a feature and another one:"]
+    lines += [f"  {pair}: {', '.join(names)}" for pair, names in figures["features"].items()]
     lines += ["", "rooms, in percent of all lines:"]
-    lines += [f"  {share:5.1f} {room}" for room, share in told["rooms"].items()]
-    lines += ["", f"{len(told['circles'])} circles of rooms", *(f"  {', '.join(rooms)}" for rooms in told["circles"])]
-    lines += [f"features.toml names what is not there: {path}" for path in told["unknown_paths"]]
+    lines += [f"  {share:5.1f} {room}" for room, share in figures["rooms"].items()]
+    lines += [
+        "",
+        f"{len(figures['circles'])} circles of rooms",
+        *(f"  {', '.join(rooms)}" for rooms in figures["circles"]),
+    ]
+    lines += [f"features.toml names what is not there: {path}" for path in figures["unknown_paths"]]
     return lines
 
 

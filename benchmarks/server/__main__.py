@@ -39,16 +39,16 @@ def main() -> None:
     parser.add_argument("--parts", default=f"load,{','.join(PARTS)}")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    told: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for part in arguments.parts.split(","):
         if part == "load":
-            told |= load(arguments.requests, arguments.connections)
+            figures |= load(arguments.requests, arguments.connections)
         else:
-            told |= PARTS[part](arguments.measured)
-        sys.stdout.write("".join(f"{name:32} {value:14,.3f}\n" for name, value in told.items()) + "\n")
+            figures |= PARTS[part](arguments.measured)
+        sys.stdout.write("".join(f"{name:32} {value:14,.3f}\n" for name, value in figures.items()) + "\n")
         sys.stdout.flush()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": describe(), **told}, indent=1))
+        arguments.json.write_text(json.dumps({"machine": describe(), **figures}, indent=1))
 
 
 def load(num_requests: int, num_connections: int) -> dict[str, float]:

@@ -59,7 +59,7 @@ class Heard:
 
 
 async def ask_all(url: str, prompts: Sequence[str], num_connections: int, mix: Mix, seed: int = 0) -> Heard:
-    """Ask all prompts, so many at a time. Raises AssertionError where an answer is none."""
+    """Send all prompts, so many at a time. Raises AssertionError if a response is not an answer."""
     heard, chance = Heard(), random.Random(seed)
     queue = [(prompt, chance.random(), chance.random()) for prompt in prompts]
     limits = httpx.Limits(max_connections=num_connections, max_keepalive_connections=num_connections)
@@ -96,8 +96,8 @@ async def _ask(  # noqa: PLR0913, PLR0917 - a prompt, chances, and where to note
     answer = await client.post(path, json=body)
     heard.statuses[answer.status_code] = heard.statuses.get(answer.status_code, 0) + 1
     if answer.status_code == httpx.codes.OK:
-        told = answer.json()
-        heard.note(prompt, told["choices"][0]["message"]["content"], told["usage"], told["id"])
+        document = answer.json()
+        heard.note(prompt, document["choices"][0]["message"]["content"], document["usage"], document["id"])
 
 
 async def _read(streamed: httpx.Response, prompt: str, chance: float, mix: Mix, heard: Heard) -> None:
@@ -108,9 +108,9 @@ async def _read(streamed: httpx.Response, prompt: str, chance: float, mix: Mix, 
         if not line.startswith("data: {"):
             continue
         heard.num_chunks += 1
-        told = httpx.Response(200, text=line[6:]).json()
-        usage, request_id = told.get("usage", usage), told["id"]
-        text += [choice["delta"].get("content", "") for choice in told["choices"]]
+        document = httpx.Response(200, text=line[6:]).json()
+        usage, request_id = document.get("usage", usage), document["id"]
+        text += [choice["delta"].get("content", "") for choice in document["choices"]]
         if chance < mix.left and heard.num_chunks and len(text) > 1:
             heard.num_left += 1
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
-from benchmarks.server.streams import Told, body_of, stream, stream_all, whole_all
+from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.chat import chat_token_ids
 from pagedkv.serving.engine.demo.questions import draw_questions
@@ -32,12 +32,12 @@ OVERLOADS: Final = (0.5, 1.0, 2.0, 5.0)
 
 
 def costs(num: int) -> dict[str, float]:
-    """Tell processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
+    """Measure processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
     num_tokens, num_connections = 16, 50
     prompts = _prompts(num)
     chats, llm = _engine(prompts, 64)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    told: dict[str, list[float]] = {"ms_a_request": [], "us_a_chunk": [], "process_ms_a_request": []}
+    figures: dict[str, list[float]] = {"ms_a_request": [], "us_a_chunk": [], "process_ms_a_request": []}
     with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "64") as process:
         asyncio.run(stream_all(PORT, [body_of(prompt, 4, stream=True) for prompt in prompts[:50]], num_connections))
         for _ in range(3):
@@ -50,14 +50,14 @@ def costs(num: int) -> dict[str, float]:
                 stream_all(PORT, [body_of(each, num_tokens, stream=True) for each in prompts], num_connections)
             )
             streamed = loop_s(process) - before
-            told["ms_a_request"].append((whole - loop) / num * 1e3)
-            told["us_a_chunk"].append((streamed - whole) / sum(each.num_chunks for each in streams) * 1e6)
-            told["process_ms_a_request"].append((process_s - whole_process) / num * 1e3)
-    return {f"http_{name}": statistics.median(values) for name, values in told.items()}
+            figures["ms_a_request"].append((whole - loop) / num * 1e3)
+            figures["us_a_chunk"].append((streamed - whole) / sum(each.num_chunks for each in streams) * 1e6)
+            figures["process_ms_a_request"].append((process_s - whole_process) / num * 1e3)
+    return {f"http_{name}": statistics.median(values) for name, values in figures.items()}
 
 
 def tokens(num: int) -> dict[str, float]:
-    """Tell tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
+    """Measure tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
     num_tokens = 16
     prompts = _prompts(max(num, 256))[:256]
     chats, llm = _engine(prompts, 256)
@@ -78,7 +78,7 @@ def tokens(num: int) -> dict[str, float]:
 
 
 def slow(num: int) -> dict[str, float]:
-    """Tell how 200 slow readers move the 99th percentile of 32 others' gaps, against 200 readers that read at once."""
+    """Measure the 99th percentile of 32 streams' gaps beside 200 slow readers, against 200 that read at once."""
     num_tokens, num_others, num_slow = 16, 32, 200
     prompts = _prompts(max(num, num_others + num_slow))
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
@@ -86,9 +86,9 @@ def slow(num: int) -> dict[str, float]:
     async def gaps(*, is_slow: bool) -> float:
         background = requests[num_others:][:num_slow]
         readers = [asyncio.ensure_future(stream(PORT, request, is_slow=is_slow)) for request in background]
-        told = await asyncio.gather(*(stream(PORT, request) for request in requests[:num_others]))
+        responses = await asyncio.gather(*(stream(PORT, request) for request in requests[:num_others]))
         await asyncio.gather(*readers)
-        return _percentile([gap for each in told for gap in each.gaps_s], 0.99)
+        return _percentile([gap for each in responses for gap in each.gaps_s], 0.99)
 
     options = ("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "256", "--max-waiting", "1024")
     ratios = []
@@ -102,7 +102,7 @@ def slow(num: int) -> dict[str, float]:
 
 
 def goodput(num: int) -> dict[str, float]:
-    """Tell good requests a second at several loads, and at 5 times capacity as a share of the best."""
+    """Measure good requests a second at several loads, and at 5 times capacity as a share of the best."""
     num_tokens = 16
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in _prompts(max(num, 200))]
     with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "16", "--max-waiting", "16"):
@@ -111,7 +111,7 @@ def goodput(num: int) -> dict[str, float]:
         first_s = FIRST_BOUND * statistics.median(each.first_s for each in alone)
         further_s = FURTHER_BOUND * statistics.median(gap for each in alone for gap in each.gaps_s)
 
-        def is_good(each: Told) -> bool:
+        def is_good(each: StreamedResponse) -> bool:
             if not each.is_answered or not each.times_s:
                 return False
             gaps = each.gaps_s
@@ -141,17 +141,17 @@ PARTS: Final[dict[str, Callable[[int], dict[str, float]]]] = {
 }
 
 
-async def _offered(requests: Sequence[bytes], rate: float, is_good: Callable[[Told], bool]) -> float:
+async def _offered(requests: Sequence[bytes], rate: float, is_good: Callable[[StreamedResponse], bool]) -> float:
     """Offer requests at a rate for some seconds; return good ones a second."""
     seconds, chance = 8.0, random.Random(0)
     begun, due = time.perf_counter(), 0.0
-    tasks: list[asyncio.Future[Told]] = []
+    tasks: list[asyncio.Future[StreamedResponse]] = []
     while due < seconds:
         await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
         tasks.append(asyncio.ensure_future(stream(PORT, requests[len(tasks) % len(requests)])))
         due += chance.expovariate(rate)
-    told = await asyncio.gather(*tasks)
-    return sum(map(is_good, told)) / seconds
+    responses = await asyncio.gather(*tasks)
+    return sum(map(is_good, responses)) / seconds
 
 
 def _in_process(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Told", "body_of", "stream", "stream_all", "whole_all"]
+__all__ = ["StreamedResponse", "body_of", "stream", "stream_all", "whole_all"]
 
 PATH: Final = "/v1/chat/completions"
 END: Final = b"0\r\n\r\n"
@@ -19,8 +19,8 @@ SLOW_S: Final = 0.05
 
 
 @dataclass(slots=True)
-class Told:
-    """What a client heard of one request.
+class StreamedResponse:
+    """A streamed response, as its client received it.
 
     Args:
         asked_s: when it was sent; times_s: when chunks with text came; num_chunks: events, the last one left out.
@@ -51,7 +51,7 @@ def body_of(prompt: str, max_tokens: int, **more: Any) -> bytes:  # noqa: ANN401
     return head.encode() + body
 
 
-async def stream(port: int, request: bytes, *, is_slow: bool = False) -> Told:
+async def stream(port: int, request: bytes, *, is_slow: bool = False) -> StreamedResponse:
     """Send a request on a connection of its own, and read its stream; slowly: by 512 bytes, into a small buffer."""
     place = socket.socket()
     if is_slow:
@@ -59,37 +59,37 @@ async def stream(port: int, request: bytes, *, is_slow: bool = False) -> Told:
     place.setblocking(False)  # noqa: FBT003 - as socket has it
     await asyncio.get_running_loop().sock_connect(place, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=place, limit=SLOW_NBYTES if is_slow else 2**16)
-    told = Told(time.perf_counter())
+    response = StreamedResponse(time.perf_counter())
     writer.write(request)
     tail = b""
     try:
         while piece := await reader.read(SLOW_NBYTES if is_slow else 2**16):
-            told.is_answered |= piece.startswith(OK)
+            response.is_answered |= piece.startswith(OK)
             events = piece.count(b"data: {")
             if events:
-                told.times_s.append(time.perf_counter())
-                told.num_chunks += events
+                response.times_s.append(time.perf_counter())
+                response.num_chunks += events
             tail = (tail + piece)[-len(END) :]
-            if tail == END or not told.is_answered:
+            if tail == END or not response.is_answered:
                 break
             if is_slow:
                 await asyncio.sleep(SLOW_S)
     finally:
         writer.close()
-    return told
+    return response
 
 
-async def stream_all(port: int, requests: Sequence[bytes], num_connections: int) -> list[Told]:
+async def stream_all(port: int, requests: Sequence[bytes], num_connections: int) -> list[StreamedResponse]:
     """Read the streams of all requests, so many at a time."""
-    queue, told = list(requests), []
+    queue, responses = list(requests), []
 
     async def work() -> None:
         while queue:
-            told.append(await stream(port, queue.pop()))
+            responses.append(await stream(port, queue.pop()))
 
     await asyncio.gather(*(work() for _ in range(num_connections)))
-    assert all(each.is_answered for each in told), "a stream was refused"
-    return told
+    assert all(each.is_answered for each in responses), "a stream was refused"
+    return responses
 
 
 async def whole_all(port: int, requests: Sequence[bytes], num_connections: int) -> int:

@@ -28,7 +28,7 @@ EXAMPLES: Final = f"""examples:
 
 
 def main() -> int:
-    """Play both packages, compare, and tell what was met."""
+    """Play both packages, compare, and report which operations ran."""
     arguments = _arguments()
     try:
         commit = commit_id(arguments.against)
@@ -36,13 +36,13 @@ def main() -> int:
         print(error, file=sys.stderr)
         return MISUSED
     life = [] if arguments.life is None else [str(arguments.life)]
-    told = [str(arguments.seed), str(arguments.operations), *life]
+    options = [str(arguments.seed), str(arguments.operations), *life]
     with extracted(commit) as tree:
         now = Package("now", ROOT / "src", CACHES / "now")
         then = Package(commit[:7], tree / "src", CACHES / commit[:12])
         with _progress() as progress:
             task = progress.add_task("", total=arguments.operations)
-            comparison = play_both(now, then, told, lambda count: progress.update(task, completed=count))
+            comparison = play_both(now, then, options, lambda count: progress.update(task, completed=count))
     return _tell(comparison, arguments)
 
 

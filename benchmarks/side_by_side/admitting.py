@@ -1,4 +1,4 @@
-"""Draws admissions: prompts, whole or in chunks, with some of all that may be said of them."""
+"""Draws admissions: prompts, whole or in chunks, with some of all arguments that a prompt may have."""
 
 from typing import Final
 
@@ -14,26 +14,26 @@ MOST_REPLAYED: Final = 12
 
 
 def allocate(player: Player) -> None:
-    """Admit a prompt; ask now and then whether it fits, and where reasons are recorded, why its hit ended."""
+    """Admit a prompt; sometimes also call ``can_allocate``, and ``explain`` where reasons are recorded."""
     tokens, keys = prompt = player.prompt()
     player.prompts.append(prompt)
-    told = _said_of(player, prompt) | player.lookahead() | player.tenant()
+    options = _said_of(player, prompt) | player.lookahead() | player.tenant()
     if player.chance(0.1):
-        told["num_sequences"] = player.random.randint(1, 3)
+        options["num_sequences"] = player.random.randint(1, 3)
     if player.chance(0.3):
         chunk: Options = {"max_chunk": 4} if player.chance(0.3) else {}
-        player.call("can_allocate", tokens, **told, **chunk)
-    given, told = _perhaps_in_chunks(player, tokens, told)
-    told |= _drafts_or_external(player, given) | _intent(player, prompt)
-    answer = player.call("allocate", given, **told)
+        player.call("can_allocate", tokens, **options, **chunk)
+    given, options = _perhaps_in_chunks(player, tokens, options)
+    options |= _drafts_or_external(player, given) | _intent(player, prompt)
+    answer = player.call("allocate", given, **options)
     if isinstance(answer, Allocation):
-        player.sequences[answer.row] = Sequence(answer.row, keys, list(given), told.get("num_draft", 0))
+        player.sequences[answer.row] = Sequence(answer.row, keys, list(given), options.get("num_draft", 0))
         if player.config.explain:
             player.call("explanation", answer.row)
 
 
 def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
-    """Ask how much of a prompt is cached; the answer may be used much later."""
+    """Match a prompt; the answer may be used much later."""
     bounds: Options = {}
     if player.chance(0.1):
         bounds["max_hit_tokens"] = player.random.randint(0, 12)
@@ -47,15 +47,15 @@ def ask_for_match(player: Player, prompt: Prompt) -> PrefixHit | None:
 
 
 def _said_of(player: Player, prompt: Prompt) -> Options:
-    """Say what goes with a prompt in every question: its keys; perhaps digests, or an answer, new or old."""
-    told: Options = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
+    """Return the arguments of every question about a prompt: its keys; perhaps digests, or an answer, new or old."""
+    options: Options = {} if prompt[1] is NO_KEYS else {"keys": prompt[1]}
     if player.mix.takes_digests and player.mix.caching and player.chance(0.05):
-        return told | {"digests": _digests(player, prompt)}
+        return options | {"digests": _digests(player, prompt)}
     hit = ask_for_match(player, prompt) if player.chance(0.9 if player.mix.replays else 0.4) else None
     earlier = [answer for asked, answer in player.matches if asked == prompt]
     if hit is None and earlier and player.chance(0.5):
         hit = earlier[-1]
-    return told if hit is None else told | {"match": hit}
+    return options if hit is None else options | {"match": hit}
 
 
 def _digests(player: Player, prompt: Prompt) -> npt.NDArray[np.uint8]:
@@ -68,13 +68,13 @@ def _digests(player: Player, prompt: Prompt) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
 
 
-def _perhaps_in_chunks(player: Player, tokens: list[int], told: Options) -> tuple[list[int], Options]:
+def _perhaps_in_chunks(player: Player, tokens: list[int], options: Options) -> tuple[list[int], Options]:
     """Give a prompt whole, or its first chunk with word of the whole."""
-    if len(tokens) < 4 or "digests" in told or not player.chance(0.2):
-        return tokens, told
-    hit = told.get("match")
+    if len(tokens) < 4 or "digests" in options or not player.chance(0.2):
+        return tokens, options
+    hit = options.get("match")
     end = hit.checkpoint if hit is not None and hit.checkpoint else player.random.randint(1, len(tokens))
-    return tokens[:end], told if hit is not None else told | {"prompt": tokens}
+    return tokens[:end], options if hit is not None else options | {"prompt": tokens}
 
 
 def _drafts_or_external(player: Player, tokens: list[int]) -> Options:
@@ -84,9 +84,9 @@ def _drafts_or_external(player: Player, tokens: list[int]) -> Options:
 
 
 def _intent(player: Player, prompt: Prompt) -> Options:
-    """Say what is to be published, and which life the request had before."""
-    told: Options = {"publish": player.random.choice((False, "prompt"))} if player.chance(0.1) else {}
+    """Draw what is to be published, and the receipt that the request continues."""
+    options: Options = {"publish": player.random.choice((False, "prompt"))} if player.chance(0.1) else {}
     if player.ended and player.chance(0.3):
         same = [receipt for asked, receipt in player.ended if asked == prompt]
-        told["continues"] = same[-1] if same else player.random.choice(player.ended)[1]
-    return told
+        options["continues"] = same[-1] if same else player.random.choice(player.ended)[1]
+    return options

@@ -1,7 +1,7 @@
 """Two streams of calls, compared line by line.
 
 A line that differs is read: where nothing but the text of errors differs, the two texts are kept apart; anything else
-is a :class:`Difference`, and the end, since from there on the two packages are asked different things.
+is a :class:`Difference`, and the end, since from there on the two packages get different calls.
 """
 
 import json
@@ -31,7 +31,7 @@ class Difference:
 
     @property
     def life(self) -> int | None:
-        """In which life it is, if either process says so."""
+        """The life of the differing line, if the line of either process has its number."""
         records = [json.loads(line) for line in (self.now, self.then) if line is not None]
         return next((int(record[0]) for record in records if isinstance(record, list)), None)
 
@@ -65,15 +65,15 @@ class Comparison:
 
 
 def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], None]) -> Comparison:
-    """Compare what two processes write, until they differ; ``advance`` is told after each life how many calls were."""
+    """Compare what two processes write, until they differ; after each life, ``advance`` gets the number of calls."""
     comparison = Comparison()
     for ours, theirs in zip_longest(now, then):
         if ours != theirs and not _is_reworded(ours, theirs, comparison.reworded):
             comparison.difference = Difference(ours, theirs)
             break
         if ours.startswith("{"):
-            told = json.loads(ours)
-            comparison.tallies.setdefault(told["mix"], Counter()).update(told["tally"])
+            summary = json.loads(ours)
+            comparison.tallies.setdefault(summary["mix"], Counter()).update(summary["tally"])
             advance(comparison.num_calls)
         else:
             comparison.num_calls += 1
@@ -81,7 +81,7 @@ def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], No
 
 
 def _is_reworded(ours: str | None, theirs: str | None, reworded: Counter[tuple[str, str]]) -> bool:
-    """Tell whether two lines differ in texts of errors alone; note them if so."""
+    """Return whether two lines differ in nothing but the texts of errors; note these if so."""
     if ours is None or theirs is None:
         return False
     texts = []
@@ -108,5 +108,5 @@ def _differing(one: Any, other: Any, where: str = "") -> Iterator[tuple[str, Any
 
 
 def _is_nested(values: list[Any]) -> bool:
-    """Tell whether a list has parts worth naming: of numbers, the whole list says more."""
+    """Return whether a list has parts worth naming; a list of numbers is shown as a whole."""
     return any(isinstance(value, dict | list) for value in values)

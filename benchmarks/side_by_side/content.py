@@ -65,11 +65,11 @@ def load(player: Player) -> None:
     """Reserve blocks for a prefix that is brought, perhaps of older weights."""
     tokens, keys = prompt = player.prompt()
     player.prompts.append(prompt)
-    told = player.tenant()
+    options = player.tenant()
     epochs = None
     if player.config.counts_epochs and player.chance(0.3):
         epochs = (max(0, player.epoch - player.random.randint(0, 2)), player.epoch)
-    answer = player.call("load", tokens, player.random.randint(1, len(tokens)), keys=keys, epochs=epochs, **told)
+    answer = player.call("load", tokens, player.random.randint(1, len(tokens)), keys=keys, epochs=epochs, **options)
     if isinstance(answer, Load):
         player.loads.append(answer)
 

@@ -1,7 +1,7 @@
 """What is compared: answers, errors, and how a space looks, as plain values that are written as JSON.
 
-Public methods alone are asked, so that the two packages may keep their state as they like; the one exception is
-:func:`free_orders`. What tells of the memory that bookkeeping itself takes is left out.
+Only public methods are called, so that the two packages may differ in how they keep their state; the one exception is
+:func:`free_orders`. The memory that bookkeeping itself takes is left out.
 """
 
 import re
@@ -17,43 +17,43 @@ __all__ = ["free_orders", "plain", "state_of"]
 
 NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 LEFT_OUT: Final = frozenset({"nbytes"})
-"""Fields that tell how much memory bookkeeping takes: a new layout of the same state may take more or less."""
+"""Fields with the memory of bookkeeping: a new layout of the same state may take more or less."""
 OF_A_HIT: Final = (
     "num_tokens", "num_whole_tokens", "num_replayed", "is_exact", "num_free", "junction", "checkpoint", "prompt_length",
     "num_blocks_needed", "block_ids", "tails", "loading",
 )  # fmt: skip
 
 
-def plain(value: object) -> Any:  # noqa: ANN401 - whatever JSON knows
-    """Say what a value holds, for ``json.dumps(default=plain)``, which asks again about the parts."""
+def plain(value: object) -> Any:  # noqa: ANN401 - any value of JSON
+    """Return what a value holds, for ``json.dumps(default=plain)``, which calls this again for the parts."""
     match value:
         case np.ndarray() | np.generic():
-            told: object = value.tolist()
+            described: object = value.tolist()
         case bytes():
-            told = value.hex()
+            described = value.hex()
         case Enum():
-            told = value.name
+            described = value.name
         case StepPlan():
-            told = {"StepPlan": np.asarray(value.buffer)}
+            described = {"StepPlan": np.asarray(value.buffer)}
         case PrefixHit():
-            told = {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
+            described = {"PrefixHit": {name: getattr(value, name) for name in OF_A_HIT}}
         case Exception():
-            told = _error(value)
+            described = _error(value)
         case _ if is_dataclass(value) and not isinstance(value, RequestKeys):
             names = [item.name for item in fields(value) if item.name not in LEFT_OUT]
-            told = {type(value).__name__: {name: getattr(value, name) for name in names}}
+            described = {type(value).__name__: {name: getattr(value, name) for name in names}}
         case _:
-            told = repr(value)
-    return told
+            described = repr(value)
+    return described
 
 
 def _error(error: Exception) -> dict[str, object]:
-    """Say what was raised: its class and its numbers are compared, its text is told apart."""
+    """Describe an error: its class and its numbers are compared; a different text is reported separately."""
     return {"error": type(error).__name__, "numbers": NUMBER.findall(str(error)), "text": str(error)}
 
 
 def state_of(space: BlockSpace, *, drain: bool) -> dict[str, object]:
-    """Say how a space looks from outside; ``drain``: take its events as well."""
+    """Return the visible state of a space; ``drain``: with its events, which are removed."""
     statistics = space.statistics()
     rows = [row for row in range(space.config.max_sequences) if space.generation_or_none(row) is not None]
     return {
@@ -67,10 +67,9 @@ def state_of(space: BlockSpace, *, drain: bool) -> dict[str, object]:
 
 
 def free_orders(space: BlockSpace) -> dict[str, list[int]]:
-    """List the free blocks of each pool in order: who is evicted next.
+    """List the free blocks of each pool in the order in which they will be allocated or evicted.
 
-    The one thing that no public method of a space tells: here, and only here, a change of its inside has to be
-    followed.
+    No public method of a space returns this order, so only this function depends on the inside of a space.
     """
     state = space._state  # noqa: SLF001
     pools = (("", state.pools), ("host ", state.host_pools))
@@ -79,16 +78,16 @@ def free_orders(space: BlockSpace) -> dict[str, list[int]]:
 
 def _row_of(space: BlockSpace, row: int) -> dict[str, object]:
     groups = range(len(space.config.groups))
-    told: dict[str, object] = {
+    described: dict[str, object] = {
         "num_tokens": space.num_tokens(row),
         "generation": space.generation(row),
         "blocks": [space.block_ids(row, group) for group in groups],
         "draft_blocks": [space.draft_block_ids(row, group) for group in groups],
     }
     if space.config.receipts:
-        told["receipt"] = space.receipt(row)
+        described["receipt"] = space.receipt(row)
     try:
-        told["num_computed_blocks"] = [len(space.computed_block_ids(row, group)) for group in groups]
+        described["num_computed_blocks"] = [len(space.computed_block_ids(row, group)) for group in groups]
     except PagedKVError as error:
-        return told | {"status": type(error).__name__}  # swapped out, or lost
-    return told | ({"epochs": space.epochs(row)} if space.config.counts_epochs else {})
+        return described | {"status": type(error).__name__}  # swapped out, or lost
+    return described | ({"epochs": space.epochs(row)} if space.config.counts_epochs else {})

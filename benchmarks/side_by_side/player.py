@@ -1,7 +1,7 @@
 """Drives one space: calls its methods, writes what came of each call, and keeps what is needed for the next ones.
 
-Which calls, :mod:`benchmarks.side_by_side.operations` says. What is kept here of sequences is what a caller of the
-space knows by its answers: enough to ask for things that mostly can be done. It proves nothing.
+:mod:`benchmarks.side_by_side.operations` draws the calls. What is kept here of sequences comes from the answers of the
+space, and suffices to draw calls that mostly succeed. It proves nothing.
 
 Prompts continue the beginnings of earlier ones with few different tokens, so that they share prefixes, leave one
 another inside and at the ends of blocks, and hit what is cached, evicted or still to be computed.
@@ -76,7 +76,7 @@ class Sequence:
 
 
 class Player:
-    """One space, and what its caller knows.
+    """One space, and what its caller has learnt from its answers.
 
     Args:
         life: which space; out: where each call is written, as a line of JSON.
@@ -103,7 +103,7 @@ class Player:
     # Drawing
 
     def chance(self, probability: float) -> bool:
-        """Tell whether something is to happen that does so often."""
+        """Draw whether something happens, with this probability."""
         return self.random.random() < probability
 
     def tokens(self, most: int, least: int = 0) -> list[int]:
@@ -127,7 +127,7 @@ class Player:
         return {"num_lookahead": count} if count else {}
 
     def tenant(self) -> Options:
-        """Draw who pays, where there are tenants."""
+        """Draw the tenant to be charged, where there are tenants."""
         return {"tenant": self.mix.tenant(self.random.randrange(3))} if self.mix.tenants else {}
 
     # Sequences
@@ -160,7 +160,7 @@ class Player:
     # Calls
 
     def call(self, verb: str, *arguments: Any, kind: str = "", **options: Any) -> Any:  # noqa: ANN401 - any method's
-        """Call a method of the space, and write what was asked, what came of it, and how the space looks then.
+        """Call a method of the space, and write the call, its result, and the visible state of the space after it.
 
         Args:
             verb, arguments, options: the method, and what it is given.
@@ -193,7 +193,7 @@ def _attempt(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 
 def is_done(answer: object) -> bool:
-    """Tell whether an operation was carried out: it neither raised nor lacked anything."""
+    """Return whether an operation was carried out: it raised nothing, and returned no shortage."""
     return not isinstance(answer, Exception | Shortage | PrefixGone)
 
 

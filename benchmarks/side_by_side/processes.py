@@ -15,22 +15,22 @@ __all__ = ["play_both"]
 
 
 def play_both(
-    now: Package, then: Package, told: list[str], advance: Callable[[int], None] = lambda _: None
+    now: Package, then: Package, options: list[str], advance: Callable[[int], None] = lambda _: None
 ) -> Comparison:
     """Let two packages play the same lives, and compare them until they differ.
 
     Args:
-        now, then: the packages; told: the arguments of :mod:`benchmarks.side_by_side.process` behind the source.
-        advance: is told now and then how many calls were compared.
+        now, then: the packages; options: arguments of :mod:`benchmarks.side_by_side.process` after the source.
+        advance: called now and then with the number of calls that were compared.
     """
-    with _playing(now, told) as ours, _playing(then, told) as theirs:
+    with _playing(now, options) as ours, _playing(then, options) as theirs:
         return compare(ours, theirs, advance)
 
 
 @contextmanager
-def _playing(package: Package, told: list[str]) -> Iterator[IO[str]]:
+def _playing(package: Package, options: list[str]) -> Iterator[IO[str]]:
     """Provide what a package's process writes; where it fails, its last words are printed."""
-    command = [sys.executable, "-m", "benchmarks.side_by_side.process", str(package.source), *told]
+    command = [sys.executable, "-m", "benchmarks.side_by_side.process", str(package.source), *options]
     with (
         TemporaryFile("w+") as errors,
         subprocess.Popen(

@@ -15,7 +15,7 @@ Misuse: TypeAlias = tuple[str, tuple[Any, ...], Options]
 
 
 def ask(player: Player) -> None:
-    """Ask one of the questions."""
+    """Call one of the questions."""
     player.random.choice(QUESTIONS)(player)
 
 
@@ -37,7 +37,7 @@ def _explanation(player: Player) -> None:
 
 
 def _stored(player: Player) -> None:
-    """Ask for all that is stored in a pool, and for one block of it."""
+    """Read all that is stored in a pool, and one block of it."""
     group = player.random.randrange(len(player.config.groups))
     stored = player.call("stored_blocks", player.config.groups[group].pool)
     if len(stored.digests):
@@ -45,7 +45,7 @@ def _stored(player: Player) -> None:
 
 
 def _tables(player: Player) -> None:
-    """Ask for what kernels read of some rows."""
+    """Read what kernels read of some rows."""
     rows = [each.row for each in player.some(player.of("running"))]
     group = player.random.randrange(len(player.config.groups))
     if rows and not isinstance(player.config.groups[group], RecurrentState):

@@ -22,9 +22,9 @@ __all__ = [
 
 def append(player: Player) -> None:
     """Append ragged numbers of tokens to some rows, the last ones perhaps drafts."""
-    batch, told = player.some(player.known()), player.lookahead()
-    room = [max(0, player.room(each) - told.get("num_lookahead", 0)) for each in batch]
-    _append(player, batch, [player.tokens(3)[:left] for left in room], told)
+    batch, options = player.some(player.known()), player.lookahead()
+    room = [max(0, player.room(each) - options.get("num_lookahead", 0)) for each in batch]
+    _append(player, batch, [player.tokens(3)[:left] for left in room], options)
 
 
 def decode(player: Player) -> None:
@@ -41,18 +41,18 @@ def append_chunk(player: Player) -> None:
         _append(player, [each], [[*rest, *player.tokens(12)][: min(16, player.room(each))]], {})
 
 
-def _append(player: Player, batch: list[Sequence], new: list[list[int]], told: Options) -> None:
+def _append(player: Player, batch: list[Sequence], new: list[list[int]], options: Options) -> None:
     if not batch:
         return
     rows, counts = [each.row for each in batch], [len(tokens) for tokens in new]
     drafts = _drafts(player, counts) if player.mix.takes_drafts and player.chance(0.3) else [0] * len(batch)
     if any(drafts):
-        told = told | {"num_draft": drafts[0] if len(set(drafts)) == 1 else drafts}
+        options = options | {"num_draft": drafts[0] if len(set(drafts)) == 1 else drafts}
     if player.chance(0.2):
-        player.call("can_append", rows, counts, **told)
+        player.call("can_append", rows, counts, **options)
     verb = player.random.choice(("append", "append_with_copies"))
     flat = [token for tokens in new for token in tokens]
-    if not is_done(player.call(verb, rows, flat, counts, kind="append drafts" if any(drafts) else "", **told)):
+    if not is_done(player.call(verb, rows, flat, counts, kind="append drafts" if any(drafts) else "", **options)):
         return
     for each, tokens, num_draft in zip(batch, new, drafts, strict=True):
         each.known += tokens
@@ -112,9 +112,9 @@ def fork(player: Player) -> None:
     """Fork a row into a few, at its end or before."""
     for parent in player.some(player.of("running"), 1):
         at = player.random.randint(1, max(1, len(parent.known))) if player.chance(0.5) else None
-        told = {} if at is None else {"at": at}
+        options = {} if at is None else {"at": at}
         kind = "fork" if at is None else "fork at"
-        children = player.call("fork", parent.row, player.random.choice((1, 1, 2, 3)), kind=kind, **told)
+        children = player.call("fork", parent.row, player.random.choice((1, 1, 2, 3)), kind=kind, **options)
         if isinstance(children, np.ndarray):
             for row in children.tolist():
                 player.sequences[row] = Sequence(row, parent.keys, parent.known[:at], 0 if at else parent.num_draft)
@@ -125,10 +125,10 @@ def free(player: Player) -> None:
     batch = player.some(list(player.sequences.values()))
     if not batch:
         return
-    told = _wish(player, batch)
+    options = _wish(player, batch)
     if player.chance(0.3):
-        told["num_generated"] = [player.random.choice((0, 5, 500)) for _ in batch]
-    receipts = player.call("free", [each.row for each in batch], **told)
+        options["num_generated"] = [player.random.choice((0, 5, 500)) for _ in batch]
+    receipts = player.call("free", [each.row for each in batch], **options)
     if not is_done(receipts):
         return
     for each in batch:

@@ -12,7 +12,7 @@ MOST_IN_FLIGHT: Final = 4
 
 
 def plan(player: Player) -> None:
-    """Close the open step, and ask now and then where it writes."""
+    """Plan the open step, and sometimes read where it writes."""
     if len(player.in_flight) == MOST_IN_FLIGHT:
         acknowledge(player)
     answer = player.call("plan_step")

@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="seeds of each workload, from 0 on (20)")
     parser.add_argument("--processes", type=int, metavar="N", help="that work at a time (as many as there are cores)")
     parser.add_argument(
-        "--eviction", choices=list(POLICIES), metavar="NAME", help="show this policy beside LRU, by what it is told"
+        "--eviction", choices=list(POLICIES), metavar="NAME", help="show this policy beside LRU, by what it is given"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each seed here as well")
     return parser.parse_args()

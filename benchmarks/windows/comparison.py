@@ -1,4 +1,4 @@
-"""One workload from one seed, served by all; and what all seeds say together.
+"""One workload from one seed, served in all ways; and the outcomes of all seeds together.
 
 A point is a workload at a capacity, with one pool or two. The bar: ahead of the peer's rule in the mean and on four of
 five seeds, or within 0.01 of an endless pool in the mean.
@@ -30,8 +30,8 @@ class Outcome:
     Args:
         workload: its name; seed: that it was drawn from; num_pools: one, or one for the windows as well.
         num_blocks: the capacity, of all pools together.
-        ours: of this package; peer: by the peer's rule as it is told.
-        peer_prompts: by the same rule where nothing of an answer is kept; endless: in a pool that forgets nothing.
+        ours: of this package; peer: by the peer's rule as documented.
+        peer_prompts: by the same rule where nothing of an answer is kept; endless: in a pool that never evicts.
     """
 
     workload: str
@@ -64,7 +64,7 @@ class Point:
 
     @property
     def is_met(self) -> bool:
-        """Tell whether we meet the bar."""
+        """Return whether this package meets the bar."""
         is_often_ahead = self.num_ahead >= LEAST_AHEAD * len(self.outcomes)
         is_ahead = is_often_ahead and self.mean("ours") > self.mean("peer")
         return is_ahead or self.mean("ours") >= self.mean("endless") - NEAR

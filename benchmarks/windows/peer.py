@@ -2,11 +2,11 @@
 
 See vllm#43447 and vllm#52216. One pool for all groups, or two; in each one queue of free blocks, and names for full
 blocks that are computed. A window group names only blocks that one of two windows covers: the last one of the sequence,
-and the one before the point where the prompt left a chain that the full group knew. What a window leaves behind goes to
-the back of the queue if it is named, else to the front. What is computed twice is stored twice: equal blocks are not
-merged.
+and the one before the point where the prompt left a chain that is cached in the full group. What a window leaves behind
+goes to the back of the queue if it is named, else to the front. What is computed twice is stored twice: equal blocks
+are not merged.
 
-Two readings of "last" are at hand. ``Ends.SEQUENCE`` is the rule as it is told, and the stronger one. ``Ends.PROMPT``,
+Two readings of "last" are at hand. ``Ends.SEQUENCE`` is the rule as documented, and the stronger one. ``Ends.PROMPT``,
 where nothing of an answer is kept, comes close to what vLLM itself hits in these workloads, from other seeds:
 
 =============  =====  =====  =====

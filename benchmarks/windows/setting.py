@@ -33,7 +33,7 @@ def two_pools(num_blocks: int) -> tuple[int, int]:
 
 
 def steps(request: Request, num_hit_tokens: int, *, max_decoded: int = 1) -> Iterator[int]:
-    """Tell up to which position each step computes: chunks of the prompt, then its answer but for the last token.
+    """List the position up to which each step computes: chunks of the prompt, then its answer but for the last token.
 
     Args:
         request: the request; num_hit_tokens: of its prompt.

@@ -1,4 +1,4 @@
-"""A policy beside LRU where hits take blocks of several groups, told the time and outputs, the time alone, or nothing.
+"""A policy beside LRU where hits take blocks of several groups, given time and outputs, the time alone, or nothing.
 
 Both workloads of windows, from many seeds, for three models: one full group and five windows in one pool or in two, and
 one full group with two groups of states. Printed are points (hundredths of all tokens of prompts) against LRU: the mean
@@ -58,7 +58,7 @@ class Case:
 
 
 def measure_case(case: Case, eviction: str) -> tuple[float, dict[str, float]]:
-    """Serve a workload: the hit ratio of LRU, by tokens of prompts, and that of a policy by what it is told."""
+    """Serve a workload: the hit ratio of LRU, by tokens of prompts, and that of a policy by what it is given."""
     requests = list(WORKLOADS[case.workload](case.seed))
     return _ratio(requests, case, "lru", "nothing"), {told: _ratio(requests, case, eviction, told) for told in TOLD}
 
@@ -91,7 +91,7 @@ def _serve(space: BlockSpace, request: Request, num_generated: int | None) -> in
 
 
 def _stops(request: Request, match: PrefixHit) -> Iterator[int]:
-    """Tell where steps end; one of them where the prompt's states are to be kept."""
+    """List where steps end; one of them ends where the prompt's states are to be kept."""
     start = match.num_tokens
     if match.num_tokens < match.checkpoint < len(request.prompt):
         yield from range(match.num_tokens + MAX_CHUNK, match.checkpoint, MAX_CHUNK)

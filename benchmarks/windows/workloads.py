@@ -1,7 +1,8 @@
 """Two workloads, from a seed: conversations that grow by turns, and questions behind shared prompts.
 
-Owns how requests are drawn; knows no cache. Conversations profit from the last window of a sequence, since the next
-turn goes on there. Questions profit from the window before the place where prompts part, which no sequence ends at.
+This module draws requests and is independent of caches. Conversations profit from the last window of a sequence, since
+the next turn continues there. Questions profit from the window before the place where prompts part, where no sequence
+ends.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +45,8 @@ class Request:
 def conversations(seed: int) -> Iterator[Request]:
     """Draw turns of 24 sessions, session i with a probability proportional to exp(-0.15 i).
 
-    A turn's prompt is all that was said, and 250 new tokens. A session that has grown beyond 5,000 tokens begins anew.
+    A turn's prompt is the conversation so far, and 250 new tokens. A session that has grown beyond 5,000 tokens begins
+    anew.
     """
     random = np.random.default_rng(seed)
     weights = np.exp(-SKEW * np.arange(NUM_SESSIONS))

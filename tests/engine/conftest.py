@@ -8,6 +8,6 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
-    """Let transformers say nothing, and let torch use one thread: models here are too small to share."""
+    """Switch off messages of transformers, and let torch use one thread: models here are too small for more."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

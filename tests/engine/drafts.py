@@ -67,7 +67,7 @@ def run(llm: LLM) -> None:
 
 
 def counts_of(requests: Sequence[EngineRequest]) -> tuple[int, int]:
-    """Tell how many tokens were drafted, and how many of them were right."""
+    """Return how many tokens were drafted, and how many of them were accepted."""
     return sum(each.num_drafted for each in requests), sum(each.num_accepted for each in requests)
 
 

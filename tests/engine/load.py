@@ -1,8 +1,8 @@
 """A load on engines: requests that come, leave, expire and branch, over pools too small for them, and passes that fail.
 
 All of it follows from a seed: arrivals, cancellations and deadlines are counted in steps. Every second failure is the
-model's, and the engine goes on. The others are faults of ours: then the engine is at its end, another one is built,
-with other settings, and what the first had under way is lost, as it should be.
+model's, and the engine continues. The others are faults outside the model, which end the engine: another one is built,
+with other settings, and the requests of the first are lost, as they should be.
 """
 
 from collections import Counter
@@ -79,8 +79,8 @@ class Load:
         first_life: which of the settings the first engine has.
 
     Attributes:
-        longest_stay: steps from when a request is first admitted to its end. Before that it waits its turn, and nobody
-            overtakes it; how long depends on who came before.
+        longest_stay: most steps from a request's first admission to its end. Before that it waits, for as long as
+            earlier requests take, and no later one is admitted before it.
     """
 
     model: PreTrainedModel
@@ -96,7 +96,7 @@ class Load:
     longest_stay: int = 0
 
     def __post_init__(self) -> None:
-        """Ask the model itself."""
+        """Generate the expected answers densely."""
         self._draw = np.random.default_rng(self.seed)
         lengths = self._draw.integers(1, 24, NUM_DISTINCT - len(PROMPTS))
         own = [self._draw.integers(1, 199, length).tolist() for length in lengths]
@@ -141,7 +141,7 @@ class Load:
             stay = self._draw.integers(0, 40, 2) + np.where(self._draw.random(2) < 0.15, 0, 10**9)
             try:
                 (request,) = llm.submit([self._prompts[place]], params)
-            except RequestError:  # too large for this engine's pool, and nobody else's business
+            except RequestError:  # too large for this engine's pool; other requests are not affected
                 self.outcomes["refused"] += samples
                 continue
             if request.scheduled.propose is not None and self._draw.random() < GUESSED_BY_HAND:
@@ -169,7 +169,7 @@ class Load:
             if handle is not None:
                 handle.remove()
         is_something = record.num_tokens or record.num_resumed or record.num_swapped_out or record.failure
-        assert is_something, f"nobody advances: {record}"
+        assert is_something, f"no request advances: {record}"
         self.num_undone += record.failure is not None
         self.num_preemptions += record.num_swapped_out + record.num_recomputed
         self.num_drafted += record.num_drafted
@@ -178,7 +178,7 @@ class Load:
             llm.core.space.check()
 
     def _see_off(self, llm: LLM) -> None:
-        """Let go who has ended, having looked at what they got; nobody else waits who came before the last admitted."""
+        """Remove visitors that have ended, after a check of their answers; requests are admitted in order."""
         del llm
         admitted = [visitor.request.num_cached_tokens is not None for visitor in self._visitors]
         began = [visitor.request.number for visitor, is_in in zip(self._visitors, admitted, strict=True) if is_in]
@@ -187,7 +187,7 @@ class Load:
             for visitor, is_in in zip(self._visitors, admitted, strict=True)
             if not is_in and not visitor.request.is_finished
         ]
-        assert not began or not waiting or max(began) < min(waiting), "somebody was overtaken"
+        assert not began or not waiting or max(began) < min(waiting), "a request was admitted before an earlier one"
         for visitor, is_in in zip(self._visitors, admitted, strict=True):
             if is_in and visitor.began is None:
                 visitor.began = self.num_steps
@@ -208,7 +208,7 @@ class Load:
                 assert len(each.token_ids) == visitor.request.params.max_tokens
 
     def _lose(self, llm: LLM) -> None:
-        """What a failed engine had is lost, and it says so to whoever asks again."""
+        """The requests of a failed engine are lost, and further calls raise its error."""
         for visitor in self._visitors:
             self.outcomes["lost"] += visitor.request.params.n
         self._visitors = []
@@ -217,7 +217,7 @@ class Load:
         except EngineError as problem:
             assert "injected" in str(problem)  # noqa: PT017 - the driver is no test
         else:
-            raise AssertionError("an engine that failed goes on")
+            raise AssertionError("an engine that failed continues")
 
     def _require_nothing_left(self, llm: LLM) -> None:
         space = llm.core.space

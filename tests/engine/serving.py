@@ -1,4 +1,4 @@
-"""Serving requests with an engine, hard: and what dense generation says to the same prompts.
+"""Serves requests with an engine under pressure, and generates the same prompts densely.
 
 Equality holds up to the first place where the reference itself could have chosen otherwise: where its two largest
 logits are closer than ``TOLERANCE`` of their spread.
@@ -49,10 +49,10 @@ CONFIG: Final = EngineConfig(
 
 @dataclass(frozen=True)
 class Reference:
-    """What dense generation says.
+    """The answer of dense generation.
 
     Args:
-        token_ids: the tokens; num_certain: how many of them it could not have chosen otherwise.
+        token_ids: the tokens; num_certain: number of leading tokens that rounding cannot change.
     """
 
     token_ids: list[int]
@@ -65,7 +65,7 @@ def reference(
     num_new: int = NUM_NEW,
     **wishes: object,
 ) -> list[Reference]:
-    """Ask the model itself, prompt by prompt; wishes are for its ``generate``."""
+    """Generate answers densely, prompt by prompt; ``wishes`` are arguments of ``generate``."""
     answers = []
     for prompt in prompts:
         with torch.inference_mode():
@@ -112,8 +112,8 @@ def serve(
     """Serve prompts that arrive one after the other, every third step; the space proves itself after each step.
 
     Args:
-        llm: the engine; prompts, params: what it is asked.
-        greet: is told of each request when it arrives.
+        llm: the engine; prompts, params: those of the requests.
+        greet: called with each request when it arrives.
     """
     params = params or SamplingParams(max_tokens=NUM_NEW)
     requests: list[EngineRequest] = []
@@ -130,7 +130,7 @@ def serve(
 def compare(requests: Sequence[EngineRequest], references: Sequence[Reference]) -> None:
     """Require that every answer is the reference's, as far as that is certain; and that most of it is."""
     num_tokens = sum(len(each.token_ids) for each in references)
-    assert sum(each.num_certain for each in references) >= 0.9 * num_tokens, "the model hardly knows what it says"
+    assert sum(each.num_certain for each in references) >= 0.9 * num_tokens, "too few tokens of the model are certain"
     for request, expected in zip(requests, references, strict=True):
         for sample in request.samples:
             certain = expected.num_certain

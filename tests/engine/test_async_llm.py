@@ -1,7 +1,7 @@
-"""The asynchronous door: many callers, who leave, have deadlines, wait for room, and hear of failures.
+"""AsyncLLM: many callers, which leave, have deadlines, wait for room, and get errors of failures.
 
-Where a test must know what happens during a step, a gate stands before the model's pass: the engine's thread says that
-it is there, and waits until it is let through.
+Where a test depends on what happens during a step, a gate is put before the model's pass: the engine's thread signals
+its arrival, and waits until the test lets it through.
 """
 
 import asyncio
@@ -67,13 +67,13 @@ class Gate:
 
 
 class Clock:
-    """Tells the time that it was given."""
+    """A clock whose time the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Tell it."""
+        """Return it."""
         return self.now
 
 
@@ -115,7 +115,7 @@ def require_nothing_left(llm: LLM) -> None:
 
 
 async def listen(stream: AnswerStream) -> tuple[list[int], list[FinishReason | None]]:
-    """Gather what a stream of one answer tells."""
+    """Collect the outputs of a stream of one answer."""
     tokens: list[int] = []
     ends = []
     async for update in stream:

@@ -162,5 +162,5 @@ def test_an_engine_tells_what_of_a_draft_model_is_replayed() -> None:
     assert LLM(model, ROOMY).core.draft_capture_state == (0, "there is no draft model")
     off = LLM(model, replace(ROOMY, capture_steps=False), draft_model=model)
     assert off.core.draft_capture_state == (0, "capture_steps is off")
-    told = LLM(model, ROOMY, draft_model=model).core.draft_capture_state.refusal
-    assert told == (None if DEVICE == "cuda" else "there are no CUDA graphs on cpu")
+    refusal = LLM(model, ROOMY, draft_model=model).core.draft_capture_state.refusal
+    assert refusal == (None if DEVICE == "cuda" else "there are no CUDA graphs on cpu")

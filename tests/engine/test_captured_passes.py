@@ -106,12 +106,12 @@ def test_drafts_are_replayed_as_well() -> None:
 
 def test_answers_with_log_probabilities_of_their_prompts_are_run_call_by_call() -> None:
     params = SamplingParams(max_tokens=6, prompt_logprobs=0, logprobs=2)
-    told = []
+    results = []
     for llm in (captured_llm(), LLM(moved(make_model("llama"), DEVICE), replace(ROOMY, capture_steps=False))):
         answers = [llm.generate([prompt] * 3, params) for prompt in PROMPTS for _ in range(2)]
-        told.append([[each.token_ids for each in outputs] for outputs in answers])
+        results.append([[each.token_ids for each in outputs] for outputs in answers])
         assert all(output.prompt_logprobs for outputs in answers for output in outputs)
-    assert told[0] == told[1]
+    assert results[0] == results[1]
 
 
 def test_an_engine_says_what_is_replayed() -> None:
@@ -119,12 +119,12 @@ def test_an_engine_says_what_is_replayed() -> None:
     assert off.core.capture_state == (0, "capture_steps is off")
     states = LLM(moved(make_model("falcon_h1"), DEVICE), ROOMY)
     latents = LLM(moved(make_model("deepseek_v3"), DEVICE), replace(ROOMY, absorb_latents=False))
-    told = [llm.core.capture_state.refusal for llm in (states, latents)]
+    refusals = [llm.core.capture_state.refusal for llm in (states, latents)]
     if DEVICE == "cuda":
-        assert "recurrent layers" in str(told[0])
-        assert "latents" in str(told[1])
+        assert "recurrent layers" in str(refusals[0])
+        assert "latents" in str(refusals[1])
     else:
-        assert told == ["there are no CUDA graphs on cpu"] * 2
+        assert refusals == ["there are no CUDA graphs on cpu"] * 2
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a graph answers as its calls")

@@ -1,4 +1,4 @@
-"""Conversations as prompts: what a template makes of them, and what is said where there is none."""
+"""Conversations as prompts: what a template makes of them, and the error where there is none."""
 
 from dataclasses import replace
 from typing import Any
@@ -101,7 +101,7 @@ def test_who_has_no_template_says_so() -> None:
             return [len(text)]
 
         def decode(self, token_ids: object) -> str:
-            """Say nothing."""
+            """Return an empty text."""
             return str(token_ids)[:0]
 
     for given, message in (

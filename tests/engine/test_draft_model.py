@@ -255,8 +255,8 @@ def test_forks_go_on_in_both_caches(name: str) -> None:
     run(llm)
     assert request.output().token_ids == answer
     for fork in forks:
-        told = (*fork.output().prompt_token_ids, *fork.output().completions[-1].token_ids)
-        assert told == (*PROMPTS[0], *answer)[: len(told)] or fork.params.n > 1
+        tokens_so_far = (*fork.output().prompt_token_ids, *fork.output().completions[-1].token_ids)
+        assert tokens_so_far == (*PROMPTS[0], *answer)[: len(tokens_so_far)] or fork.params.n > 1
     for each in (request, *forks[:2]):
         assert each.num_accepted == each.num_drafted > 0
 
@@ -385,7 +385,7 @@ def test_drafts_for_recurrent_layers_are_accepted_and_hit(name: str, wrong_every
     """Drafts by hand, in place of the draft model's: some states of the step become current, others go back."""
     model = make_model(name)
     (answer,) = (output.token_ids for output in LLM(model, ROOMY).generate(PROMPTS[3:4], GREEDY))
-    told = [
+    guesses = [
         (token + 1) % 199 if wrong_every and not place % wrong_every else token for place, token in enumerate(answer)
     ]
     llm = LLM(model, ROOMY, draft_model=make_model("llama", num_hidden_layers=1))
@@ -393,7 +393,7 @@ def test_drafts_for_recurrent_layers_are_accepted_and_hit(name: str, wrong_every
 
     def by_hand(_: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:
         done = [place.sequence.num_generated + len(each) for place, each in zip(places, before, strict=True)]
-        return torch.tensor([told[place] for place in done])
+        return torch.tensor([guesses[place] for place in done])
 
     llm.core._parts.drafter._drawn = by_hand  # type: ignore[union-attr,method-assign]
     (request,) = llm.submit(PROMPTS[3:4], GREEDY)

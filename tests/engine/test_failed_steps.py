@@ -1,4 +1,4 @@
-"""Steps that fail: answers are those of an engine in which none did; what fails twice ends alone, and says why."""
+"""Steps that fail: answers are as if none had failed; only requests that fail twice end, with the reason."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -143,7 +143,7 @@ def fail_when_sampling(llm: LLM, at: int, problem: Exception) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "bamba"])
 def test_windows_latents_and_states_are_computed_again(name: str) -> None:
-    """What a window has let go, and a state that advanced in place, is computed from known tokens."""
+    """What a window has released, and a state that advanced in place, is computed again from known tokens."""
     network: Any = moved(make_model(name), DEVICE)
     params = (*[replace(GREEDY, max_tokens=12)] * 3, replace(GREEDY, n=2, temperature=1.0, seed=4))
     expected, _ = answers(LLM(network, ROOMY), params)
@@ -159,7 +159,7 @@ def test_windows_latents_and_states_are_computed_again(name: str) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_prompts_of_a_step_that_fails_twice_end_and_others_go_on(model: PreTrainedModel, *, overlap: bool) -> None:
-    """The error has the reason; who decodes is not disturbed, and neither is who waits."""
+    """The error has the reason; requests that decode or wait are not affected."""
     llm = LLM(model, replace(ROOMY, overlap=overlap, max_sequences=2))
     expected = LLM(model, ROOMY).generate(PROMPTS[:3], GREEDY)
     (first,) = llm.submit(PROMPTS[:1], GREEDY)
@@ -226,7 +226,7 @@ def test_after_a_shortage_of_memory_steps_are_half_as_large(model: PreTrainedMod
 
 
 def test_a_retry_is_one_and_errors_of_this_library_have_none() -> None:
-    """As :class:`FailedSteps` says."""
+    """As in :class:`FailedSteps`."""
     steps = FailedSteps(7)
     found = []
     for problem in (ValueError("a"), None, ValueError("b"), ValueError("c"), ValueError("d"), MemoryError(), None):
@@ -300,7 +300,7 @@ def test_streams_of_a_lost_device_give_their_tokens_and_then_the_error(model: Pr
 
 
 def test_a_stream_goes_on_after_a_failed_step(model: PreTrainedModel) -> None:
-    """Nobody who listens notices; the record of the step has the failure."""
+    """The stream is as without the failure; the record of the step has it."""
     expected = LLM(model, ROOMY).generate(PROMPTS[:2], GREEDY)
     llm = LLM(model, ROOMY)
     failures: list[str | None] = []

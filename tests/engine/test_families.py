@@ -83,7 +83,7 @@ HITS_ANSWERS = {"bamba": True, "zamba2": False, "nemotron_h": False}
 
 @pytest.mark.parametrize("name", long_but(["bamba", "zamba2"], HITS_ANSWERS))
 def test_a_prompt_that_repeats_an_answer_is_answered_as_if_it_were_new(name: str) -> None:
-    """Where decoding rounds otherwise than a prompt does, what was decoded is nobody else's prefix."""
+    """Where decoding rounds otherwise than a prompt does, what was decoded is no prefix for others."""
     model = make_model(name)
     config = replace(CONFIG, num_blocks=60)
     params = SamplingParams(max_tokens=20, logprobs=0)
@@ -99,6 +99,6 @@ def test_a_prompt_that_repeats_an_answer_is_answered_as_if_it_were_new(name: str
 
 
 def _logprobs(output: RequestOutput) -> tuple[TokenLogprobs, ...]:
-    told = output.completions[0].logprobs
-    assert told is not None
-    return told
+    logprobs = output.completions[0].logprobs
+    assert logprobs is not None
+    return logprobs

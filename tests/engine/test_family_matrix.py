@@ -16,7 +16,7 @@ from tests.engine.serving import Reference, reference
 RECORD = read_record()
 NAMED = ("laguna", "afmoe", "longcat_flash", "olmo_hybrid", "mimo_v2_flash", "whisper", "qwen3_5_moe")
 ONLY_WITHIN_ITS_WINDOW = {"moshi"}
-"""Its default window is longer than any prompt of the tests; in the matrix it is short, and its masks know none."""
+"""Its default window is longer than any prompt of the tests; in the matrix it is short, and its masks have none."""
 
 
 def test_the_page_is_made_of_the_record() -> None:
@@ -34,8 +34,8 @@ def test_the_engine_s_page_tells_the_same_numbers() -> None:
 
 def test_the_page_tells_every_type_once_with_what_became_of_it() -> None:
     rows = [line.split("|") for line in page_of(RECORD).splitlines() if line.startswith("| ")]
-    told = [name.strip() for row in rows for name in (*row[1].split(","), *row[2].split(",")) if name.strip()]
-    assert {name: told.count(name) for name in RECORD.outcomes} == dict.fromkeys(RECORD.outcomes, 1)
+    listed = [name.strip() for row in rows for name in (*row[1].split(","), *row[2].split(",")) if name.strip()]
+    assert {name: listed.count(name) for name in RECORD.outcomes} == dict.fromkeys(RECORD.outcomes, 1)
 
 
 def test_a_type_that_differs_has_a_place_on_the_page_too() -> None:
@@ -71,7 +71,7 @@ def test_what_was_recorded_is_so_still(name: str) -> None:
 
 
 def test_an_answer_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the model says something else by itself."""
+    """Negative control: the model itself answers otherwise."""
 
     def other(model: PreTrainedModel, prompts: list[list[int]]) -> list[Reference]:
         answers = reference(model, prompts)

@@ -1,4 +1,4 @@
-"""Forks of requests: at the end for nothing, earlier by what survives; each goes on as the model would from there."""
+"""Forks of requests: at the end for nothing, earlier by what survives; each continues as the model would from there."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def test_at_the_end_a_fork_costs_nothing(name: str) -> None:
     before = llm.core.space.num_live_blocks()
     child = request.fork(n=3, params=replace(DRAWN, n=3))
     assert llm.core.space.num_live_blocks() == before
-    assert child.num_missing_tokens == 1, "the token that was sampled and that nobody has computed yet"
+    assert child.num_missing_tokens == 1, "the token that was sampled and is not computed yet"
     assert child.output().queue_seconds == 0
     finish(llm)
     assert child.output().num_computed_tokens == 1 + 3 * 19

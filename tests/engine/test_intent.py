@@ -1,4 +1,4 @@
-"""Intent: what a caller says about a request beside its answer reaches the scheduler and the blocks."""
+"""Intent: what a request has beside its prompt and parameters reaches the scheduler and the blocks."""
 
 import asyncio
 from collections.abc import Sequence

@@ -156,7 +156,7 @@ BAD: dict[str, tuple[object, SamplingParams, str]] = {
 
 
 def test_answers_beyond_the_context_end_there_where_that_is_asked_for(model: PreTrainedModel) -> None:
-    """As in vLLM; without being asked to, the engine refuses them."""
+    """As in vLLM; by default the engine refuses them."""
     llm = LLM(model, replace(CONFIG, beyond_context="clip"))
     prompts = [PROMPTS[0], PROMPTS[2]]
     asked = [replace(PARAMS, max_tokens=10_000), replace(PARAMS, max_tokens=80)]

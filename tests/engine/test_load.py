@@ -1,4 +1,4 @@
-"""Thousands of requests that come, leave, expire and branch: nothing leaks, nobody starves, every answer is right."""
+"""Thousands of requests that come, leave, expire and branch: nothing leaks, none starves, every answer is right."""
 
 import asyncio
 import random
@@ -111,7 +111,7 @@ def test_callers_of_an_engine_that_fails_all_hear_of_it(model: PreTrainedModel, 
     try:
         outcomes = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     except EngineError:
-        return  # the thread was faster than the callers, who then hear at once
+        return  # the thread was faster than the callers, which then get the error at once
     finally:
         handle.remove()
     assert all(isinstance(outcome, EngineError) and "injected" in str(outcome) for outcome in outcomes)

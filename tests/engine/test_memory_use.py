@@ -1,4 +1,4 @@
-"""An engine tells what it takes of a device's memory, and refuses what does not fit when it is built."""
+"""An engine reports what it takes of a device's memory, and refuses what does not fit when it is built."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,8 +83,8 @@ def test_eight_bits_hold_twice_as_many_tokens_as_bfloat16(
     for kv_dtype in ("auto", "fp8"):
         llm = LLM(model, replace(config, kv_dtype=kv_dtype))
         answers = llm.generate([each.tolist() for each in prompts], SamplingParams(max_tokens=4, prompt_logprobs=0))
-        told = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
-        off[kv_dtype] = (torch.tensor(told, device=DEVICE) - exact).abs().mean().item()
+        logprobs = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
+        off[kv_dtype] = (torch.tensor(logprobs, device=DEVICE) - exact).abs().mean().item()
         blocks[kv_dtype] = sum(llm.core.space.config.blocks_by_pool().values())
     record_property("mean |log-probability - dense float32's|", off)
     assert blocks["fp8"] >= 2 * blocks["auto"] - 2

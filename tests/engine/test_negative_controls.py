@@ -17,7 +17,7 @@ ROOMY = replace(CONFIG, num_blocks=200)
 
 
 def break_layers(llm: LLM, **changes: object) -> None:
-    """Let the back end believe something else of every layer."""
+    """Change the rule of every layer in the back end."""
     backend = llm.core._parts.runner._backend
     assert isinstance(backend, CPUBackend)
     storage = llm.core.executor.storage
@@ -26,7 +26,7 @@ def break_layers(llm: LLM, **changes: object) -> None:
 
 
 def forget_sinks(llm: LLM) -> None:
-    """Let the back end be given no sinks."""
+    """Leave the sinks out in the back end."""
     backend = llm.core._parts.runner._backend
     attend: Callable[..., torch.Tensor] = backend.attend
 
@@ -75,7 +75,7 @@ def test_a_hit_on_other_content_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bamba"])
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_hit_on_content_of_older_weights_is_noticed(name: str, is_told: bool) -> None:  # noqa: FBT001 - a parameter
-    """A stale epoch: weights change, and the space is told of it, or not."""
+    """A stale epoch: weights change, and the space's epoch is set, or not."""
     model, shared = make_model(name), PROMPTS[:2]
     llm = LLM(model, ROOMY)
     params = SamplingParams(max_tokens=20)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 @pytest.fixture(autouse=True)
 def _in_float32() -> Iterator[None]:
-    """Let convolutions be computed in 32 bits, as everything else is."""
+    """Compute convolutions in 32 bits, as everything else."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
@@ -77,8 +77,8 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_model_itself() -> None:
     config = EngineConfig(kv_nbytes=2**30, max_sequences=16, max_batched_tokens=768, max_tokens=512)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     answers = LLM(model, config).generate([prompt.tolist() for prompt in prompts], params)
-    told = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
-    paged = (torch.tensor(told, device="cuda") - exact).abs()
+    logprobs = [each.logprob for answer in answers for each in answer.prompt_logprobs or () if each is not None]
+    paged = (torch.tensor(logprobs, device="cuda") - exact).abs()
     assert paged.mean() <= 1.1 * own.mean()
     assert paged.quantile(0.999) <= 1.1 * own.quantile(0.999)
 
@@ -132,7 +132,7 @@ def test_tiers_serve_a_family(name: str, medium: str, tmp_path: Path) -> None:
 def test_forks_and_beams() -> None:
     """Answers of one prompt, and beams of another: as a CPU gives them."""
     model = make_model("llama")
-    told = []
+    results = []
     for place in ("cpu", "cuda"):
         llm = LLM(moved(model, place), replace(CONFIG, num_blocks=120))
         params = [
@@ -140,8 +140,8 @@ def test_forks_and_beams() -> None:
             SamplingParams(max_tokens=8, num_beams=3),
         ]
         answers = llm.generate([PROMPTS[0], PROMPTS[3]], params)
-        told.append([each.token_ids for answer in answers for each in answer.completions])
-    assert told[0] == told[1]
+        results.append([each.token_ids for answer in answers for each in answer.completions])
+    assert results[0] == results[1]
 
 
 KINDS: Final = (
@@ -158,12 +158,12 @@ KINDS: Final = (
 def test_rows_that_the_device_draws_alone_are_answered_as_by_the_sampler(*, overlap: bool) -> None:
     """Every kind of row, with a graph for each step; log-probabilities to the rounding of their sums."""
     model = moved(make_model("llama"), "cuda")
-    told = []
+    results = []
     for draws_ahead in (False, None):
         llm = LLM(model, replace(CONFIG, num_blocks=200, max_sequences=8, overlap=overlap))
         llm.core._loop._answering._sampler = BatchSampler(llm.core.vocabulary_size, draws_ahead=draws_ahead)
-        told.append(llm.generate(PROMPTS, KINDS))
-    for by_host, by_device in zip(*told, strict=True):
+        results.append(llm.generate(PROMPTS, KINDS))
+    for by_host, by_device in zip(*results, strict=True):
         for expected, found in zip(by_host.completions, by_device.completions, strict=True):
             assert found.token_ids == expected.token_ids
             for one, other in zip(found.logprobs or (), expected.logprobs or (), strict=True):
@@ -201,8 +201,8 @@ def test_the_host_waits_for_nothing_when_rows_are_drawn() -> None:
     expected = sampler.sample(logits, places)
     assert found.token_ids.tolist() == expected.token_ids.tolist() == pending.token_ids.tolist()
     assert not found.failures
-    assert {row: told.token_id for row, told in found.logprobs.items()} == {
-        row: told.token_id for row, told in expected.logprobs.items()
+    assert {row: each.token_id for row, each in found.logprobs.items()} == {
+        row: each.token_id for row, each in expected.logprobs.items()
     }
 
 

@@ -47,12 +47,16 @@ def answers(outputs: list[RequestOutput]) -> list[object]:
 
 def logprobs(outputs: list[RequestOutput]) -> list[float]:
     """List the log-probabilities of all tokens that have some."""
-    told = [one for output in outputs for each in output.completions for one in each.logprobs or ()]
-    return [one.logprob for one in (*told, *(one for output in outputs for one in output.prompt_logprobs or ())) if one]
+    of_answers = [one for output in outputs for each in output.completions for one in each.logprobs or ()]
+    return [
+        one.logprob
+        for one in (*of_answers, *(one for output in outputs for one in output.prompt_logprobs or ()))
+        if one
+    ]
 
 
 def wishes(ends: tuple[int, ...]) -> list[SamplingParams]:
-    """Ask for everything that there is: with tokens that end answers early, as late stops are found."""
+    """Requests with all features: with tokens that end answers early, as late stops are found."""
     return [
         GREEDY,
         replace(GREEDY, stop_token_ids=ends),
@@ -86,7 +90,7 @@ def arriving(llm: LLM, params: list[SamplingParams]) -> list[EngineRequest]:
 def test_every_kind_of_request_is_answered_as_without_overlap(model: PreTrainedModel, memory: str) -> None:
     """Also where several kinds share steps, and where rows are preempted."""
     found: list[list[object]] = []
-    told: list[list[float]] = []
+    results: list[list[float]] = []
     preempted: list[int] = []
     for config in (MEMORY[memory], overlapped(MEMORY[memory])):
         llm = LLM(model, config, tokenizer=Letters())
@@ -94,11 +98,11 @@ def test_every_kind_of_request_is_answered_as_without_overlap(model: PreTrainedM
         requests = arriving(llm, wishes((9, 33, 77, 101, 150, 180, 12, 60)))
         outputs = [llm.output(request) for request in requests]
         found.append(answers(outputs))
-        told.append(logprobs(outputs))
+        results.append(logprobs(outputs))
         preempted.append(sum(request.num_preemptions for request in requests))
         assert llm.core.space.num_live_blocks() == 0
     assert found[0] == found[1]
-    assert told[1] == pytest.approx(told[0], abs=1e-4)
+    assert results[1] == pytest.approx(results[0], abs=1e-4)
     assert (memory == "room") == (preempted[1] == 0)
 
 

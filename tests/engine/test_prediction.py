@@ -122,7 +122,7 @@ def test_a_fork_predicts_nothing() -> None:
 
 
 def guessed(prediction: list[int], answer: list[int]) -> list[int] | None:
-    """Return what follows in a prediction behind an answer; None where the place is lost. Written as the rule says."""
+    """Return what follows an answer in a prediction; None where the place is lost. Written from the rule."""
     place: int | None = 0
     last = 0
     for num in range(1, len(answer) + 1):

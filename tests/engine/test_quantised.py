@@ -1,4 +1,4 @@
-"""Weights that were quantised by others run as they are: the engine calls modules, and asks no weight for its type."""
+"""Weights that were quantised by others run as they are: the engine calls modules, and reads the type of no weight."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What an output tells beside its tokens: what was cached, computed, shared and computed again, why, and when."""
+"""What an output contains beside its tokens: what was cached, computed, shared and computed again, why, and when."""
 
 from dataclasses import replace
 from itertools import count

@@ -158,11 +158,11 @@ def test_log_probabilities_are_of_the_logits_as_they_are(model: PreTrainedModel)
             assert completion.logprobs is not None
             expected = dense_logprobs(model, (*output.prompt_token_ids, *completion.token_ids))
             assert len(completion.logprobs) == NUM_NEW
-            for number, (token, told) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+            for number, (token, found) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
                 row = expected[len(output.prompt_token_ids) + number - 1]
-                assert told.token_id == token
-                assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
-                assert [value for _, value in told.top] == pytest.approx(row.topk(len(told.top)).values, abs=1e-4)
+                assert found.token_id == token
+                assert found.logprob == pytest.approx(float(row[token]), abs=1e-4)
+                assert [value for _, value in found.top] == pytest.approx(row.topk(len(found.top)).values, abs=1e-4)
 
 
 FAMILIES = ("llama", "gemma2", "granite", "cohere2", "llama4_text", "deepseek_v3", "bamba")
@@ -176,12 +176,12 @@ def test_those_of_a_prompt_are_right_over_chunks_preemption_and_declined_hits(na
     requests = serve_each(llm, [replace(GREEDY, prompt_logprobs=2)] * 6)
     assert {request.num_cached_tokens for request in requests} == {0}
     for prompt, request in zip(PROMPTS, requests, strict=True):
-        told = request.output().prompt_logprobs
-        assert told is not None
-        assert len(told) == len(prompt)
-        assert told[0] is None
+        found = request.output().prompt_logprobs
+        assert found is not None
+        assert len(found) == len(prompt)
+        assert found[0] is None
         expected = dense_logprobs(model, prompt)
-        for place, (token, each) in enumerate(zip(prompt[1:], told[1:], strict=True)):
+        for place, (token, each) in enumerate(zip(prompt[1:], found[1:], strict=True)):
             assert each is not None
             assert each.token_id == token
             assert each.logprob == pytest.approx(float(expected[place, token]), abs=2e-3)
@@ -209,7 +209,7 @@ def test_a_prompt_never_has_its_whole_vocabulary_at_once(
 
 
 class Slow:
-    """A processor that is ready only when it is asked for the n-th time for the same tokens."""
+    """A processor that is ready only at the n-th call for the same tokens."""
 
     def __init__(self, num_asked: int) -> None:
         self._num_asked = num_asked

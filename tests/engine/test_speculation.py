@@ -1,4 +1,4 @@
-"""With guesses every answer is what it is without: drawn or not, whatever is asked for, wherever it ends."""
+"""With guesses every answer is what it is without: drawn or not, with any parameters, wherever it ends."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,7 +102,7 @@ def test_answers_are_the_same_with_guesses(
 def test_guesses_that_are_wrong_or_wrongly_judged_would_be_noticed(
     model: PreTrainedModel, plain: list[RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A negative control: an engine that believes every guess."""
+    """A negative control: an engine that accepts every guess."""
     answers = [output.token_ids for output in plain]
     llm = LLM(model, speculating(ROOMY))
     requests = llm.submit([prompt_of(4)], WISHES[4])
@@ -134,7 +134,7 @@ def test_a_token_that_ends_an_answer_ends_it_among_accepted_drafts(model: PreTra
     (request,) = serve_guessed(llm, [wish], [answer], 0)
     require_same(llm.output(request), expected)
     assert len(llm.output(request).token_ids) == answer.index(answer[place]) + 1
-    # What was computed behind the end is nobody's: the prefix cache ends where the answer does.
+    # What was computed after the end is not cached: the prefix cache ends where the answer does.
     cached = llm.core.space.match([*PROMPTS[0], *answer]).num_tokens
     assert cached <= len(PROMPTS[0]) + len(llm.output(request).token_ids) - 1
 
@@ -179,11 +179,11 @@ def test_of_a_request_alone_the_numbers_are_known(model: PreTrainedModel) -> Non
 
 
 def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
-    """Beams, several answers, and rows that others' processors have a say in; beside one that is guessed."""
-    told: list[int] = []
+    """Beams, several answers, and rows with foreign processors; beside a row that is guessed."""
+    widths: list[int] = []
 
     def note(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        told.append(token_ids.shape[1])
+        widths.append(token_ids.shape[1])
         return scores
 
     wishes = [
@@ -193,7 +193,7 @@ def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
         GREEDY,
     ]
     expected = LLM(model, ROOMY).generate(PROMPTS[:4], wishes)
-    told.clear()
+    widths.clear()
     llm = LLM(model, speculating(ROOMY))
     requests = llm.submit(PROMPTS[:4], wishes)
     assert [request.scheduled.propose is None for request in requests] == [True, False, True, False]
@@ -204,7 +204,7 @@ def test_what_nobody_may_guess_is_not_guessed(model: PreTrainedModel) -> None:
         require_same(llm.output(request), other)
     assert [request.num_drafted for request in requests[:3]] == [0, 0, 0]
     assert requests[3].num_accepted > 0
-    assert len(told) == NUM_NEW
+    assert len(widths) == NUM_NEW
 
 
 def test_the_last_of_several_answers_is_guessed_when_the_others_have_ended(model: PreTrainedModel) -> None:
@@ -261,14 +261,14 @@ def test_a_fork_of_a_guessed_request_goes_on_from_what_was_accepted(name: str) -
         llm.core.space.check()
     assert request.output().token_ids == answer
     for fork in forks:
-        told = (*fork.output().prompt_token_ids, *fork.output().token_ids)
-        assert told == (*PROMPTS[0], *answer)[: len(told)]
-        assert len(told) == len(PROMPTS[0]) + NUM_NEW
+        tokens_so_far = (*fork.output().prompt_token_ids, *fork.output().token_ids)
+        assert tokens_so_far == (*PROMPTS[0], *answer)[: len(tokens_so_far)]
+        assert len(tokens_so_far) == len(PROMPTS[0]) + NUM_NEW
     assert forks[0].num_accepted > 0
 
 
 def test_several_tokens_of_a_step_are_streamed_together(model: PreTrainedModel) -> None:
-    prompt = [7] * 20  # this model says some tokens several times behind it
+    prompt = [7] * 20  # after it this model repeats some tokens
     llm = LLM(model, speculating(ROOMY))
     updates = [update.token_ids for update in llm.stream([prompt], replace(GREEDY, max_tokens=30))]
     expected = LLM(model, ROOMY).generate([prompt], replace(GREEDY, max_tokens=30))[0].token_ids

@@ -58,7 +58,7 @@ def with_tiers(*tiers: Tier, config: EngineConfig = ROOMY) -> EngineConfig:
 
 
 def stored(model: PreTrainedModel, config: EngineConfig, prompts: Sequence[Sequence[int]] = PROMPTS) -> None:
-    """Let an engine compute prompts, and store them."""
+    """Compute prompts with an engine, and store them."""
     llm = LLM(model, config)
     llm.generate(prompts, PARAMS)
     assert llm.core.close(SECONDS)
@@ -343,7 +343,7 @@ def expected_of(family: str) -> list[Reference]:
 
 
 class Clock:
-    """A clock that goes on by so much at each look."""
+    """A clock that advances by so much at each reading."""
 
     def __init__(self, step_s: float) -> None:
         self.now_s, self.step_s = 0.0, step_s

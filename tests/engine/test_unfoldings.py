@@ -38,7 +38,7 @@ TOLERANCE = 2e-5
 
 
 class Absorbing:
-    """A pass of the engine over blocks that asks each layer twice."""
+    """A pass of the engine over blocks that computes each layer twice."""
 
     def __init__(
         self, forward_pass: ForwardPass, groups: EngineGroups, backend: AttentionBackend, found: Unfoldings
@@ -47,7 +47,7 @@ class Absorbing:
         self.differences: list[float] = []
         self.layers = {number: layer_idx for layer_idx, number in groups.writers.items()}
 
-    def attend(self, *given: Any) -> torch.Tensor:  # noqa: ANN401 - as a pass is asked
+    def attend(self, *given: Any) -> torch.Tensor:  # noqa: ANN401 - as a pass is called
         """Answer as the pass does, and note how far the absorbed answer is from it."""
         number = len(self.differences)
         unfolded = self.pass_.attend(*given)
@@ -80,7 +80,7 @@ def step_of(groups: EngineGroups, start: int, stop: int) -> StepMetadata:
 
 
 def differences(model: PreTrainedModel) -> list[float]:
-    """Compute a prompt and two tokens; tell for each layer how far absorbed answers are from unfolded ones."""
+    """Compute a prompt and two tokens; return for each layer how far absorbed answers are from unfolded ones."""
     groups = group_layers(probe(model), BLOCK_SIZE, 8)
     found = read_unfoldings(model, groups.latents)
     assert set(found.by_layer) == set(groups.latents), found.reasons
@@ -121,7 +121,7 @@ def with_latents(name: str) -> PreTrainedModel:
     """Make a model of a family that keeps latents, or skip the test."""
     try:
         model = make_model(name) if name in CONFIGS or name in MORE else make_tiny(name)
-    except (NotMadeError, ValueError) as problem:  # a transformers that does not know it
+    except (NotMadeError, ValueError) as problem:  # a version of transformers without it
         pytest.skip(str(problem))
     if not probe(model).sources[0].is_latent:
         pytest.skip("this transformers keeps unfolded keys")

@@ -74,13 +74,13 @@ def test_requests_under_way_go_on_and_what_they_hold_of_old_weights_is_hit_by_no
     (request,) = llm.submit([PROMPT], SamplingParams(max_tokens=20))
     while len(request.samples[0].token_ids) < 5:
         llm.step()
-    told = list(request.samples[0].token_ids)
+    before = list(request.samples[0].token_ids)
     llm.set_weights_epoch("second", change=lambda: train(model))
     assert ask(llm).num_cached_tokens == 0
     while not request.is_finished:
         llm.step()
         llm.core.space.check()
-    assert request.samples[0].token_ids[:5] == told
+    assert request.samples[0].token_ids[:5] == before
     assert len(request.samples[0].token_ids) == 20
     (later,) = llm.generate([request.tokens_of(request.samples[0]).tolist()], PARAMS)
     assert later.num_cached_tokens == NUM_WHOLE, "of the one that was asked with the new weights"

@@ -83,7 +83,7 @@ class TestBody:
         return self._kept.usage()
 
     def close(self) -> None:
-        """Let what is held up go on."""
+        """Let the calls that are held up continue."""
         self.may_go_on.set()
 
     def _begin(self, kind: str) -> str | None:
@@ -93,7 +93,7 @@ class TestBody:
             self.may_go_on.clear()
         if not self.may_go_on.is_set():
             self.has_come.set()
-            assert self.may_go_on.wait(LONGEST_STALL_S), "a test held a call up and did not let it go on"
+            assert self.may_go_on.wait(LONGEST_STALL_S), "a test held a call up and did not let it continue"
         if fault == "fail":
             raise OSError("a fault of the test")
         if fault == "timeout":

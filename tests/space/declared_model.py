@@ -16,7 +16,7 @@ class DeclaredModel(StepModel):
     """What declaring sequences computed, and asking what is computed, must answer and do."""
 
     def declaring_refusal(self, batch: list[ModelSequence]) -> Refusal:
-        """Tell whether declaring sequences computed must, or may, be refused."""
+        """Return whether declaring sequences computed must, or may, be refused."""
         moved = [sequence for sequence in batch if self.places(sequence) & self._written_by_moves()]
         is_open = self.keeps_draft_states and any(each.num_accepted < len(each.tokens) for each in batch)
         if (self.is_recurrent and self.in_flight) or moved or is_open:
@@ -64,7 +64,7 @@ class DeclaredModel(StepModel):
         return {(self.label(group, sequence), block) for block in table[start // group.block_size :] if block}
 
     def marked_computed(self, batch: list[ModelSequence]) -> None:
-        """Somebody wrote sequences' keys and values, up to their last token, and said so."""
+        """The caller wrote the keys and values of sequences, up to their last token, and declared them computed."""
         self.new_blocks.filled(batch)
         for sequence in batch:
             self._label_declared(sequence)
@@ -72,8 +72,8 @@ class DeclaredModel(StepModel):
                 present = group.present(table, len(sequence.tokens))
                 self.device.bring(self._last_before(), group, table, sequence.prefixes, present)
             if self.receipts:
-                told = self.space.receipt(sequence.row).num_declared
-                self.receipts.declared(sequence, told, sequence.sure_from)
+                num_declared = self.space.receipt(sequence.row).num_declared
+                self.receipts.declared(sequence, num_declared, sequence.sure_from)
             sequence.plan_all()
             sequence.is_planned = True
             sequence.marked_steps |= {step.plan.step_id for step in self.in_flight}
@@ -127,12 +127,12 @@ class DeclaredModel(StepModel):
         self.seen["new weights"] += 1
 
     def check_epochs(self) -> None:
-        """With nothing left to compute, rows tell which weights computed their tokens, exactly where all went on."""
+        """When all is computed, the epochs of rows cover the weights of their tokens; those of plain rows are exact."""
         if not self.config.counts_epochs or self.device.coming:
             return
         for sequence in self.running:
             spans = self.space.epochs(sequence.row)
-            assert spans, f"row {sequence.row} tells of no epoch"
+            assert spans, f"row {sequence.row} has no epochs"
             assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
             assert (spans[0].start, spans[-1].stop) == (0, len(sequence.tokens))
             for group in self.device.labels.groups:
@@ -146,7 +146,7 @@ class DeclaredModel(StepModel):
             is_told = span.oldest <= oldest and epoch <= span.newest
             assert is_told, (
                 f"row {sequence.row}, group {group.index}: position {position} is of epochs {oldest} to {epoch}, "
-                f"but {span} was told"
+                f"but the answer was {span}"
             )
             is_exact = sequence.is_plain and not self.device.labels.is_doubted
             if position == num_tokens - 1 and is_exact:
@@ -176,12 +176,12 @@ class DeclaredModel(StepModel):
         self.seen["invalidated"] += 1
 
     def check_computed(self, sequence: ModelSequence) -> None:
-        """Blocks said to be computed are, unless a swap still to run brings them; all are when nothing is left."""
+        """Blocks that the space lists as computed are, or a planned swap brings them; at the end it lists all."""
         awaited = {place for step in self.planned for place in step.touched} | self.open_written
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            told = self.space.computed_block_ids(sequence.row, group.index)
-            assert told == sequence.sure_blocks(group, table)[: len(told)]
-            for index, block in enumerate(told):
+            listed = self.space.computed_block_ids(sequence.row, group.index)
+            assert listed == sequence.sure_blocks(group, table)[: len(listed)]
+            for index, block in enumerate(listed):
                 if block and (group.pool, block) not in awaited:
                     start, stop = index * group.block_size, (index + 1) * group.block_size
                     written = [each for each in group.written(start, stop) if not sequence.is_inexact(group, each)]
@@ -189,10 +189,10 @@ class DeclaredModel(StepModel):
             is_computed = sequence.is_planned and sequence.planned_in(group) == len(sequence.tokens)
             if is_computed and not self.in_flight and self._is_alone(group, sequence):
                 num_tokens = sequence.num_accepted if group.num_draft_states else len(sequence.tokens)
-                assert len(told) == num_tokens // group.block_size
+                assert len(listed) == num_tokens // group.block_size
 
     def _is_alone(self, group: GroupRule, sequence: ModelSequence) -> bool:
-        """Whether no other sequence holds a block of this one, so that nobody else has to compute for it."""
+        """Whether no other sequence holds a block of this one, so that no other sequence computes any of them."""
         return all(
             not block or self.holders(group, sequence, index) == 1
             for index, block in enumerate(sequence.tables[group.index])
@@ -201,8 +201,8 @@ class DeclaredModel(StepModel):
     def check_findable(self) -> None:
         """With nothing left to compute, every full block that a running sequence holds is found by its prefix.
 
-        Of mixes with full attention alone: windows and states shed what a hit would need. Sequences of before the last
-        reset are never found. A sequence that fills ``max_tokens`` leaves no room for a token to ask with.
+        Only for mixes of full attention: windows and states release what a hit would need. Sequences from before the
+        last reset are never found. For a sequence that fills ``max_tokens``, no prompt can be one token longer.
         """
         assert not self.in_flight
         for sequence in self.running:

@@ -10,7 +10,7 @@ __all__ = ["describe"]
 
 
 def describe(model: LiveModel, history: Iterable[str]) -> str:
-    """Say what was done, and what the model expects: rows with tokens and tables, the open plan, steps in flight."""
+    """Describe the operations, and what the model expects: rows with tokens and tables, open plan, steps in flight."""
     return "\n".join([*_operations(history), *_sequences(model), *_open_plan(model), *_steps(model)])
 
 
@@ -55,8 +55,8 @@ def _ranges(step: Step) -> str:
 
 
 def _moves(moves: Iterable[Move]) -> str:
-    told = (f"{move.kind} {_place(*move.source)} -> {_place(*move.target)}" for move in moves)
-    return ", ".join(told) or "nothing"
+    described = (f"{move.kind} {_place(*move.source)} -> {_place(*move.target)}" for move in moves)
+    return ", ".join(described) or "nothing"
 
 
 def _place(label: str, block: int) -> str:

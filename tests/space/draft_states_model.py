@@ -21,7 +21,7 @@ class DraftStatesModel(LiveModel):
                 sequence.tables[group.index], sequence.slots[group.index] = table, slots
 
     def accepted_places(self, sequence: ModelSequence, group: GroupRule, accepted: int) -> tuple[list[int], list[int]]:
-        """Tell a sequence's table and slots in a group as they will be once so many tokens are accepted.
+        """Return a sequence's table and slots in a group as they will be once so many tokens are accepted.
 
         A block of the table that others hold as well is given up by this sequence: it is no slot's.
         """
@@ -54,7 +54,7 @@ class DraftStatesModel(LiveModel):
         return max(0, sum(not slots[slot] for slot in wanted) - num_idle)
 
     def took_slots(self, sequence: ModelSequence, num_draft: int) -> dict[str, int]:
-        """A sequence has grown, and has a block for the state of each draft; tell how many were taken, by pool."""
+        """A sequence has grown, and has a block for the state of each draft; count the blocks taken, by pool."""
         taken = dict.fromkeys(self.config.pool_names, 0)
         before, sequence.slots = sequence.slots, self.read_slots(sequence.row)
         for group in self.groups:
@@ -67,7 +67,7 @@ class DraftStatesModel(LiveModel):
                 )
                 if right and right not in old:
                     self.hand_out(group.pool, right)
-                    self.new_blocks.open.discard((group.pool, right))  # nobody need clear it
+                    self.new_blocks.open.discard((group.pool, right))  # it need not be cleared
                     taken[group.pool] += 1
             assert set(filter(None, old)) <= set(slots), "a block of a draft's state was given up"
         return taken

@@ -1,12 +1,12 @@
-"""Epochs in the simulated memory: every slot says which weights wrote it, and what the oldest before it was.
+"""Epochs in the simulated memory: every slot has a label of the weights that wrote it and of the oldest before it.
 
 The rule, written from the promise alone: what a step computes is labelled ``(oldest, epoch)``. ``epoch`` is the one in
 force when the step was planned; ``oldest`` is the oldest label of the position before, or that epoch at the beginning:
 keys and values are computed from all that came before them. Copies and swaps carry labels along. A hit rests on nothing
 older than ``max_epoch_lag`` epochs before the one in force when the sequence began.
 
-What a failed step left and somebody then declares computed is in doubt: it may be of the failed step's weights or of
-those in force. Its label is the weakest of both: the younger ``oldest``, the older ``epoch``.
+What a failed step left, and the caller then declares computed, is in doubt: it may be of the failed step's weights or
+of those in force. Its label is the weakest of both: the younger ``oldest``, the older ``epoch``.
 """
 
 from collections.abc import Iterable
@@ -24,11 +24,11 @@ class EpochLabels:
     """The labels of all slots, by label of the pool, block and offset.
 
     Attributes:
-        is_doubted: whether any label was ever in doubt, so that nothing can be told exactly.
+        is_doubted: whether any label was ever in doubt, so that epochs cannot be compared exactly.
     """
 
     def __init__(self, groups: list[GroupRule]) -> None:
-        """Know no label."""
+        """Start without labels."""
         self.groups = [group for group in groups if not group.stays_out]
         self._labels: dict[tuple[str, int], dict[int, Label]] = {}
         self.is_doubted = False
@@ -39,11 +39,11 @@ class EpochLabels:
         return self._labels.get((pool, block), {}).get(offset, NO_LABEL)
 
     def write(self, pool: str, block: int, offset: int, label: Label) -> None:
-        """Somebody writes a slot."""
+        """Label a slot that was written."""
         self._labels.setdefault((pool, block), {})[offset] = label
 
     def bring(self, step_id: int, slot: tuple[str, int, int], label: Label) -> None:
-        """Somebody writes a slot behind a step, with weights of his own."""
+        """Label a slot that the caller writes after a step, perhaps with other weights."""
         self._coming.append((step_id, slot, label))
 
     def doubt(self, slot: tuple[str, int, int], other: Label) -> None:
@@ -53,7 +53,7 @@ class EpochLabels:
         self.write(*slot, (max(oldest, other[0]), min(newest, other[1])))
 
     def arrive(self, first_step_id: int) -> None:
-        """Let everything arrive that comes behind steps before this one."""
+        """Write the labels of what comes after steps before this one."""
         while self._coming and self._coming[0][0] < first_step_id:
             _, slot, label = self._coming.pop(0)
             self.write(*slot, label)
@@ -69,9 +69,9 @@ class EpochLabels:
         return self.at(pool or group.pool, table[index], offset)
 
     def oldest_before(self, tables: list[list[int]], starts: list[int], position: int) -> int:
-        """What the oldest is that a position continues; a large number at the beginning.
+        """Return the oldest epoch that a position continues; a large number at the beginning.
 
-        Where a group computes what comes before as well, others tell.
+        Groups that compute the position before as well are left out.
         """
         oldest = NO_LABEL[0]
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""What tests of explanations share: a question that changes nothing, and whose answer adds up."""
+"""Shared by tests of explanations: a question that changes nothing, and whose answer adds up."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ OURS, THEIRS = RequestKeys(salt=b"ours"), RequestKeys(salt=b"theirs")
 def explained(
     space: BlockSpace, prompt: npt.ArrayLike = PROMPT, keys: RequestKeys = NO_KEYS, **asked: int
 ) -> Explanation:
-    """Ask why a prompt misses; the question changes nothing, and its answer adds up."""
+    """Explain why a prompt misses; assert that this changes nothing, and that the answer adds up."""
     with unchanged(space):
         answer = space.explain(prompt, keys=keys, **asked)  # type: ignore[arg-type]
     assert answer.num_hit_tokens == space.match(prompt, keys=keys, **asked).num_tokens  # type: ignore[arg-type]
@@ -35,12 +35,12 @@ def require_sum(answer: Explanation) -> None:
 
 
 def causes(answer: Explanation) -> list[tuple[MissCause, int]]:
-    """Say how many tokens each cause takes."""
+    """Count the tokens of each cause."""
     return [(miss.cause, miss.num_tokens) for miss in answer.misses]
 
 
 def new(*groups: GroupSpec, num_blocks: int = 101) -> BlockSpace:
-    """Build a space that remembers."""
+    """Build a space that records evicted content."""
     return new_space(*groups, explain=True, num_blocks=num_blocks)
 
 

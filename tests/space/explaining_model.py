@@ -92,78 +92,78 @@ class ExplainingModel:
         blocks = self.space.stored_blocks(pool)
         return [(group, bytes(digest)) for group, digest in zip(blocks.groups.tolist(), blocks.digests, strict=True)]
 
-    # What an explanation must say
+    # What an explanation must contain
 
-    def check(self, told: Explanation, tokens: list[int], keys: RequestKeys, *, is_forged: bool) -> None:
+    def check(self, answer: Explanation, tokens: list[int], keys: RequestKeys, *, is_forged: bool) -> None:
         """Assert that an explanation is that of the promise."""
-        self._check_sum(told, tokens)
-        self.seen[told.cause.value] += 1
+        self._check_sum(answer, tokens)
+        self.seen[answer.cause.value] += 1
         if not self.config.prefix_caching:
-            assert told.cause is MissCause.NOT_CACHING
+            assert answer.cause is MissCause.NOT_CACHING
             return
         alignment = math.lcm(*(self.config.groups[index].block_size for index in self.inside))
         most = (len(tokens) - 1) // alignment * alignment
-        assert (told.cause is MissCause.NOT_FULL) == (told.num_hit_tokens >= most)
-        if told.cause is MissCause.NOT_FULL or is_forged:
+        assert (answer.cause is MissCause.NOT_FULL) == (answer.num_hit_tokens >= most)
+        if answer.cause is MissCause.NOT_FULL or is_forged:
             return
-        if told.cause is MissCause.LOADING:
+        if answer.cause is MissCause.LOADING:
             assert self.space.match(tokens, keys=keys).loading is not None
         elif len(self.inside) == 1 and isinstance(self.config.groups[self.inside[0]], FullAttention):
-            self._check_chain(told, tokens, keys)
-        elif told.cause in GONE_BY_PRESSURE | REPLACED | NEVER_THERE:
-            nobody_saw_it = self._may_be_called_off(told)
-            assert told.age is None or self.departed or nobody_saw_it, "something went, though nothing did"
+            self._check_chain(answer, tokens, keys)
+        elif answer.cause in GONE_BY_PRESSURE | REPLACED | NEVER_THERE:
+            is_unseen = self._may_be_called_off(answer)
+            assert answer.age is None or self.departed or is_unseen, "something went, though nothing did"
 
-    def check_recorded(self, told: Explanation, recorded: Explanation) -> None:
-        """Assert that what was recorded is what was told before, but for what only a longer look finds."""
-        assert (recorded.num_tokens, recorded.num_hit_tokens) == (told.num_tokens, told.num_hit_tokens)
-        if told.cause in OF_OTHERS:
+    def check_recorded(self, answer: Explanation, recorded: Explanation) -> None:
+        """Assert that the recorded explanation is that of ``explain``, but for causes that only ``explain`` finds."""
+        assert (recorded.num_tokens, recorded.num_hit_tokens) == (answer.num_tokens, answer.num_hit_tokens)
+        if answer.cause in OF_OTHERS:
             assert recorded.cause in OF_OTHERS | NOTHING_KNOWN | {MissCause.WINDOW_GONE, MissCause.STATE_GONE}
-            self.seen["recorded less"] += recorded.cause is not told.cause
+            self.seen["recorded less"] += recorded.cause is not answer.cause
         else:
             same = "cause", "position", "group", "token_id", "age"
-            assert [getattr(recorded, name) for name in same] == [getattr(told, name) for name in same]
+            assert [getattr(recorded, name) for name in same] == [getattr(answer, name) for name in same]
 
     @staticmethod
-    def _check_sum(told: Explanation, tokens: list[int]) -> None:
-        """What does not hit is told without a gap, and once."""
-        assert told.num_tokens == len(tokens)
-        assert (told.misses[0].start, told.misses[-1].end) == (told.num_hit_tokens, len(tokens))
-        assert all(left.end == right.start and left.cause is not right.cause for left, right in pairwise(told.misses))
-        assert told.misses[0].cause is told.cause
+    def _check_sum(answer: Explanation, tokens: list[int]) -> None:
+        """The misses cover all tokens that do not hit, without gaps and overlaps."""
+        assert answer.num_tokens == len(tokens)
+        assert (answer.misses[0].start, answer.misses[-1].end) == (answer.num_hit_tokens, len(tokens))
+        assert all(left.end == right.start and left.cause is not right.cause for left, right in pairwise(answer.misses))
+        assert answer.misses[0].cause is answer.cause
 
-    def _check_chain(self, told: Explanation, tokens: list[int], keys: RequestKeys) -> None:
+    def _check_chain(self, answer: Explanation, tokens: list[int], keys: RequestKeys) -> None:
         """One full group alone decides: what became of the first block that does not hit?"""
         group = self.inside[0]
         size = self.config.groups[group].block_size
-        place = told.num_hit_tokens // size
+        place = answer.num_hit_tokens // size
         start = place * size
         digests = hash_request_tokens(tokens, size, keys, self.epochs[-1])
-        assert told.group == group
-        assert start <= told.position < start + size
+        assert answer.group == group
+        assert start <= answer.position < start + size
         name = group, digests[place]
         if name in self.stored:
-            assert told.cause in {MissCause.ORPHANED, MissCause.BEING_COMPUTED}
+            assert answer.cause in {MissCause.ORPHANED, MissCause.BEING_COMPUTED}
             return
-        gone = self.departed.get(name, NEVER_THERE if self._may_be_called_off(told) else None)
-        if gone is not None and told.cause in gone:
-            assert told.age is not None
+        gone = self.departed.get(name, NEVER_THERE if self._may_be_called_off(answer) else None)
+        if gone is not None and answer.cause in gone:
+            assert answer.age is not None
             return
         may_forget = not self.config.explain or len(self.departed) > GHOSTS_A_SET
-        assert gone is None or gone is NEVER_THERE or may_forget, f"it went by {gone}, and nobody knows"
-        if place == 0 and told.cause is MissCause.OTHER_EPOCH:
+        assert gone is None or gone is NEVER_THERE or may_forget, f"it went by {gone}, which the answer does not have"
+        if place == 0 and answer.cause is MissCause.OTHER_EPOCH:
             before = [hash_request_tokens(tokens, size, keys, epoch)[0] for epoch in self.epochs[:-1]]
             assert any((group, digest) in self.departed for digest in before)
             return
         expected = self._of_others(group, digests[place - 1] if place else ROOT_DIGEST, tokens[start : start + size])
-        self._check_others(told, start, expected, self._own_keys(keys, start, size), tokens)
-        if told.cause is MissCause.UNKNOWN:
+        self._check_others(answer, start, expected, self._own_keys(keys, start, size), tokens)
+        if answer.cause is MissCause.UNKNOWN:
             assert may_forget, "nothing can be forgotten, but the answer is that it may be"
 
     @staticmethod
-    def _may_be_called_off(told: Explanation) -> bool:
-        """Whether content may have come and gone within one operation, which nobody sees."""
-        return told.cause is MissCause.CALLED_OFF
+    def _may_be_called_off(answer: Explanation) -> bool:
+        """Whether content may have come and gone within one operation, unseen by the model."""
+        return answer.cause is MissCause.CALLED_OFF
 
     def _own_keys(self, keys: RequestKeys, start: int, size: int) -> bytes:
         first = keys.first_block_key(self.epochs[-1]) if start == 0 else b""
@@ -182,18 +182,18 @@ class ExplainingModel:
 
     @staticmethod
     def _check_others(
-        told: Explanation, start: int, others: list[tuple[int, StoredBlock]], own: bytes, tokens: list[int]
+        answer: Explanation, start: int, others: list[tuple[int, StoredBlock]], own: bytes, tokens: list[int]
     ) -> None:
-        """What is cached in place of the block is told: the same under other keys, or the closest of what differs."""
+        """The answer names what is cached in place of the block: the same under other keys, or what differs least."""
         size = max((len(block.token_ids) for _, block in others), default=0)
         if any(common == size for common, _ in others):
-            assert told.cause in OF_OTHERS - {MissCause.CHANGED_TOKENS}
+            assert answer.cause in OF_OTHERS - {MissCause.CHANGED_TOKENS}
             return
         closest = max((common for common, block in others if block.extra_keys == own), default=None)
         if closest is None or start + closest == 0:
-            assert told.cause in NOTHING_KNOWN
+            assert answer.cause in NOTHING_KNOWN
             return
-        assert (told.cause, told.position) == (MissCause.CHANGED_TOKENS, start + closest)
-        assert told.token_id != tokens[told.position]
+        assert (answer.cause, answer.position) == (MissCause.CHANGED_TOKENS, start + closest)
+        assert answer.token_id != tokens[answer.position]
         same = [block for common, block in others if common == closest and block.extra_keys == own]
-        assert told.token_id in {int(block.token_ids[closest]) for block in same}
+        assert answer.token_id in {int(block.token_ids[closest]) for block in same}

@@ -1,4 +1,4 @@
-"""Sequences that begin, grow, are rolled back, fork and end: exact block counts, and who may write which block."""
+"""Sequences that begin, grow, are rolled back, fork and end: exact block counts, and which rows may write a block."""
 
 from collections import Counter
 from collections.abc import Sequence as AbstractSequence
@@ -56,7 +56,7 @@ class GrowthModel(DraftStatesModel):
         assert most - saved <= shortage.num_needed <= most
         self._require_real(shortage)
 
-    def allocated(  # noqa: PLR0913, PLR0917 - what was asked for, and the answer
+    def allocated(  # noqa: PLR0913, PLR0917 - the arguments, and the answer
         self,
         row: int,
         tokens: list[int],
@@ -68,9 +68,9 @@ class GrowthModel(DraftStatesModel):
     ) -> None:
         """A prompt was given a row and blocks.
 
-        Where its hit ends inside an interval, it goes on from a copy of the state that is kept there, or, if there is
-        no room for a copy and nobody holds that state, from the state itself. Where its hit ends inside a block, the
-        same holds of the block that begins so.
+        Where its hit ends inside an interval, it continues from a copy of the state that is kept there, or, if there is
+        no room for a copy and the state is unreferenced, from the state itself. Where its hit ends inside a block, the
+        same holds for the block that begins so.
         """
         self.payer = tenant
         for group, blocks in zip(self.groups, hit.block_ids, strict=True):
@@ -100,7 +100,7 @@ class GrowthModel(DraftStatesModel):
             assert (group.index in kept) == is_inside
             for block in table[num_hits:]:
                 if block == kept.get(group.index):
-                    assert block not in self.in_use[group.pool], "a block was taken over that somebody holds"
+                    assert block not in self.in_use[group.pool], "a block was taken over that is referenced"
                     self.take_over(group.pool, block)
                 else:
                     self.hand_out(group.pool, block)
@@ -143,7 +143,7 @@ class GrowthModel(DraftStatesModel):
                 needed[group.pool] += max(0, group.num_blocks(num_tokens + count, num_lookahead) - len(table))
                 needed[group.pool] += self.lacking_slots(sequence, group, count, num_draft) if count else 0
                 if self.accepts_states(sequence, group) and count:
-                    continue  # what becomes current is nobody else's
+                    continue  # no other sequence shares what becomes current
                 index = num_tokens // group.block_size
                 is_into_block = count + group.num_reserved(num_lookahead) > 0 and num_tokens % group.block_size > 0
                 if is_into_block and num_holders(sharers, group, sequence, index) - left[table[index]] > 1:
@@ -248,7 +248,7 @@ class GrowthModel(DraftStatesModel):
     def _require_own_tails(
         self, batch: AbstractSequence[ModelSequence], tokens: list[list[int]], num_lookahead: int
     ) -> None:
-        """Nobody else holds a block that appended tokens go into, or in which slots were reserved."""
+        """Only one sequence holds a block that appended tokens go into, or in which slots were reserved."""
         for sequence, new in zip(batch, tokens, strict=True):
             for group in self.groups:
                 start, end = len(sequence.tokens) - len(new), len(sequence.tokens) + group.num_reserved(num_lookahead)
@@ -340,7 +340,7 @@ class GrowthModel(DraftStatesModel):
         self.seen["fork"] += 1
 
     def may_branch(self, parent: ModelSequence, length: int) -> Refusal:
-        """Tell whether a row must not, or may not, be forked at a length below its own."""
+        """Return whether a row must not, or may not, be forked at a length below its own."""
         is_unplanned = self.is_recurrent and length > min(parent.planned_in(group) for group in self.groups)
         is_draft = self.keeps_draft_states and parent.num_accepted < length
         if is_unplanned or is_draft or any(self._is_gone(group, parent, length) for group in self.groups):

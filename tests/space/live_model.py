@@ -1,7 +1,7 @@
-"""What holds of a block space at any time: its live sequences, its counts, and who owns which block.
+"""What holds of a block space at any time: its live sequences, its counts, and which sequences hold which block.
 
-The ground that the models of the operations stand on. Which physical block is taken is the space's to decide: the
-model only insists that a block handed out is nobody's, that no step in flight touches it, and (through
+The models of the operations build on it. The space chooses which physical block is allocated. The model only requires
+that an allocated block is unreferenced, that no step in flight touches it, and (through
 :mod:`tests.space.memory_model`) that memory ends up right.
 """
 
@@ -59,7 +59,7 @@ class LiveModel:
         open_moves: what the open step's plan will copy or swap.
         statistics: the space's, after the last operation.
         epoch: of the weights, where epochs are counted.
-        payer: the tenant for whom blocks are handed out.
+        payer: the tenant that allocated blocks are charged to.
         seen: how often interesting things happened.
     """
 
@@ -150,7 +150,7 @@ class LiveModel:
         return self.pool_statistics(label).num_free
 
     def kept_free(self, pool: str) -> int:
-        """Blocks that the watermark holds back, unless the pool serves nobody."""
+        """Blocks that the watermark holds back, unless no block of the pool is in use."""
         usable = self.num_usable[pool]
         return 0 if self.num_free(pool) == usable else int(self.config.watermark * usable)
 
@@ -161,11 +161,11 @@ class LiveModel:
         )
 
     def read_tables(self, row: int) -> list[list[int]]:
-        """Ask the space for a row's block ids."""
+        """Read a row's block ids from the space."""
         return [self.space.block_ids(row, group.index) for group in self.groups]
 
     def read_slots(self, row: int) -> list[list[int]]:
-        """Ask the space for the blocks of a row's draft states."""
+        """Read the blocks of a row's draft states from the space."""
         return [self.space.draft_block_ids(row, group.index) for group in self.groups]
 
     @property
@@ -240,11 +240,11 @@ class LiveModel:
         )
 
     def _follow_events(self) -> None:
-        """Whoever follows the events knows exactly which names there are."""
+        """The names that follow from the events are exactly those of the space."""
         for events in self.space.drain_events():
             names = self.named[events.pool]
-            told = zip(events.kinds.tolist(), events.groups.tolist(), events.block_ids.tolist(), strict=True)
-            for digest, (kind, group, block) in zip(events.digests, told, strict=True):
+            changes = zip(events.kinds.tolist(), events.groups.tolist(), events.block_ids.tolist(), strict=True)
+            for digest, (kind, group, block) in zip(events.digests, changes, strict=True):
                 if kind == CacheEventKind.CLEARED:
                     names.clear()
                 elif kind == CacheEventKind.STORED:
@@ -265,7 +265,7 @@ class LiveModel:
             assert self.read_slots(row) == sequence.slots, f"a question, a shortage or an error changed row {row}"
 
     def require_shortage(self, shortage: Shortage, needs: Needs) -> None:
-        """Assert that a shortage is real, says what is needed, and changed nothing."""
+        """Assert that a shortage is real, has the number of blocks needed, and changed nothing."""
         lacking = self.lacks(needs)
         assert lacking is not None
         pool, tenant, num_permitted = lacking
@@ -279,7 +279,7 @@ class LiveModel:
         self._require_real(shortage)
 
     def _require_real(self, shortage: Shortage, num_permitted: int | None = None) -> None:
-        """Less is free than is needed, or less that a tenant may take: as much as the model says, if it knows that."""
+        """Fewer blocks are free than needed, or fewer are left to a tenant: as many as ``num_permitted``, if given."""
         self.seen["shortage"] += 1
         assert shortage.num_free == self.num_free(shortage.pool)
         share = shortage.share
@@ -293,7 +293,7 @@ class LiveModel:
         self.require_unchanged()
 
     def hand_out(self, label: str, block: int) -> None:
-        """A block was taken from the free ones: it is nobody's, and what it held is gone."""
+        """A free block was allocated: it was unreferenced, and its old content is gone."""
         self.tenants.charge((label, block), self.payer)
         assert 0 < block <= self.num_usable[label]
         assert block not in self.in_use[label], f"{label}: block {block} was handed out while in use"

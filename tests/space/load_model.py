@@ -20,7 +20,7 @@ class LoadModel(LiveModel):
     def begun(
         self, answer: Load, tokens: list[int], keys: RequestKeys, epochs: tuple[int, int], tenant: Tenant
     ) -> None:
-        """A load got its blocks: they are nobody's, and enough for a hit at its end."""
+        """A load got its blocks: they were unreferenced, and suffice for a hit at its end."""
         self.payer = tenant
         root = self.prefixes.root(keys, self.generation)
         prefixes = self.prefixes.extend(root, keys, 0, tokens[: answer.num_tokens])
@@ -49,7 +49,7 @@ class LoadModel(LiveModel):
         self.seen["load"] += 1
 
     def arrived(self, load: ModelLoad, num_tokens: int) -> None:
-        """Somebody has filled the blocks, up to a position."""
+        """The caller has filled the blocks, up to a position."""
         answer = load.answer
         for group, blocks in zip(self.groups, answer.block_ids, strict=True):
             table = [0] * (answer.num_hit_tokens // group.block_size) + blocks.tolist()

@@ -1,4 +1,4 @@
-"""A simulated device: memory whose every slot says what was written there last, and which obeys plans.
+"""A simulated device, which carries out plans, and whose memory has in every slot what was written there last.
 
 The content of a slot is ``(group, number of the prefix that ends there)``, so reading a sequence back
 through its table shows at once whose keys and values would be attended to. Plans are carried out in the
@@ -127,11 +127,11 @@ class Step:
         return found
 
     def first_open(self, row: int) -> int:
-        """From which position on a row's states are in slots, as the plan tells it; the largest number if nowhere."""
-        told = self.plan.draft_states
-        if told is None:
+        """Return the position from which a row's states are in slots, by the plan; if none, the largest number."""
+        states = self.plan.draft_states
+        if states is None:
             return sys.maxsize
-        return int(told.firsts[self.plan.compute.rows.tolist().index(row)])
+        return int(states.firsts[self.plan.compute.rows.tolist().index(row)])
 
     @property
     def moves(self) -> list[Move]:
@@ -183,9 +183,9 @@ class Device:
 
     Attributes:
         memory: content of every block of every pool, by label and id.
-        tables: block ids by group, row and logical block, as table writes have told; behind the groups those of slots.
+        tables: block ids by group, row and logical block, from table writes; after the groups those of slots.
         slots_of: which of the tables has the slots of a group that keeps draft states.
-        coming: content that somebody brings behind a step: the step, and what :meth:`put` is to write then.
+        coming: content that the caller brings after a step: the step, and what :meth:`put` is to write then.
         labels: which weights wrote what is there.
         max_epoch_lag: how far back the weights may lie that a hit rests on.
     """
@@ -210,7 +210,7 @@ class Device:
         self.memory[label][block] = [UNDEFINED] * len(self.memory[label][block])
 
     def content(self, group: GroupRule, block: int, position: int) -> Content:
-        """What a device block says of a position, once all is there that somebody brings."""
+        """The content of a device block at a position, once all that the caller brings is there."""
         offset = group.slot(position)[1]
         for _, other, table, prefixes, positions in reversed(self.coming):
             for brought in positions if other.pool == group.pool else ():
@@ -232,7 +232,7 @@ class Device:
         self.coming.append((step_id, group, list(table), list(prefixes), positions))
 
     def arrive(self, first_step_id: int) -> None:
-        """Let everything arrive that comes behind steps before this one."""
+        """Write everything that comes after steps before this one."""
         while self.coming and self.coming[0][0] < first_step_id:
             self.put(*self.coming.pop(0)[1:])
         self.labels.arrive(first_step_id)
@@ -362,8 +362,8 @@ class Device:
         """Write what the forward pass computes.
 
         Two rows may write one slot of a block that they share only if they write the same keys and values, as happens
-        when both have to compute these tokens for the sake of another block. No two rows advance one state. Who has
-        declared a row computed since answers for it: a step that fails does not spoil what stands there.
+        when both have to compute these tokens for the sake of another block. No two rows advance one state. If a row
+        was declared computed since, a step that fails does not change its content.
         """
         written: dict[tuple[int, int], int] = {}
         blocks = self.memory[group.pool]

@@ -88,7 +88,7 @@ class Mix:
         )
 
     def tenant(self, number: int) -> str | None:
-        """One of the tenants, or nobody."""
+        """One of the tenants, or none."""
         names = (None, *self.tenants)
         return names[number % len(names)]
 
@@ -97,7 +97,7 @@ class Mix:
 
         The policy that learns has half of them, since it keeps most; half run in order, and the others keep leases;
         half count epochs of the weights, in half of them hits may end inside blocks, and most keep receipts, or
-        remember what is gone: some much, some little.
+        have records of evicted content: some many, some few.
         """
         num_blocks = {pool: sizes[size % len(sizes)] for pool, sizes in self.num_blocks.items()}
         return SpaceConfig(

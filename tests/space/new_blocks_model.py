@@ -1,4 +1,4 @@
-"""Which blocks a plan must call new: handed out since the plan before, in use, and with nobody's content."""
+"""Which blocks a plan must call new: allocated since the plan before, in use, and without content."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ class NewBlocksModel:
         self.open: set[Place] = set()
 
     def filled(self, batch: list[ModelSequence]) -> None:
-        """Somebody brought the content of all tokens of these sequences."""
+        """The caller brought the content of all tokens of these sequences."""
         for sequence in batch:
             self.open -= self._all(sequence) - self._behind(sequence, dict.fromkeys(self.groups, len(sequence.tokens)))
 

@@ -2,7 +2,7 @@
 
 Questions are asked before each action and must agree with it; what must be refused is tried and must change nothing.
 Which operations with which arguments is for the machines to draw (:mod:`tests.space.space_machine`,
-:mod:`tests.space.tangled_machine`); what an operation must do is the model's to say. A failure shows the operations
+:mod:`tests.space.tangled_machine`); the model defines what an operation must do. A failure shows the operations
 that led to it, and rows, tables and plans as the model has them (:mod:`tests.space.description`).
 """
 
@@ -87,7 +87,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.seen["steps"] += self.num_steps > 0
 
     def teardown(self) -> None:
-        """Let every run end with everything computed, read back, given up and free again; or describe its failure."""
+        """End every run with everything computed, read back, freed and unreferenced; or describe its failure."""
         error = sys.exception()
         if not hasattr(self, "model"):
             return
@@ -118,7 +118,7 @@ class SpaceOperations(RuleBasedStateMachine):
 
     # Admission
 
-    def allocate_prompt(  # noqa: PLR0913 - one prompt, and what is said of it
+    def allocate_prompt(  # noqa: PLR0913 - one prompt, and its arguments
         self,
         prompt: Prompt,
         num_lookahead: int = 0,
@@ -188,14 +188,14 @@ class SpaceOperations(RuleBasedStateMachine):
             model.sequences[answer.row].generation = -1  # what it holds need not be found
 
     def match(self, tokens: list[int], keys: RequestKeys, digests: Digests | None = None) -> PrefixHit:
-        """Ask how much of a prompt is cached, or can be computed again where windows are gone."""
+        """Match a prompt: how much is cached, or can be computed again where windows are gone."""
         answer = self.space.match(tokens, keys=keys, digests=digests, max_replay_tokens=MOST_REPLAYED)
         plain = self.space.match(tokens, keys=keys, digests=digests)
         check_replay(self.model.groups, answer, plain, MOST_REPLAYED)
         return answer
 
     def lose_windows(self) -> None:
-        """The cache evicts the windows that nobody holds, and keeps full attention."""
+        """The cache evicts the unreferenced windows, and keeps full attention."""
         self._note("windows are evicted")
         evict_windows(self.space)
         self.check()
@@ -366,7 +366,7 @@ class SpaceOperations(RuleBasedStateMachine):
         self.model.require_unchanged(but_leases=True)
 
     def forget_prompt(self, prompt: Prompt, start: int) -> None:
-        """Forget a prompt from a position on: nobody finds it, and what running rows hold does not bring it back."""
+        """Forget a prompt from a position on: it is not hit, and the blocks of running rows do not bring it back."""
         self._note(f"forget {prompt} from {start} on")
         self.space.forget(list(prompt[0]), keys=prompt[1], start=start)
         self._require_forgotten(prompt, start)
@@ -384,12 +384,12 @@ class SpaceOperations(RuleBasedStateMachine):
     # Tenants
 
     def payer(self, number: int) -> Tenant:
-        """One of the mix's tenants that is there now, or nobody."""
+        """One of the mix's tenants that is there now, or none."""
         name = self.mix.tenant(number)
         return name if name in self.model.tenants.names else None
 
     def set_tenant(self, name: str, tenths: tuple[int, int]) -> None:
-        """Let a tenant come, or change its limits; what the pools cannot keep is refused."""
+        """Add a tenant, or change its limits; what the pools cannot guarantee is refused."""
         limits = limits_of(tenths, {pool: count + 1 for pool, count in self.model.tenants.num_usable.items()})
         self._note(f"set tenant {name}: {limits}")
         if not self.model.tenants.may_have(name, limits):
@@ -511,7 +511,7 @@ class SpaceOperations(RuleBasedStateMachine):
             model.load_shortage(answer, num_tokens)
         else:
             model.begun(answer, tokens, prompt[1], epochs or (model.epoch, model.epoch), tenant)
-            assert self.space.match(tokens, keys=prompt[1]).num_tokens <= before, "nobody hits what is loading"
+            assert self.space.match(tokens, keys=prompt[1]).num_tokens <= before, "what is loading cannot be hit"
 
     def finish_load(self, load: ModelLoad, num_tokens: int) -> None:
         """Bring so much of a prefix, once the steps are over that may use its blocks, and end the load."""

@@ -1,9 +1,9 @@
 """A state machine of overlapped steps: planned before the last ones were sampled, with drafts accepted and refused.
 
 Written from promise 20 alone, beside the model of everything else. The device of :mod:`tests.space.memory_model` runs
-each plan late, when it knows what the steps before have sampled: it moves ranges and slots down by what was refused,
-computes guesses where it knows no token, and samples. The host hears of it when it fills tokens in, perhaps much later.
-What any row reads must be its own tokens, whatever was accepted, rolled back, or lost with a failed step.
+each plan late, when the samples of the steps before are there: it moves ranges and slots down by what was refused,
+computes guesses at unknown tokens, and samples. The host fills the tokens in, perhaps much later. What any row reads
+must be its own tokens, whatever was accepted, rolled back, or lost with a failed step.
 """
 
 import sys
@@ -59,7 +59,7 @@ NO_REPLAY: Final = Replay(None, sys.maxsize)
 
 @dataclass(eq=False)
 class Row:
-    """A sequence: its tokens as far as the host knows them, None where it does not."""
+    """A sequence: its tokens on the host, None where they are unknown there."""
 
     number: int
     tokens: list[int | None]
@@ -199,7 +199,7 @@ class OverlapMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(place=PLACE, counts=st.lists(st.integers(0, 4), min_size=4, max_size=4), everybody=st.booleans())
     def append_unknown(self, place: int, counts: list[int], *, everybody: bool) -> None:
-        """Let rows grow by tokens that nobody knows."""
+        """Let rows grow by unknown tokens."""
         batch = self.rows[: len(counts)] if everybody else [self.rows[place % len(self.rows)]]
         wanted = [self._bounded(row, count) for row, count in zip(batch, counts, strict=False)]
         try:
@@ -351,7 +351,7 @@ class OverlapMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.planned) < MOST_IN_FLIGHT)
     @rule()
     def plan(self) -> None:
-        """Close the open step; the plan says which rows have unknown tokens, and whose sample fills the first."""
+        """Plan the open step; the plan has the rows with unknown tokens, and the step whose sample fills the first."""
         plan = self.space.plan_step()
         by_number = {row.number: row for row in self.rows}
         ranges = zip(plan.compute.rows.tolist(), plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True)
@@ -426,7 +426,7 @@ class OverlapMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _device_tokens(seen: Seen) -> tuple[list[int], int]:
-        """The tokens that the device knows of a row by now, and by how many positions its range has moved down."""
+        """The tokens of a row on the device by now, and by how many positions its range has moved down."""
         tokens, shift = list(seen.known), 0
         for stretch, length in zip(seen.waiting, seen.lengths, strict=True):
             assert stretch.sample is not None, "a step runs before one whose sample it takes"
@@ -476,7 +476,7 @@ class OverlapMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.planned)
     @rule(place=PLACE)
     def abort(self, place: int) -> None:
-        """Let steps fail; what they have sampled and nobody has filled in is gone."""
+        """Let steps fail; what they have sampled and was not filled in is gone."""
         aborted = self.planned[place % len(self.planned) :]
         del self.planned[place % len(self.planned) :]
         answer = self.space.abort(aborted[0].plan.step_id)

@@ -9,12 +9,12 @@ OTHERS = tokens(20, first=500)
 
 
 def space_of(*groups: GroupSpec, **settings: object) -> BlockSpace:
-    """Blocks of 4 tokens; hits of one token inside a block, unless told."""
+    """Blocks of 4 tokens; hits of one token inside a block, by default."""
     return new_space(*groups, **({"min_partial_hit": 1} | settings))  # type: ignore[arg-type]
 
 
 def leaving(at: int, num_others: int = 8, first: int = 0) -> list[int]:
-    """Make a prompt that begins as ``tokens`` does and goes on otherwise from some position."""
+    """Make a prompt that begins as ``tokens`` does and differs from some position on."""
     return [*range(first, first + at), *OTHERS[:num_others].tolist()]
 
 

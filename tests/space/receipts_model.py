@@ -1,4 +1,4 @@
-"""What the receipts of a block space must say: every plan's ranges once more, on a list of steps and with plain sums.
+"""The receipts that a block space must give: every plan's ranges once more, on a list of steps and with plain sums.
 
 Written from decision 17. A *life* is one sequence from its first blocks until it is freed; what is in flight for it
 stands in the list of steps until these end, or until it has nothing to do with them any more.
@@ -91,7 +91,7 @@ class ReceiptsModel:
             work.num_replayed = computed.end - min(computed.starts.values())
 
     def acknowledged(self, tables: Mapping[ModelSequence, Mapping[str, int]]) -> None:
-        """The oldest step is over; ``tables`` says how many blocks each sequence has in each pool, by label."""
+        """The oldest step is over; ``tables``: the number of blocks of each sequence in each pool, by label."""
         step_id = self.num_planned - len(self.steps) + 1
         for work in self.steps.pop(0):
             life = self.lives[work.sequence]
@@ -122,27 +122,27 @@ class ReceiptsModel:
         del self.steps[len(self.steps) - num_steps :]
 
     def freed(self, sequence: ModelSequence) -> Receipt:
-        """A sequence ends; tell its last receipt."""
+        """A sequence ends; return its last receipt."""
         life = self.lives.pop(sequence)
         receipt = life.receipt + Receipt(num_abandoned=self._take_out(sequence))
         self.freed_sum += receipt
         return receipt
 
-    def declared(self, sequence: ModelSequence, told: int, sure_from: int) -> None:
-        """Somebody else computed all of a sequence that no step has computed yet, and nothing that is computed.
+    def declared(self, sequence: ModelSequence, num_declared_so_far: int, sure_from: int) -> None:
+        """The caller computed all of a sequence that no step has computed yet, and nothing that is computed.
 
-        Which of several rows was to compute what they share is the space's to decide: from ``sure_from`` on it was this
-        one, before it may have been another.
+        The space decides which of several rows is to compute what they share: from ``sure_from`` on it was this row,
+        before it may have been another.
         """
         life, num_tokens = self.lives[sequence], len(sequence.tokens)
         in_flight = self._take_out(sequence)
-        num_declared = told - life.receipt.num_declared
+        num_declared = num_declared_so_far - life.receipt.num_declared
         assert num_tokens - sure_from <= num_declared - in_flight <= num_tokens
         life.receipt += Receipt(num_declared=num_declared)
         life.num_reached = max(life.num_reached, num_tokens)
 
     def _take_out(self, sequence: ModelSequence) -> int:
-        """Forget what is in flight for a sequence; tell how much it was."""
+        """Remove what is in flight for a sequence; return the number of tokens."""
         mine = [work for works in self.steps for work in works if work.sequence is sequence]
         self.steps = [[work for work in works if work.sequence is not sequence] for works in self.steps]
         return sum(work.end - work.start for work in mine)

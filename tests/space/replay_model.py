@@ -65,7 +65,7 @@ def check_replay(groups: list[GroupRule], hit: PrefixHit, plain: PrefixHit, most
 
 
 def evict_windows(space: BlockSpace) -> None:
-    """Take the names of all windows that nobody holds, as evicting them would."""
+    """Remove the names of all unreferenced windows, as evicting them would."""
     state = space._state
     for group in state.groups:
         if not isinstance(group.spec, SlidingWindow):

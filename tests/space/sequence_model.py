@@ -17,7 +17,7 @@ class Prefixes:
     """Numbers for prefixes: two prefixes have one number exactly when tokens and extra keys are all equal."""
 
     def __init__(self) -> None:
-        """Know the empty prefix, 0."""
+        """Start with the empty prefix, 0."""
         self._numbers: dict[tuple[int, Hashable], int] = {}
 
     def follow(self, prefix: int, item: Hashable) -> int:
@@ -88,8 +88,8 @@ class ModelSequence:
         planned_replayed, sure_replayed: the same in windows that can be computed again.
         replay: what its replay left, if it had one.
         is_planned: whether a plan saw it whole; before, what it hit may fall to it to compute.
-        marked_steps: steps in flight when somebody else brought its content: aborting these does not concern it.
-        tables: its block ids, one list a group, as the space told them last.
+        marked_steps: steps in flight when it was declared computed: aborting these does not concern it.
+        tables: its block ids, one list a group, as the space returned them last.
         slots: the blocks of its draft states, one list a group, empty where the group keeps none.
         status: where it is; lost sequences stay ``on_host`` or not as they were.
         is_sharer: whether it began with blocks of another sequence.
@@ -98,8 +98,8 @@ class ModelSequence:
         era: grows whenever the sequence does anything but grow.
         first_epoch: the epoch of the weights in force when it began; num_hit: tokens that it hit then; oldest_hit: the
             oldest weights that were found to have contributed to these.
-        tenant: who is charged for what it takes.
-        is_plain: nothing was taken back of it, so that its epochs can be told exactly.
+        tenant: the tenant that its blocks are charged to.
+        is_plain: no token of it was removed, so that its epochs can be compared exactly.
     """
 
     row: int
@@ -153,7 +153,7 @@ class ModelSequence:
         self.num_accepted = len(self.tokens) - num_draft
 
     def cut(self, length: int) -> None:
-        """Forget the tokens from ``length`` on; what remains is accepted."""
+        """Remove the tokens from ``length`` on; what remains is accepted."""
         self.era += length < len(self.tokens)
         self.is_plain &= length == len(self.tokens)
         self.tokens = self.tokens[:length]

@@ -114,7 +114,7 @@ class SpaceMachine(SpaceOperations):
     @precondition(lambda self: self.mix.tenants)
     @rule(number=st.integers(1, 2), cap=st.integers(1, 10), floor=st.integers(0, 4))
     def change_limits(self, number: int, cap: int, floor: int) -> None:
-        """Let a tenant come, or give one other limits."""
+        """Add a tenant, or give one other limits."""
         self.set_tenant(list(self.mix.tenants)[number - 1], (cap, floor))
 
     @precondition(lambda self: self.mix.tenants)
@@ -267,7 +267,7 @@ class SpaceMachine(SpaceOperations):
     def load(  # noqa: PLR0913, PLR0917 - one draw for each argument
         self, origin: Prompt, cut: int, tokens: list[int], keys: RequestKeys | None, most: int, lag: int, tenant: int
     ) -> None:
-        """Reserve blocks for a prefix that somebody brings, perhaps of older weights."""
+        """Reserve blocks for a prefix that the caller brings, perhaps of older weights."""
         self.load_prefix(self._prompt(origin, cut, tokens, keys), most, lag, self.payer(tenant))
 
     @precondition(lambda self: self.model.loads)
@@ -376,7 +376,7 @@ class SpaceMachine(SpaceOperations):
         places: list[int],
         num_lookahead: int,
     ) -> None:
-        """Ask everything that can be asked: nothing changes."""
+        """Call every question: nothing changes."""
         space, model = self.space, self.model
         prompt = self._prompt(origin, cut, tokens, keys)
         answer = self.answers[prompt] = self.match(list(prompt[0]), prompt[1])

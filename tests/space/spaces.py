@@ -66,7 +66,7 @@ class Settings(TypedDict, total=False):
 
 
 def new_space(*groups: GroupSpec, **settings: Unpack[Settings]) -> BlockSpace:
-    """Build a space: full attention with blocks of 4 tokens, 100 of them to be had, no watermark, unless told."""
+    """Build a space: full attention with blocks of 4 tokens, 100 of them usable, no watermark, by default."""
     settings.setdefault("num_blocks", 101)
     settings.setdefault("max_sequences", 16)
     settings.setdefault("max_tokens", 1000)
@@ -112,7 +112,7 @@ def cache(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -
 
 
 def hit(space: BlockSpace, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> int:
-    """Tell how many tokens of a prompt are cached."""
+    """Return how many tokens of a prompt are cached."""
     return space.match(token_ids, keys=keys).num_tokens
 
 
@@ -122,14 +122,14 @@ def held(space: BlockSpace, row: int, group: int = 0) -> list[int]:
 
 
 def named(space: BlockSpace, prompt: npt.NDArray[np.int32], group: int = 1) -> dict[int, int]:
-    """Tell which logical blocks of a prompt carry a name in a group, and which blocks these are."""
+    """Return the logical blocks of a prompt that have a name in a group, and their block ids."""
     digests = hash_request_tokens(prompt, space.config.groups[group].block_size)
     stored = [space.stored_block(digest, group) for digest in digests]
     return {index: block.block_id for index, block in enumerate(stored) if block is not None}
 
 
 def found(space: BlockSpace, prompt: npt.NDArray[np.int32], group: int = 1) -> list[int]:
-    """Tell which logical blocks of a prompt carry a name in a group and are not spare."""
+    """Return the logical blocks of a prompt that have a name in a group and are not spare."""
     records = space._state.groups[group].pool.arrays.records
     return [index for index, block in named(space, prompt, group).items() if records[block, KEPT] != SPARE]
 
@@ -154,7 +154,7 @@ def unchanged(space: BlockSpace) -> Iterator[None]:
 
 
 def same_numbers(left: BlockSpace, right: BlockSpace) -> bool:
-    """Tell whether two spaces hold the same numbers everywhere."""
+    """Return whether two spaces have the same numbers everywhere."""
     mine, others = _numbers_of(left), _numbers_of(right)
     return mine.keys() == others.keys() and all(np.array_equal(mine[name], others[name]) for name in mine)
 

@@ -1,4 +1,4 @@
-"""Steps: what a plan must say, what the device makes of it, and what acknowledging or aborting it changes."""
+"""Steps: what a plan must contain, what the device does with it, and what acknowledging or aborting it changes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -69,11 +69,11 @@ class StepModel(LiveModel):
         self.seen["several steps in flight"] += len(self.in_flight) > 1
 
     def _require_firsts(self, plan: StepPlan, views: dict[int, View]) -> None:
-        """The plan tells from which position on rows have draft states, if any that it computes has."""
+        """The plan has the position from which each row has draft states, if any row of it has them."""
         rows = plan.compute.rows.tolist()
         is_any = any(views[row].accepted < len(views[row].prefixes) for row in rows)
-        told = plan.draft_states.firsts.tolist() if plan.draft_states else None
-        assert told == ([views[row].accepted for row in rows] if is_any and self.keeps_draft_states else None)
+        firsts = plan.draft_states.firsts.tolist() if plan.draft_states else None
+        assert firsts == ([views[row].accepted for row in rows] if is_any and self.keeps_draft_states else None)
 
     def _touched(self, step: Step) -> set[Place]:
         """Blocks that the device may read or write for a plan."""
@@ -110,13 +110,13 @@ class StepModel(LiveModel):
             self.seen["older weights hit"] += view.sequence.oldest_hit < view.sequence.first_epoch
 
     def device_moved_on(self) -> None:
-        """Let arrive what was brought behind the steps that are over."""
+        """Write what was brought after the steps that are over."""
         self.device.arrive(self.planned[0].plan.step_id if self.planned else self.num_plans + 1)
 
     def _require_held(self, view: View) -> None:
-        """Whatever a sequence's blocks are to hold is in memory, and all that its next token will read.
+        """What a sequence's blocks were to hold at the plan is in memory, with all that its next token reads.
 
-        Blocks that have given way to others since the plan was made, and that it does not touch, may be anybody's.
+        Blocks that left the row's table since then, and that the plan does not touch, may have any content.
         """
         for group in self.groups:
             table, now = view.tables[group.index], view.sequence.tables[group.index]
@@ -150,7 +150,7 @@ class StepModel(LiveModel):
                     assert is_coming or self.device.content(group, table[index], position) == (
                         group.index,
                         view.prefixes[position],
-                    ), f"row {view.sequence.row}, group {group.index}: nobody computes position {position}"
+                    ), f"row {view.sequence.row}, group {group.index}: no row computes position {position}"
 
     def _computed_slots(self, group: GroupRule) -> set[tuple[int, int]]:
         """Block and offset of everything that plans still to run compute in a group."""

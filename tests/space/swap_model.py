@@ -60,7 +60,7 @@ class SwapModel(LiveModel):
         )
 
     def swapped_over(self, batch: list[ModelSequence], moves: tuple[BlockMoves, ...], *, to_host: bool) -> None:
-        """Sequences were moved: every block with content once, shared ones still shared, as the moves say.
+        """Sequences were moved: every block with content once, shared ones still shared, by the plan's moves.
 
         A full block may be shared with what the other side holds already: reading the memory back shows if rightly.
         """

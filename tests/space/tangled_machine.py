@@ -2,7 +2,7 @@
 
 All prompts of a tangle are beginnings of one text, so that each continues the others; they are admitted, grown and
 forked within one open step, in pools with room for all, and leave it in any order. What a row holds may then be
-computed by any of several others, or stand in the cache, or be a duplicate: who is to compute it goes wrong first.
+computed by any of several others, or be cached, or be a duplicate: errors in the choice of the computing row show here.
 
 One rule draws a *tangle*: prompts that are computed first, actions that tie rows to one another in the open step,
 actions by which they part, and what becomes of the steps. Short lists on few rows find more than long ones, and shrink
@@ -36,7 +36,7 @@ class Action(NamedTuple):
     Args:
         verb: the method that does it.
         place: which of the running rows, counted from the latest.
-        num_tokens: how many tokens; what for is the verb's to say.
+        num_tokens: how many tokens; the verb defines their use.
     """
 
     verb: str

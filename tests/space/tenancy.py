@@ -1,4 +1,4 @@
-"""Spaces that tenants share, for tests: how they are built, driven, and asked what each tenant has."""
+"""Spaces that tenants share, for tests: functions that build and drive them, and read what each tenant has."""
 
 from typing import Any
 
@@ -37,13 +37,13 @@ def shared_by(
 
 
 def share(space: BlockSpace, tenant: str | None) -> TenantShare:
-    """Tell what a tenant has of the only pool."""
+    """Return what a tenant has of the only pool."""
     (found,) = [it for it in space.statistics().tenants if it.tenant == tenant]
     return found
 
 
 def has(space: BlockSpace, tenant: str | None) -> tuple[int, int]:
-    """Tell how many blocks a tenant has taken and cached."""
+    """Return how many blocks a tenant has taken and cached."""
     its = share(space, tenant)
     return its.num_taken, its.num_cached
 

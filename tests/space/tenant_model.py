@@ -1,7 +1,7 @@
-"""Who is charged for which block, and what each tenant may take: written from the rule alone.
+"""Which tenant each block is charged to, and what each tenant may take: written from the rule alone.
 
-Whoever takes a block out of the free ones is charged for it, new or hit, until somebody else does. What is taken of a
-pool is in use, or waits for a step. A tenant may take what its cap and what others were promised leave to it.
+A free block that is taken, new or hit, is charged to the tenant that takes it, until another tenant does. Taken blocks
+of a pool are in use, or wait for a step. A tenant may take what its cap and the floors of others leave to it.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ class TenantModel:
     """The charges of one space.
 
     Attributes:
-        numbers: the tenants in the order in which they are told; "" where one was removed, until another comes.
+        numbers: the tenants in the order of statistics; "" where one was removed, until another is added.
         charged_to: the last to take each block of a device pool.
         taken: blocks that are in use or wait, by pool and tenant; charged: those that the last operation took.
     """
@@ -58,7 +58,7 @@ class TenantModel:
 
     @property
     def names(self) -> list[Tenant]:
-        """The tenants that there are, in the order in which they are told."""
+        """The tenants that there are, in the order of statistics."""
         return [name for name in self.numbers if name != ""]
 
     def may_have(self, name: str, limits: TenantLimits) -> bool:
@@ -87,7 +87,7 @@ class TenantModel:
             self.cap[pool, name], self.floor[pool, name] = limits.cap[pool], limits.floor[pool]
 
     def leave(self, name: str) -> None:
-        """A tenant goes; what it is charged for is nobody's from now on."""
+        """A tenant is removed; its blocks are charged to no tenant from now on."""
         self.seen["tenant removed"] += 1
         self.numbers[self.numbers.index(name)] = ""
         self.charged_to = {place: None if owner == name else owner for place, owner in self.charged_to.items()}
@@ -104,11 +104,11 @@ class TenantModel:
         self.charged.clear()
 
     def last_taken(self) -> dict[Tenant, dict[str, int]]:
-        """Blocks that the operation which goes on has taken, by tenant and pool."""
+        """Blocks that the current operation has taken, by tenant and pool."""
         return {tenant: {pool: self.charged[pool, tenant] for pool in self.num_usable} for tenant in self.names}
 
     def check(self, statistics: SpaceStatistics) -> None:
-        """Compare what each tenant is said to have; nobody is above a cap, and all that is cached is somebody's."""
+        """Compare the shares of all tenants; no tenant is above its cap, and each cached block is in one share."""
         if not self.are_distinguished:
             assert statistics.tenants == ()
             return
@@ -118,7 +118,7 @@ class TenantModel:
         for share in statistics.tenants:
             key = share.pool, share.tenant
             assert (share.cap, share.floor) == (self.cap[key], self.floor[key])
-            assert share.num_taken == self.taken[key], f"{key} has taken {self.taken[key]} blocks, told {share}"
+            assert share.num_taken == self.taken[key], f"{key} has taken {self.taken[key]} blocks, not {share}"
             assert share.num_taken + share.num_cached <= share.cap, f"{key} is above its cap: {share}"
             self.seen["at its cap"] += share.num_taken + share.num_cached == share.cap < self.num_usable[share.pool]
         for pool in statistics.pools:
@@ -130,7 +130,7 @@ class TenantModel:
     def permitted(
         self, pool: str, tenant: Tenant, num_free: int, taken: Counter[tuple[str, Tenant]] | None = None
     ) -> int:
-        """Blocks that a tenant may take of so many free ones, where so many are taken: now, if that is not said."""
+        """Blocks that a tenant may take of ``num_free`` free ones, while ``taken`` are taken; None: those taken now."""
         has = self.taken if taken is None else taken
         promised = sum(max(0, self.floor[pool, other] - has[pool, other]) for other in self.names if other != tenant)
         return max(0, min(self.cap[pool, tenant] - has[pool, tenant], num_free - promised))
@@ -140,7 +140,7 @@ class TenantModel:
         return self._lacks(needs, num_free, Counter(self.taken))
 
     def fit_empty(self, needs: Needs) -> bool:
-        """Whether pools that serve nobody would have enough."""
+        """Whether pools without blocks in use would have enough."""
         return self._lacks(needs, self.num_usable, Counter()) is None
 
     def _lacks(

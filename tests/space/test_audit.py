@@ -139,7 +139,7 @@ def promise_of_the_open_step(space: BlockSpace) -> None:
 
 
 def known(number: int, row: int = 0, *, is_overlapped: bool = True) -> Tamper:
-    """Say that so many of a row's tokens are known, and the others are not."""
+    """Make so many of a row's tokens known, and the others unknown."""
 
     def tamper(space: BlockSpace) -> None:
         space._state.num_known[row] = number
@@ -242,7 +242,7 @@ def test_promise_17_check_notices_tampering_with(tamper: Tamper, message: str) -
 
 
 def dated(block: int, oldest: int, newest: int) -> Tamper:
-    """Say of which epochs a block is."""
+    """Set the epochs of a block."""
 
     def tamper(space: BlockSpace) -> None:
         only_pool(space).arrays.epochs[block] = oldest, newest
@@ -251,7 +251,7 @@ def dated(block: int, oldest: int, newest: int) -> Tamper:
 
 
 def of_epoch(row: int, oldest: int) -> Tamper:
-    """Say how old a row is."""
+    """Set the oldest epoch of a row."""
 
     def tamper(space: BlockSpace) -> None:
         space._state.oldest_epochs[row] = oldest

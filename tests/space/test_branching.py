@@ -1,4 +1,4 @@
-"""Forks at a prefix: rows that go on from an earlier position of another one, or are told from which they can."""
+"""Forks at a prefix: rows that continue from an earlier position of another, or learn from which position they can."""
 
 from collections.abc import Callable
 

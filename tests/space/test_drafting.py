@@ -222,7 +222,7 @@ def test_states_are_kept_for_each_row_s_own_guesses() -> None:
 
 
 def draft_late(space: BlockSpace, row: int, num_draft: int) -> None:
-    """Append a certain token and drafts that nobody knows yet; a step computes them."""
+    """Append a certain token and unknown drafts; a step computes them."""
     length = space.num_tokens(row)
     space.append(row, [length, *[-1] * num_draft], [1 + num_draft], num_draft=num_draft)
     run_step(space)

@@ -30,7 +30,7 @@ def stored(space: BlockSpace) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_parent_that_was_evicted_is_still_named() -> None:
-    """The window has left the first block, and others have taken it: the row's chain knows it."""
+    """The window has left the first block, and other rows have taken it: the row's chain still has its digest."""
     space = new_space(SlidingWindow(1, 4), num_blocks=4, events=True)
     row = prefill(space, tokens(4))
     cache(space, tokens(12, first=100))

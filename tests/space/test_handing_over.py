@@ -1,4 +1,4 @@
-"""Who computes what several rows wait for, when one of them leaves the open step (docs/decisions/0005-steps.md)."""
+"""Which row computes what several rows wait for, when one leaves the open step (docs/decisions/0005-steps.md)."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ LEAVES = pytest.mark.parametrize("leave", [free, swap_out])
 
 
 def computed(space: BlockSpace) -> dict[int, tuple[int, int]]:
-    """Run the open step; tell what it computed, by row."""
+    """Run the open step; return what it computed, by row."""
     compute = run_step(space).compute
     ranges = zip(compute.starts.tolist(), compute.ends.tolist(), strict=True)
     return dict(zip(compute.rows.tolist(), ranges, strict=True))
@@ -45,7 +45,7 @@ def test_promise_09_every_pending_block_finds_an_heir_that_holds_it(leave: Leave
     leave(space, a)
     space.check()
     ranges = computed(space)
-    assert ranges[int(b)] == (1, 12), "nobody but the fork holds the first two blocks"
+    assert ranges[int(b)] == (1, 12), "only the fork holds the first two blocks"
     assert ranges[c][1] == 13
     assert space.computed_block_ids(int(b)) == space.block_ids(int(b))
 
@@ -74,7 +74,7 @@ def test_promise_09_what_nobody_can_compute_any_more_is_unnamed() -> None:
 
 @pytest.mark.interpreted
 def test_promise_09_blocks_of_one_row_may_need_several_heirs() -> None:
-    """Two groups: the one who hits in a window holds less of the window than of the full group."""
+    """Two groups: a row with a hit in a window holds less of the window than of the full group."""
     space = new_space(FullAttention(4), SlidingWindow(4, block_size=2))
     a = allocate(space, tokens(20))
     b = allocate(space, tokens(13))

@@ -1,4 +1,4 @@
-"""What a match answers, and that the same question is not asked three times: match, can_allocate, allocate."""
+"""What a match answers, and that one match serves match, can_allocate and allocate."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ def count_walks(space: BlockSpace) -> list[int]:
     return walks
 
 
-# What an answer tells
+# What an answer contains
 
 
 @pytest.mark.interpreted
@@ -77,7 +77,7 @@ def test_nothing_cached_is_an_answer_too() -> None:
 def test_an_answer_tells_how_many_free_blocks_an_allocation_takes(
     groups: tuple[GroupSpec, ...], *, is_held: bool
 ) -> None:
-    """New blocks, and hits that nobody holds: both are free blocks before, and not after."""
+    """New blocks, and unreferenced hits: both are free blocks before, and not after."""
     space = new_space(*groups)
     row = prefill(space, PROMPT)
     if not is_held:
@@ -203,7 +203,7 @@ def busy() -> BlockSpace:
     return space
 
 
-def last_step(space: BlockSpace) -> Any:  # noqa: ANN401 - a number that only the space knows
+def last_step(space: BlockSpace) -> Any:  # noqa: ANN401 - a number that the space chooses
     return space._ledger.in_flight[0].plan.step_id
 
 
@@ -301,7 +301,7 @@ QUESTIONS = {
     "contents_of",
     "stored_block",
     "stored_blocks",
-    "advance",  # tells the time, which no answer depends on
+    "advance",  # sets the time, which no answer depends on
     "has_events",
     "drain_events",  # takes what was noted of the past
     "observe",  # what follows the space changes nothing of it

@@ -66,7 +66,7 @@ def test_without_a_hold_the_same_blocks_are_evicted() -> None:
 
 
 def test_blocks_of_a_freed_row_stay_with_what_they_hold() -> None:
-    """The partly filled one too, which nobody can find."""
+    """The partly filled one too, which cannot be hit."""
     space = new_space(num_blocks=9)
     row = prefill(space, tokens(10))
     blocks = held(space, row)
@@ -303,7 +303,7 @@ def test_a_held_copy_of_an_aborted_step_is_undefined() -> None:
 
 
 def test_what_a_rewound_row_was_to_compute_loses_its_name_when_the_row_leaves() -> None:
-    """The block stays held, but nobody will compute it."""
+    """The block stays held, but no row will compute it."""
     space = new_space()
     row = allocate(space, tokens(8))
     plan = space.plan_step()

@@ -31,7 +31,7 @@ class Holds(RuleBasedStateMachine):
 
     @rule(first=st.sampled_from([0, 50]), length=st.integers(1, 18), salt=st.sampled_from([b"", b"x"]))
     def allocate(self, first: int, length: int, salt: bytes) -> None:
-        """Admit a prompt, or hear that there is no room, as ``can_allocate`` has said."""
+        """Admit a prompt, or get a shortage, as ``can_allocate`` has answered."""
         if len(self.rows) + len(self.swapped) == 4:
             return
         status = self.space.can_allocate(tokens(length, first), keys=RequestKeys(salt=salt))
@@ -43,7 +43,7 @@ class Holds(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), count=st.integers(0, 6), num_lookahead=st.integers(0, 3))
     def append(self, data: st.DataObject, count: int, num_lookahead: int) -> None:
-        """Grow, or hear that there is no room, as ``can_append`` has said."""
+        """Grow, or get a shortage, as ``can_append`` has answered."""
         row = data.draw(st.sampled_from(self.rows))
         if self.space.num_tokens(row) + count + num_lookahead <= 40:
             fits = self.space.can_append(row, [count], num_lookahead=num_lookahead)
@@ -157,7 +157,7 @@ class Holds(RuleBasedStateMachine):
             self.tickets[ticket] = {block: self._content(block) for block in wanted}
 
     def _obstacle(self, block: int) -> str:
-        """What a refusal to hold a block would say."""
+        """The message of a refusal to hold a block."""
         pool = only_pool(self.space)
         record, seen = pool.arrays.records[block], pool.block(block)
         if seen.place == "free" and seen.digest is None:

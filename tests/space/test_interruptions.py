@@ -1,4 +1,4 @@
-"""An exception in the middle of an operation: either nothing has changed, or the space says that it is broken.
+"""An exception in the middle of an operation: either nothing has changed, or the space reports that it is broken.
 
 `make test` interrupts at every seventh line, and `make test-long` at each.
 """
@@ -110,7 +110,7 @@ def test_an_interruption_while_content_is_leased_leaves_all_as_it_was_or_is_told
 
 
 def space_of_tenants() -> BlockSpace:
-    """Tenant a is at its cap, and b has what nobody uses; rows of both run, or are on the host; one is to grow."""
+    """Tenant a is at its cap, and b has cached blocks; rows of both run, or are on the host; one is to grow."""
     tenants = {"a": TenantLimits(cap=10), "b": TenantLimits(floor=4)}
     space = new_space(num_blocks=40, num_host_blocks=40, events=True, tenants=tenants)
     for first, tenant in ((0, "a"), (100, "b"), (200, "a")):
@@ -297,7 +297,7 @@ def test_an_interruption_while_states_are_drafted_leaves_all_as_it_was_or_is_tol
 
 
 def space_with_a_beginning() -> BlockSpace:
-    """Prompts hit the beginning of row 0's second block, and of one that nobody holds."""
+    """Prompts hit the beginning of row 0's second block, and of an unreferenced one."""
     space = new_space(*GROUPS[:2], num_blocks=19, min_partial_hit=1, receipts=True, events=True)
     prefill(space, tokens(9))
     space.free(prefill(space, tokens(9, first=50)))
@@ -306,7 +306,7 @@ def space_with_a_beginning() -> BlockSpace:
 
 INSIDE_OPERATIONS: dict[str, Callable[[BlockSpace], object]] = {
     "copy a block that is held": lambda space: space.allocate([*range(7), 99]),
-    "copy a block that nobody holds": lambda space: space.allocate([*range(50, 57), 99]),
+    "copy an unreferenced block": lambda space: space.allocate([*range(50, 57), 99]),
     "take a block over": lambda space: space.allocate([*range(50, 57), *range(900, 909)]),
 }
 
@@ -359,7 +359,7 @@ def copy_of(space: BlockSpace) -> BlockSpace:
 
 
 def outcome(space: BlockSpace, start: BlockSpace, done: BlockSpace) -> str:
-    """Tell how an interrupted operation left a space."""
+    """Return how an interrupted operation left a space."""
     try:
         space.statistics()
     except InterruptedSpaceError:

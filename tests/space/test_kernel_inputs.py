@@ -86,8 +86,8 @@ def test_slots_and_pages_are_those_of_the_tables(rng: random.Random) -> None:
             assert all(array.dtype == np.int32 for array in (lists.indptr, lists.indices, lists.last_page_len))
             for place, row in enumerate(rows):
                 pages = lists.indices[lists.indptr[place] : lists.indptr[place + 1]].tolist()
-                told = pages, lists.last_page_len[place], lists.starts[place]
-                assert told == expected_pages(space, row, group)
+                listed = pages, lists.last_page_len[place], lists.starts[place]
+                assert listed == expected_pages(space, row, group)
             assert lists.indptr[-1] == len(lists.indices)
         while len(in_flight) > rng.randint(0, 2):
             acknowledge(space, in_flight.pop(0))

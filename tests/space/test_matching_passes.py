@@ -1,4 +1,4 @@
-"""The passes of a match, one by one: what each of them knows, as the pages that draw them say."""
+"""The passes of a match, one by one: the results of each, as on the pages that draw them."""
 
 import copy
 
@@ -63,8 +63,8 @@ def test_each_pass_says_what_is_drawn() -> None:
 def test_what_a_pass_lacks_is_what_is_explained() -> None:
     """Give back what the window lacks, and the hit is as long as the last common end of blocks allows."""
     space = drawn_space()
-    told = space.explain(PROMPT)
-    assert (told.num_hit_tokens, told.group, told.position, told.cause) == (16, 1, 20, MissCause.WINDOW_GONE)
+    miss = space.explain(PROMPT)
+    assert (miss.num_hit_tokens, miss.group, miss.position, miss.cause) == (16, 1, 20, MissCause.WINDOW_GONE)
     cache(space, PROMPT[:25])
     assert hit(space, PROMPT) == 24
 
@@ -74,8 +74,8 @@ def test_the_hit_that_is_drawn_where_misses_are_explained() -> None:
     cache(space, PROMPT[:17])
     drop(space, 1, 2)
     assert hit(space, PROMPT[:13]) == 8
-    told = space.explain(PROMPT[:13])
-    assert (told.num_hit_tokens, told.group, told.position, told.cause) == (8, 1, 8, MissCause.WINDOW_GONE)
+    miss = space.explain(PROMPT[:13])
+    assert (miss.num_hit_tokens, miss.group, miss.position, miss.cause) == (8, 1, 8, MissCause.WINDOW_GONE)
 
 
 def test_a_hit_ends_before_what_is_pending_if_a_settled_block_is_behind() -> None:

@@ -207,7 +207,7 @@ def test_a_question_that_is_always_answered_yes_is_noticed(question: str, answer
 
 @pytest.mark.parametrize("name", ["reviving", "taking", pytest.param("taken", marks=pytest.mark.long)])
 def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so are operations for which somebody else pays, and caps that hits exceed."""
+    """And so are operations that are charged to another tenant, and caps that hits exceed."""
     monkeypatch.setattr(TenantFeature, name, lambda *_: None)
     require_noticed("full, tenants", first_seed=6)
 
@@ -244,6 +244,6 @@ def test_an_operation_that_is_on_no_receipt_is_noticed(name: str) -> None:
 
 def test_receipts_that_are_handed_out_for_other_rows_are_noticed() -> None:
     def sabotage(space: BlockSpace) -> None:
-        replace_method(space, "free", lambda free: lambda rows, **told: cast("Any", free)(rows, **told)[::-1])
+        replace_method(space, "free", lambda free: lambda rows, **options: cast("Any", free)(rows, **options)[::-1])
 
     require_noticed("full", sabotage)

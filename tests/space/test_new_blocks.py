@@ -1,4 +1,4 @@
-"""What a plan calls new: blocks handed out since the plan before with nobody's content in them, and no others."""
+"""What a plan calls new: blocks allocated since the plan before and without content, and no others."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_destinations_of_copies_and_swaps_are_not_new() -> None:
 
 
 def test_a_new_block_that_is_copied_on_write_stays_new() -> None:
-    """It may be zeroed: the copy reads it, and nobody has computed it yet."""
+    """It may be zeroed: the copy reads it, and it is not computed yet."""
     space = new_space()
     row = allocate(space, tokens(6))
     (child,) = space.fork(row)
@@ -112,8 +112,8 @@ def test_new_blocks_are_told_pool_by_pool() -> None:
     groups = FullAttention(4), SlidingWindow(8, 4), RecurrentState(4)
     space = new_space(*groups, num_blocks={"device": 50, "state": 20})
     row = allocate(space, tokens(7))
-    told = new_in(space.plan_step())
-    assert told == {"device": [*held(space, row, 0), *held(space, row, 1)], "state": held(space, row, 2)}
+    listed = new_in(space.plan_step())
+    assert listed == {"device": [*held(space, row, 0), *held(space, row, 1)], "state": held(space, row, 2)}
 
 
 def test_a_block_handed_out_again_is_new_again() -> None:

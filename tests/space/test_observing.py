@@ -1,4 +1,4 @@
-"""What follows a space is called at every moment, in order, and may ask the space then."""
+"""An observer of a space is called at every moment, in order, and may call the space's questions then."""
 
 import numpy as np
 import pytest

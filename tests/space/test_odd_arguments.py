@@ -187,8 +187,8 @@ def test_promise_5_odd_arguments_get_an_error_of_ours(name: str) -> None:
     setting = Setting()
     good, before = GOOD[name](setting), setting.space.statistics()
     for call in calls_of(getattr(setting.space, name), FREE.get(name, {})):
-        answered, told = outcome(call, getattr(setting.space, name), good)
-        complaints += [told] if told else []
+        answered, complaint = outcome(call, getattr(setting.space, name), good)
+        complaints += [complaint] if complaint else []
         setting.space.check()
         if answered:
             setting = Setting()

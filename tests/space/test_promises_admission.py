@@ -89,7 +89,7 @@ def test_promise_15_where_a_chunk_begins_nothing_before_it_is_asked_for() -> Non
 
 
 def test_promise_15_chunks_alone_must_show_what_was_computed() -> None:
-    """With chunked groups only, nothing else could tell that these tokens were ever seen."""
+    """With chunked groups only, nothing else shows that these tokens were ever seen."""
     space = new_space(ChunkedLocal(8, block_size=4))
     assert hit(space, tokens(25)) == 0
 

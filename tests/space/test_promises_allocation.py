@@ -79,7 +79,7 @@ def test_promise_01_the_watermark_is_waived_while_a_pool_serves_nobody() -> None
     """Or a sequence that needs nearly all of it would wait for ever."""
     space = new_space(watermark=0.1)
     assert space.can_allocate(tokens(400)) is OK
-    cache(space, tokens(200, first=500))  # cached blocks serve nobody
+    cache(space, tokens(200, first=500))  # cached blocks are not in use
     assert space.can_allocate(tokens(400)) is OK
 
 
@@ -217,7 +217,7 @@ def test_promise_03_growing_takes_exactly_the_blocks_it_must(
     ids=["one of three", "two of three", "all three", "a child alone"],
 )
 def test_promise_03_copies_on_write_are_counted_before_anything_moves(growing: list[int], num_copies: int) -> None:
-    """Of all who share a partly filled block, the last one keeps it. One block too few is one too few."""
+    """Of all rows that share a partly filled block, the last one keeps it. One block too few is one too few."""
     space = new_space(num_blocks=12)
     row = prefill(space, tokens(6))
     rows = [row, *space.fork(row, 2).tolist()]

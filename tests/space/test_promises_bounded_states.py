@@ -32,7 +32,7 @@ def serve(space: BlockSpace, length: int, first: int = 0) -> int:
 
 
 def num_cached_states(space: BlockSpace) -> int:
-    """Count the states that are cached and that nobody uses."""
+    """Count the states that are cached and unreferenced."""
     return next(pool.num_cached for pool in space.statistics().pools if pool.name == "state")
 
 
@@ -175,8 +175,8 @@ def test_promise_23_events_tell_what_the_bound_gave_up() -> None:
     space = bounded(1, events=True)
     for first in (0, 1000):
         serve(space, 14, first)
-    told = next(events for events in space.drain_events() if events.pool == "state")
-    assert told.kinds.tolist() == [CacheEventKind.STORED] * 2 + [CacheEventKind.REMOVED]
+    of_states = next(events for events in space.drain_events() if events.pool == "state")
+    assert of_states.kinds.tolist() == [CacheEventKind.STORED] * 2 + [CacheEventKind.REMOVED]
 
 
 @pytest.mark.interpreted

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.interpreted
 PROMPT, OTHER, THIRD = tokens(17), tokens(17, first=100), tokens(17, first=200)  # 4 blocks are cached of each, of 5
 
 
-# Who is charged
+# Which tenant is charged
 
 
 @pytest.mark.parametrize("groups", MIXES, ids=str)
@@ -196,7 +196,7 @@ def test_promise_27_loads_are_charged_to_their_tenant() -> None:
     load = space.load(tokens(25), 24, tenant="a")
     assert isinstance(load, Load)
     space.check()
-    assert (has(space, "a"), has(space, "b")) == ((6, 0), (0, 0)), "the hit before it too, which nobody used"
+    assert (has(space, "a"), has(space, "b")) == ((6, 0), (0, 0)), "the hit before it too, which was unreferenced"
     space.finish_load(load)
     space.check()
     assert has(space, "a") == (0, 6)
@@ -241,7 +241,7 @@ def test_promise_27_states_of_a_tenant_at_its_cap_give_way() -> None:
     assert isinstance(row, Allocation)
     run_step(space)
     assert hit(space, tokens(22)) == 20
-    assert space.append([row.row], [20, 21], [2]) is None, "it goes on in place"
+    assert space.append([row.row], [20, 21], [2]) is None, "it continues in place"
     run_step(space)
     space.check()
     states = next(it for it in space.statistics().tenants if it.pool == "state" and it.tenant == "a")

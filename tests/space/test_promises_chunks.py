@@ -1,4 +1,4 @@
-"""Promise 22 of prompts that come in chunks: said as a whole, they keep what prompts that come at once keep."""
+"""Promise 22 of prompts that come in chunks: if the whole prompt is given, the cache keeps as much as at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ def windowed(num_blocks: int = PLENTY) -> BlockSpace:
 
 
 def hits(say: Say | None, chunk: int = CHUNK, num_blocks: int = PLENTY) -> list[int]:
-    """Ask questions behind one shared prompt; give what each hits. None says nothing of the whole."""
+    """Serve questions after one shared prompt; return what each hits. ``say`` None: the whole is not given."""
     space = windowed(num_blocks)
     sizes = []
     for number in range(12):
@@ -83,15 +83,15 @@ def test_promise_22_negative_control_a_first_chunk_alone_hits_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole", "told"),
+    ("whole", "message"),
     [
         (tokens(10), "prompt has 10 tokens, fewer than the 16"),
         (np.append(tokens(12), tokens(20, first=900)), "its token 12 is 900, not"),
     ],
 )
-def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Int32Array, told: str) -> None:
+def test_promise_22_what_does_not_begin_the_prompt_is_refused(whole: Int32Array, message: str) -> None:
     space = windowed()
-    with unchanged(space), pytest.raises(TokenError, match=told):
+    with unchanged(space), pytest.raises(TokenError, match=message):
         space.allocate(tokens(CHUNK), prompt=whole)
 
 

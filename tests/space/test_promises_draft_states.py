@@ -39,9 +39,9 @@ def test_promise_23_the_plan_tells_which_block_each_drafts_state_is_written_to()
     mine = slots(space, row)
     assert [position % 4 for position in (6, 7)] == [slot for slot in range(4) if mine[slot]]
     assert firsts(plan) == [6]
-    told = {writes.group: writes for writes in plan.table_writes}
-    assert (told[2].rows.tolist(), told[2].starts.tolist()) == ([row], [2])
-    assert told[2].block_ids.tolist() == mine[2:]
+    planned = {writes.group: writes for writes in plan.table_writes}
+    assert (planned[2].rows.tolist(), planned[2].starts.tolist()) == ([row], [2])
+    assert planned[2].block_ids.tolist() == mine[2:]
     assert not set(mine[2:]) & {block for new in plan.new_blocks for block in new.block_ids.tolist()}
     restored = StepPlan.from_buffer(plan.buffer.tobytes())
     assert firsts(restored) == [6]
@@ -138,8 +138,8 @@ def test_promise_23_steps_planned_ahead_have_states_for_all_that_may_be_refused(
     for num_accepted in (3, 1, 2, 3, 1, 3, 3, 2):
         space.append([row], None, [3])
         following = space.plan_step()
-        told = following.unknown
-        assert told is not None
+        unknown = following.unknown
+        assert unknown is not None
         assert firsts(following) == [space.num_tokens(row) - 6]
         most = max(most, sum(block > 0 for block in slots(space, row)))
         space.fill([row], [7] * num_accepted, [num_accepted])

@@ -57,10 +57,10 @@ def ranges(space: BlockSpace, row: int) -> list[tuple[int, int]]:
 def test_promise_28_a_lost_row_tells_what_its_blocks_on_the_device_hold() -> None:
     space = counting(FullAttention(4), num_host_blocks=2)
     row = prefill(space, PROMPT)
-    told = space.epochs(row)
+    epochs = space.epochs(row)
     space.invalidate_memory()
     assert max(space.block_ids(row)) > 2
-    assert space.epochs(row) == told
+    assert space.epochs(row) == epochs
 
 
 def test_promise_28_a_group_may_hit_younger_weights_than_the_group_beside_it() -> None:
@@ -342,9 +342,9 @@ def test_promise_28_a_stored_block_tells_its_epochs_and_its_digest_leaves_them_o
     stored = space.stored_block(digest)
     assert isinstance(stored, StoredBlock)
     assert stored.epochs == (0, 0)
-    told = plain.stored_block(digest)
-    assert isinstance(told, StoredBlock)
-    assert told.epochs is None
+    answer = plain.stored_block(digest)
+    assert isinstance(answer, StoredBlock)
+    assert answer.epochs is None
     allocate(space, tokens(4, first=500))
     open_digests = space.stored_blocks().digests
     undated = [space.stored_block(other) for other in open_digests if other.tobytes() != digest]

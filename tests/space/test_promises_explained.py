@@ -45,7 +45,7 @@ pytestmark = pytest.mark.interpreted
 
 
 def recorded(space: BlockSpace, prompt: npt.ArrayLike = PROMPT, keys: RequestKeys = NO_KEYS) -> Explanation:
-    """Admit a prompt, and ask afterwards; it is what would have been answered before.
+    """Admit a prompt, and read its explanation; it is what ``explain`` would have answered before.
 
     But that of what is there only the latest continuation was looked at.
     """
@@ -70,10 +70,10 @@ def recorded(space: BlockSpace, prompt: npt.ArrayLike = PROMPT, keys: RequestKey
 @pytest.mark.parametrize("groups", [(FullAttention(4),), HYBRID, (SlidingWindow(8, 4),)], ids=str)
 def test_why_a_request_missed_is_recorded_when_it_is_admitted(groups: tuple[GroupSpec, ...]) -> None:
     space = new_space(*groups, explain=True, ghosts_per_block=16, num_blocks=14 * len(groups))
-    told = [recorded(space).cause for _ in range(2)]
-    told.append(recorded(space, tokens(30, first=100)).cause)
-    told.append(recorded(space).cause)
-    assert told == [MissCause.NEVER_STORED, MissCause.NOT_FULL, MissCause.NEVER_STORED, told[-1]]
+    causes = [recorded(space).cause for _ in range(2)]
+    causes.append(recorded(space, tokens(30, first=100)).cause)
+    causes.append(recorded(space).cause)
+    assert causes == [MissCause.NEVER_STORED, MissCause.NOT_FULL, MissCause.NEVER_STORED, causes[-1]]
     space.reset_prefix_cache()
     assert recorded(space).cause is MissCause.RESET
 
@@ -189,8 +189,8 @@ def test_prompts_that_cannot_be_are_refused_as_by_match() -> None:
 def test_an_explanation_reads_as_a_sentence() -> None:
     space = new()
     cache(space, PROMPT)
-    told = "8 of 20 tokens hit; changed tokens at 9 in group 0, where 9 is cached"
-    assert str(space.explain(changed(PROMPT, 9))) == told
+    sentence = "8 of 20 tokens hit; changed tokens at 9 in group 0, where 9 is cached"
+    assert str(space.explain(changed(PROMPT, 9))) == sentence
 
 
 def test_a_computation_that_may_be_shared_hits_and_is_not_explained_away() -> None:

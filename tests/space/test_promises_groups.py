@@ -246,7 +246,7 @@ def test_promise_16_a_hit_ends_where_blocks_of_all_sizes_end(length: int, num_hi
 
 
 def test_promise_16_what_one_group_has_evicted_no_group_serves() -> None:
-    """The states' small pool forgets the checkpoint; the other groups still hold everything."""
+    """The states' small pool evicts the checkpoint; the other groups still hold everything."""
     space = new_space(*HYBRID, num_blocks={"device": 101, "state": 4})
     cache(space, tokens(17))
     assert hit(space, tokens(17)) == 16

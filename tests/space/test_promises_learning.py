@@ -1,4 +1,4 @@
-"""What an engine tells a policy that learns: the time, and how much was generated; and what it refuses to be told."""
+"""What a policy that learns gets from an engine: the time, and how much was generated; and what is refused."""
 
 import math
 from itertools import pairwise
@@ -26,7 +26,7 @@ def learning_space(num_blocks: int = 30) -> BlockSpace:
 
 
 def latest_run(space: BlockSpace) -> tuple[int, int]:
-    """Tell when the run was released that began last, and which outputs it is counted with."""
+    """Return when the run was released that began last, and which outputs it is counted with."""
     pool = space._state.pools["device"].arrays
     run = pool.eviction_runs[pool.eviction[NEXT_RUN] - 1]
     return int(run[TICKS]), int(output_of(int(run[CLASSES])))

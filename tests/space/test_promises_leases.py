@@ -380,7 +380,7 @@ def test_promise_27_leases_are_to_be_asked_for_and_cost_nothing_otherwise() -> N
 
 @pytest.mark.parametrize("eviction", TESTED_POLICIES)
 def test_promise_27_a_lease_is_over_at_its_end_also_of_what_was_in_use_then(eviction: str) -> None:
-    """The clock stands at its very end when nobody uses it any more: it goes before what is still leased."""
+    """Its last reference is released when its lease has just ended: it is evicted before what is still leased."""
     space = leasing(eviction=eviction)
     running = prefill(space, PROMPT)
     assert space.lease(PROMPT, 20) == 32

@@ -1,4 +1,4 @@
-"""A block gets other content: nothing that was said of its content before holds of the new one."""
+"""A block gets other content: nothing that was recorded of its old content applies to the new one."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_promise_08_keys_of_blocks_on_the_host_are_not_forgotten() -> None:
 
 
 def test_promise_09_a_step_that_computes_nothing_of_a_row_loses_nothing_by_its_abort() -> None:
-    """What was to be computed was rolled back: a fork waits for nobody."""
+    """What was to be computed was rolled back: a fork waits for no row."""
     space = new_space()
     row = prefill(space, tokens(6))
     space.append(row, [6])

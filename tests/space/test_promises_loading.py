@@ -160,7 +160,7 @@ def test_what_was_computed_meanwhile_is_not_stored_twice() -> None:
 
 
 def test_a_hit_on_what_a_step_still_computes_is_no_beginning_of_a_load() -> None:
-    """Nobody but a row could take that computation over."""
+    """Only a row could take that computation over."""
     space = new_space()
     row = allocate(space, PROMPT[:17])
     answer = load(space)

@@ -112,7 +112,7 @@ def test_promise_07_a_duplicate_is_not_merged_into_what_its_carrier_holds_now() 
 
 @pytest.mark.interpreted
 def test_promise_08_a_forged_digest_does_not_merge_blocks_of_different_keys() -> None:
-    """Equal tokens, and one digest brought for both; the keys tell that their content differs."""
+    """Equal tokens, and one digest brought for both; the keys show that their content differs."""
     space = new_space()
     rows = []
     for salt in (b"mine", b"yours"):
@@ -128,7 +128,7 @@ def test_promise_08_a_forged_digest_does_not_merge_blocks_of_different_keys() ->
 
 @pytest.mark.interpreted
 def test_promise_07_what_follows_a_duplicate_after_a_rollback_is_found_behind_its_carrier() -> None:
-    """A row goes on behind a block that is still a duplicate, with content of which others hold a block already."""
+    """A row continues after a block that is still a duplicate, with content that other rows have a block of already."""
     space = new_space()
     carrier, row = with_duplicate(space)
     space.append(carrier, [6, 7], [2])
@@ -166,7 +166,7 @@ def test_promise_07_a_block_behind_a_parent_that_is_gone_takes_no_name_away() ->
 
 @pytest.mark.interpreted
 def test_promise_07_a_duplicate_that_was_handed_out_again_is_not_merged() -> None:
-    """Steps run in order, so the block of a row that has left is somebody else's at once, with other tokens."""
+    """Steps run in order, so the block of a row that was freed is allocated to another at once, with other tokens."""
     space = new_space(in_order=True)
     carrier, row = with_duplicate(space)
     duplicate = space.block_ids(row)[0]

@@ -173,7 +173,7 @@ def test_promise_24_a_medium_that_begins_behind_what_hits_does_not_matter(start:
 
 @pytest.mark.interpreted
 def test_promise_24_a_small_pool_is_never_stuck_for_it() -> None:
-    """Three blocks: with no room for a copy, the row goes on in the very block, which nobody else holds."""
+    """Three blocks: with no room for a copy, the row continues in the block itself, which no other row holds."""
     space = space_of(num_blocks=4)
     cache(space, tokens(12))
     answer = space.match(leaving(6, 5))
@@ -325,7 +325,7 @@ def test_promise_24_with_states_in_coarse_blocks_it_ends_where_a_state_is_kept()
     space.check()
 
 
-# What is told
+# What is reported
 
 
 @pytest.mark.interpreted

@@ -242,7 +242,7 @@ def test_what_is_sure_of_it_is_published_and_nothing_before(in_order: bool) -> N
 
 
 def test_equal_prompts_of_one_step_compute_it_each() -> None:
-    """The first publishes it, but full attention behind it is computed already: nobody could take a part over."""
+    """The first publishes it, but full attention after it is computed already: no row could take a part over."""
     space = space_without_windows()
     first, second = admit(space), admit(space)
     assert space.block_ids(first)[:10] == space.block_ids(second)[:10]
@@ -454,7 +454,7 @@ def test_what_is_declared_computed_needs_no_replay() -> None:
 
 
 def test_computed_blocks_are_none_that_a_replay_left_inexact() -> None:
-    """A fork made in between goes on to hold them while a later step computes it."""
+    """A fork made in between still holds them while a later step computes it."""
     space = space_without_windows()
     row = admit(space)
     first = space.plan_step()
@@ -524,8 +524,8 @@ def test_explain_tells_of_the_windows() -> None:
     space = space_without_windows(explain=True)
     assert space.explain(tokens(PROMPT)).cause in {MissCause.WINDOW_GONE, MissCause.EVICTED}
     row = admit(space)
-    told = space.explanation(row)
-    assert (told.num_hit_tokens, told.cause) == (40, MissCause.NOT_FULL)
+    explanation = space.explanation(row)
+    assert (explanation.num_hit_tokens, explanation.cause) == (40, MissCause.NOT_FULL)
 
 
 # Bad input

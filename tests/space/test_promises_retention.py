@@ -53,7 +53,7 @@ def test_what_a_window_passed_is_shed_but_for_the_end_of_the_prompt_and_then_of_
     branch = joined(sequence[:50], tokens(10, first=500))
     assert hit(space, branch) == 48, "spare blocks are hit as long as they are there"
     use_up_spare(space)
-    assert hit(space, branch) == 0, "nobody has branched there yet"
+    assert hit(space, branch) == 0, "no prompt has branched there yet"
     space.check()
 
 
@@ -98,7 +98,7 @@ def test_a_place_is_no_junction_where_nothing_goes_on_otherwise() -> None:
     space = hybrid()
     turn = tokens(48)
     cache(space, turn)
-    assert space.match(joined(turn, tokens(9, first=500))).junction == 0, "the prompt goes on where the other ended"
+    assert space.match(joined(turn, tokens(9, first=500))).junction == 0, "the prompt continues where the other ended"
     assert space.match(turn[:30]).junction == 0, "the prompt ends within what is known"
     assert space.match(joined(turn[:30], tokens(9, first=500))).junction == 28
 
@@ -184,7 +184,7 @@ def test_nothing_is_shed_while_a_ticket_holds_it() -> None:
 
 
 def test_a_duplicate_leaves_its_reason_to_the_block_that_carries_the_name() -> None:
-    """The second prompt computes what the first has published in the same step, and ends where the first goes on."""
+    """The second prompt computes what the first has published in the same step, and ends where the first continues."""
     space = hybrid(FULL, WINDOW)
     prompt = tokens(64)
     first = allocate(space, prompt[:20])
@@ -282,7 +282,7 @@ def test_windows_keep_everything_where_nothing_is_shed(groups: tuple[GroupSpec, 
 def test_what_is_cached_of_a_window_is_what_ends_and_junctions_need(
     turns: list[tuple[int, int, int, bool]],
 ) -> None:
-    """Against a model that knows all prompts served, in a pool that never evicts.
+    """Compare with a model that has all prompts served, in a pool that never evicts.
 
     A prompt hits at most what it has in common with an earlier one; it can be sent again; and where it branched off,
     the next one that branches there hits.

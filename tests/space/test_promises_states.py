@@ -44,7 +44,7 @@ def begin(space: BlockSpace, prompt: TokenIds, keys: RequestKeys = NO_KEYS) -> t
 
 
 def serve(space: BlockSpace, prompt: TokenIds, keys: RequestKeys = NO_KEYS) -> int:
-    """Serve a prompt from beginning to end, in chunks as its answer says; return how many tokens hit."""
+    """Serve a prompt from beginning to end, in the chunks of its answer; return how many tokens hit."""
     row, answer = begin(space, prompt, keys)
     rest = np.asarray(prompt)[space.num_tokens(row) :]
     if len(rest):
@@ -319,7 +319,7 @@ def test_promise_23_other_keys_do_not_hit(pair: tuple[RequestKeys, RequestKeys],
 
 @pytest.mark.interpreted
 def test_promise_23_a_medium_behind_the_kept_state_does_not_matter() -> None:
-    """Neither to who makes it, whose block the medium reaches into, nor to who hits it."""
+    """Neither for the prompt that computes the state, whose next block the medium reaches into, nor for a hit."""
     space = hybrid()
     prompts = [RequestKeys(media=(MediaSpan(2, 3, b"x"), MediaSpan(21, 20, digest))) for digest in (b"y", b"z")]
     serve(space, tokens(22), prompts[0])
@@ -340,8 +340,8 @@ def test_promise_23_the_name_covers_parent_tail_and_length() -> None:
     assert stored.token_ids.tolist() == [16, 17, 18, 19]
     assert stored.parent_digest == parent
     events = next(events for events in space.drain_events() if events.pool == "state")
-    told = zip(events.digests, events.parent_digests, strict=True)
-    assert {digest.tobytes(): above.tobytes() for digest, above in told}[wanted] == parent
+    parents = zip(events.digests, events.parent_digests, strict=True)
+    assert {digest.tobytes(): above.tobytes() for digest, above in parents}[wanted] == parent
     serve(space, tokens(6, first=50))
     first = space.stored_block(hash_block_tokens(ROOT_DIGEST, tokens(4, first=50)), group=1)
     assert first is not None

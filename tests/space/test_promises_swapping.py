@@ -149,7 +149,7 @@ def test_promise_02_what_another_tenant_pays_for_counts_in_no_cap() -> None:
 
 @pytest.mark.interpreted
 def test_promise_01_what_fits_by_what_it_shares_is_for_later() -> None:
-    """Five blocks are too many for the cap; four of them are another tenant's, who still uses them."""
+    """Five blocks are too many for the cap; four of them are charged to another tenant, whose rows still use them."""
     space = new_space(tenants={"small": TenantLimits(cap=3), "large": TenantLimits()})
     assert isinstance(space.allocate(tokens(16), tenant="large"), Allocation)
     run_step(space)

@@ -1,4 +1,4 @@
-"""Promise 27: caps and floors by tenant, and who is charged for which block."""
+"""Promise 27: caps and floors by tenant, and which tenant a block is charged to."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -310,8 +310,8 @@ def test_promise_27_limits_are_by_pool() -> None:
         new_space(*groups, num_blocks=several, tenants={"a": TenantLimits(cap=5)})
     limits = TenantLimits(cap={"device": None, "state": 3}, floor={"device": 7, "state": 0})
     space = new_space(*groups, num_blocks=several, tenants={"a": limits})
-    told = {(it.pool, it.tenant): (it.cap, it.floor) for it in space.statistics().tenants}
-    assert told == {
+    shares = {(it.pool, it.tenant): (it.cap, it.floor) for it in space.statistics().tenants}
+    assert shares == {
         ("device", None): (100, 0),
         ("device", "a"): (100, 7),
         ("state", None): (10, 0),

@@ -98,7 +98,7 @@ def test_promise_11_a_fork_of_a_row_with_reserved_slots_reserves_its_own() -> No
 
 
 def test_promise_11_whoever_copies_to_reserve_computes_what_is_pending_in_the_copy() -> None:
-    """The copy is made before the forward pass: tokens that nobody has computed yet are computed in both blocks."""
+    """The copy is made before the forward pass: tokens that were not computed before are computed in both blocks."""
     space = new_space()
     row = allocate(space, tokens(6))
     (child,) = space.fork(row).tolist()

@@ -22,8 +22,8 @@ def ranges(plan: StepPlan) -> dict[int, tuple[int, int]]:
 
 
 def unknown(plan: StepPlan) -> list[tuple[int, int]] | None:
-    told = plan.unknown
-    return list(zip(told.counts.tolist(), told.steps_back.tolist(), strict=True)) if told else None
+    unknown = plan.unknown
+    return list(zip(unknown.counts.tolist(), unknown.steps_back.tolist(), strict=True)) if unknown else None
 
 
 def overlapped(space: BlockSpace, row: int, new: list[int]) -> list[StepPlan]:
@@ -170,7 +170,7 @@ def test_promise_20_a_sequence_that_ended_is_freed_while_it_is_in_flight() -> No
     space.check()
     space.acknowledge(space._ledger.in_flight[0].plan.step_id)
     assert space.num_deferred_blocks() == 0
-    assert hit(space, tokens(9)) == 4, "the step that computes the eighth token found nobody to publish it"
+    assert hit(space, tokens(9)) == 4, "the step that computes the eighth token had no row to publish it"
 
 
 def test_promise_20_a_failed_step_takes_the_tokens_along_that_it_would_have_sampled() -> None:
@@ -321,7 +321,7 @@ def test_promise_20_what_the_open_step_samples_is_not_filled_before_it_is_planne
 
 
 def test_promise_20_declaring_computed_ends_the_overlap() -> None:
-    """The step in flight that would have accepted the tokens says nothing of the row any more."""
+    """The step in flight that would have accepted the tokens does not change the row any more."""
     space = new_space(FullAttention(4), SlidingWindow(4, 4))
     row = allocate(space, tokens(5))
     plans = overlapped(space, row, [5, 6, 7])
@@ -427,7 +427,7 @@ def test_promise_20_unknown_tokens_behind_a_kept_state_are_counted_where_blocks_
 
 @pytest.mark.interpreted
 def test_promise_20_a_range_that_was_rolled_back_samples_nothing() -> None:
-    """Two steps compute the row; rolled back to within the first, the second says nothing of what comes next."""
+    """Two steps compute the row; rolled back to within the first, the second does not change what comes next."""
     space = new_space()
     row = prefill(space, tokens(4))
     space.append(row, None, [2])

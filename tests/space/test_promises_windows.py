@@ -50,7 +50,7 @@ def test_promise_11_nobody_is_rolled_back_into_a_block_that_others_hold() -> Non
 def test_promise_14_a_row_that_waited_and_is_in_a_later_step_keeps_what_that_step_reads(
     groups: tuple[GroupSpec, ...],
 ) -> None:
-    """It hit what the first step computes, and the second step, in flight, goes on from the end of that hit."""
+    """It hit what the first step computes, and the second step, in flight, continues from the end of that hit."""
     space = new_space(*groups)
     first_row = allocate(space, tokens(9))
     second_row = allocate(space, tokens(9))

@@ -1,4 +1,4 @@
-"""Promise 25: content that turned out bad is withdrawn although it is shared, and who relies on it is named."""
+"""Promise 25: bad content is withdrawn although it is shared, and the answer lists the rows that depend on it."""
 
 from collections import Counter
 
@@ -152,7 +152,7 @@ def test_a_block_that_holds_nothing_costs_nothing() -> None:
 
 
 def test_where_windows_stand_alone_all_rows_are_lost() -> None:
-    """Who has read a block that left the window, nobody knows."""
+    """There is no record of the rows that have read a block that left the window."""
     space = new_space(SlidingWindow(8, 4))
     row, other = prefill(space, PROMPT), prefill(space, tokens(33, first=500))
     answer = space.withdraw([space.block_ids(row)[-2]])
@@ -170,7 +170,7 @@ def test_only_blocks_of_the_pool_can_be_withdrawn() -> None:
 
 
 class Provenance:
-    """Simulated memory that remembers what each block's content was computed from.
+    """Simulated memory with a record of what each block's content was computed from.
 
     Attributes:
         sources: for each block that holds something, itself and every block that was read for it, each with the number
@@ -183,7 +183,7 @@ class Provenance:
         self.contents: Counter[int] = Counter()
 
     def run_step(self) -> None:
-        """Carry a plan out: who computes a position reads all that its row holds up to there."""
+        """Carry a plan out: computing a position reads all that its row holds up to there."""
         plan = self.space.plan_step()
         for new in plan.new_blocks:
             for block in new.block_ids.tolist():
@@ -201,7 +201,7 @@ class Provenance:
         self.space.acknowledge(plan.step_id)
 
     def held(self, row: int, last: int = 999) -> set[int]:
-        """Tell which blocks a row holds, in all groups, for positions up to one."""
+        """Return the blocks that a row holds, in all groups, for positions up to one."""
         tables = (
             self.space.block_ids(row, group)[: last // spec.block_size + 1]
             for group, spec in enumerate(self.space.config.groups)
@@ -209,12 +209,12 @@ class Provenance:
         return set().union(*tables) - {0}
 
     def _written(self, row: int, position: int) -> set[int]:
-        """Tell which blocks have a slot for a position."""
+        """Return the blocks that have a slot for a position."""
         groups = enumerate(self.space.config.groups)
         return {self.space.block_ids(row, group)[position // spec.block_size] for group, spec in groups} - {0}
 
     def tainted_by(self, block: int) -> set[int]:
-        """Tell which blocks hold what was computed from the content that a block has now, itself among them."""
+        """Return the blocks with content computed from the present content of a block, that block among them."""
         return {other for other, sources in self.sources.items() if (block, self.contents[block]) in sources}
 
     def _begin(self, block: int) -> None:

@@ -1,4 +1,4 @@
-"""Plans: what they tell of tables and positions is all that a device needs to know of them."""
+"""Plans: their table entries and positions are all that a device needs of the tables."""
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,14 @@ POOLS = {"device": 201, "state": 31}
 
 
 class DeviceTables:
-    """The block tables of a device, which follow the plans and know nothing else."""
+    """The block tables of a device, built from the plans alone."""
 
     def __init__(self, space: BlockSpace) -> None:
         self.space = space
         self.tables: list[npt.NDArray[np.int32]] = [np.zeros((16, 600), np.int32) for _ in GROUPS]
 
     def carry_out(self, *plans: StepPlan) -> None:
-        """Write the entries that plans tell."""
+        """Write the entries of the plans."""
         for writes in (writes for plan in plans for writes in plan.table_writes):
             ends = np.cumsum(writes.counts).tolist()
             runs = zip(writes.rows.tolist(), writes.starts.tolist(), writes.counts.tolist(), ends, strict=True)
@@ -29,7 +29,7 @@ class DeviceTables:
             assert ends[-1] == len(writes.block_ids)
 
     def require_equal(self, rows: list[int]) -> None:
-        """Compare with the space's tables, but for entries that fell out of a window: nobody reads them."""
+        """Compare with the space's tables, but for entries that left a window: they are not read."""
         for group, table in enumerate(self.tables):
             for row in rows:
                 blocks = np.array(self.space.block_ids(row, group))
@@ -134,9 +134,9 @@ def test_after_an_abort_tables_are_told_again() -> None:
     space.append([row], tokens(6, first=4), [6])
     failed = space.plan_step()
     space.abort(failed.step_id)
-    (told,) = failed.table_writes
+    (writes,) = failed.table_writes
     (again,) = run_step(space).table_writes
-    assert set(told.block_ids.tolist()) <= set(again.block_ids.tolist())
+    assert set(writes.block_ids.tolist()) <= set(again.block_ids.tolist())
     assert again.block_ids.tolist() == space.block_ids(row)[int(again.starts[0]) :]
 
 

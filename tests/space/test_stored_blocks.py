@@ -1,4 +1,4 @@
-"""What is stored, on request: the content behind a digest, and all names for who lost track."""
+"""What is stored, on request: the content of a digest, and all names, for a follower that missed events."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ MIXES: dict[str, tuple[GroupSpec, ...]] = {
 
 
 def names_of_events(space: BlockSpace, names: dict[tuple[int, bytes], int]) -> bool:
-    """Apply the events to what a follower knows; tell whether it was told of a gap."""
+    """Apply the events to a follower's names; return whether one of them is a gap."""
     (events,) = space.drain_events()
     has_gap = False
     for kind, group, block, digest in zip(
@@ -164,8 +164,8 @@ def test_listed_parents_are_those_of_each_block(groups: tuple[GroupSpec, ...]) -
         block = space.stored_block(digest, group)
         assert block is not None
         assert block.block_id == block_id
-        told = {None: bytes(32), ROOT_DIGEST: bytes(32)}.get(block.parent_digest, block.parent_digest)
-        assert parent.tobytes() == told
+        expected = {None: bytes(32), ROOT_DIGEST: bytes(32)}.get(block.parent_digest, block.parent_digest)
+        assert parent.tobytes() == expected
         assert is_known == (block.parent_digest is not None)
         if block.parent_digest is not None:
             assert hash_block_tokens(block.parent_digest, block.token_ids) == block.digest

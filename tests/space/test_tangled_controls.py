@@ -1,7 +1,7 @@
 """Negative controls of tangled rows: faults that were there once, put back one at a time; each must be found again.
 
 The space's own audit would notice some of them first. It is switched off here: what a device finds in its memory, what
-plans say and what is refused must be enough.
+plans contain and what is refused must be enough.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ class Holder(Protocol):
 
 
 class WaitingModel:
-    """For each block that nobody holds, the step that it waits for.
+    """For each unreferenced block, the step that it waits for.
 
     A sequence that gives a block up may have it touched by the last step that computes the sequence; a move by the
     plan that it is in. A block waits for the latest of all these, whoever gave it up last. In order, it waits only for
@@ -54,7 +54,7 @@ class WaitingModel:
         self._until[label].pop(block, None)
 
     def blocks(self, label: str, num_settled: int) -> set[int]:
-        """Blocks of a pool that nobody holds and that wait, when all steps up to ``num_settled`` are over."""
+        """Unreferenced blocks of a pool that wait for a step, when all steps up to ``num_settled`` are over."""
         in_use = {block for places in self._held.values() for where, block in places if where == label}
         waiting = {block for block, step in self._until[label].items() if step > num_settled}
         return (waiting | {block for where, block in self._copied if where == label}) - in_use

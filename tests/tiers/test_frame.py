@@ -179,13 +179,13 @@ def test_runs_are_keyed_by_the_chain_of_their_blocks() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="2 groups need as many parts, got 1"):
+    with pytest.raises(ConfigurationError, match="a frame of 2 groups needs as many parts, got 1"):
         write_frame(IDENTITY, FIRST, parts_of(FIRST)[:1])
     with pytest.raises(ConfigurationError, match="the secret of frames must be 32 bytes or None, got 3 bytes"):
         write_frame(IDENTITY, FIRST, parts_of(FIRST), b"abc")
     with pytest.raises(ConfigurationError, match="digest of the weights must be at least 16 bytes, got 2"):
         ModelIdentity("toy", b"ab")
-    with pytest.raises(ConfigurationError, match="an identity needs the layout of one group"):
+    with pytest.raises(ConfigurationError, match="an identity needs the layout of at least one group, got none"):
         Identity((), MODEL)
     with pytest.raises(ConfigurationError, match="letters, shape and strides of group 'full'"):
         replace(IDENTITY.groups[0], letters="N")

@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import LLM, EngineCore, StepRecord, compat
+from pagedkv.serving.engine.demo.answer_check import Judged, answer_densely, judge
 from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, draw_document
-from pagedkv.serving.engine.demo.judging import Judged, answer_densely, judge
 from pagedkv.serving.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
 from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, Served, serve
 from pagedkv.serving.engine.demo.trained import FOLDER, load_trained
@@ -98,10 +98,10 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     weights[-1] ^= 1
     (folder / "model.safetensors").write_bytes(weights)
     with pytest.raises(
-        ConfigurationError, match=r"its SHA-256 is [0-9a-f]{64}, not 2a79a8c2\w+\. Install pagedkv anew"
+        ConfigurationError, match=r"its SHA-256 is [0-9a-f]{64}, not 2a79a8c2\w+\. Install pagedkv again"
     ):
         load_trained(folder)
-    with pytest.raises(ConfigurationError, match=r"cannot be read: .*Install pagedkv anew"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*Install pagedkv again"):
         load_trained(tmp_path)
 
 
@@ -209,15 +209,15 @@ def test_memory_that_was_changed_shows_in_the_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("num_right", "num_same", "told"),
+    ("num_right", "num_same", "failings"),
     [
         (98, 100, []),
         (97, 100, ["97.00% of the answers are right, where 98% must be"]),
         (100, 99, ["1 of 100 answers are not those of dense generation"]),
     ],
 )
-def test_what_falls_short_is_told(num_right: int, num_same: int, told: Sequence[str]) -> None:
-    assert Judged(100, num_right, num_same, seconds=1.0, num_tokens=1).failings == told
+def test_what_falls_short_is_told(num_right: int, num_same: int, failings: Sequence[str]) -> None:
+    assert Judged(100, num_right, num_same, seconds=1.0, num_tokens=1).failings == failings
 
 
 # The command
@@ -226,18 +226,18 @@ def test_what_falls_short_is_told(num_right: int, num_same: int, told: Sequence[
 def test_the_command_tells_what_came_of_it_and_how_far_it_is() -> None:
     result = run("demo", "--questions", 20, "--documents", 2, "--json", "-")
     assert result.exit_code == 0
-    told = json.loads(result.stdout)
-    assert told["num_same_as_dense"] == told["num_answers"] == 35
-    assert told["num_forked"] == 15
-    assert told["most_waste"] < 0.04
+    document = json.loads(result.stdout)
+    assert document["num_same_as_dense"] == document["num_answers"] == 35
+    assert document["num_forked"] == 15
+    assert document["most_waste"] < 0.04
     assert result.stderr.splitlines()[-1].startswith("20 of 20 answered; 0 running, 0 waiting, 0 swapped out; 0 of 199")
 
 
 def test_the_command_prints_a_table() -> None:
     result = run("demo", "--questions", 8, "--documents", 2, "--num-blocks", 100)
     assert result.exit_code == 0
-    for told in ("right answers", "14 of 14", "1,584 tokens in 99 blocks", "preempted", "padded generate"):
-        assert told in result.stdout, told
+    for text in ("right answers", "14 of 14", "1,584 tokens in 99 blocks", "preempted", "padded generate"):
+        assert text in result.stdout, text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ HEAD: Final = """# Families of models
 
 What becomes of every type that transformers {version} makes decoders of (`AutoModelForCausalLM`, {num_types} types)
 when `python -m tests.engine.family_matrix` tries it, which writes this page. For each a tiny model is made of its
-default config, with random weights in float32 that make it say something, and is asked six prompts: with shared
+default config, with random weights in float32 that give clear answers, and answers six prompts: with shared
 prefixes, in chunks of 16 tokens, staggered, with NaN in every block that is handed out; once with preemption by
 recompute and a self-test, once with preemption by swap and hits inside blocks.
 

@@ -34,9 +34,9 @@ def all_types() -> list[str]:
 
 def read_record() -> Record:
     """Read what was recorded."""
-    told = json.loads(PATH.read_text(encoding="utf-8"))
-    outcomes = {name: Outcome(**{**each, "groups": tuple(each["groups"])}) for name, each in told["types"].items()}
-    return Record(told["transformers"], outcomes)
+    document = json.loads(PATH.read_text(encoding="utf-8"))
+    outcomes = {name: Outcome(**{**each, "groups": tuple(each["groups"])}) for name, each in document["types"].items()}
+    return Record(document["transformers"], outcomes)
 
 
 def write_record(outcomes: dict[str, Outcome]) -> Record:

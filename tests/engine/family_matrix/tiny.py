@@ -1,6 +1,6 @@
 """Tiny models of any type of transformers' decoders, from the default config with small sizes in place of large ones.
 
-What a size is called tells what it is to be. Layers of several kinds alternate in the order in which the default config
+The name of a size decides its small value. Layers of several kinds alternate in the order in which the default config
 first names the kinds. Where a family cannot be made so, it has settings of its own; some are tried with as many key
 heads as query heads, since they have no others.
 """
@@ -194,13 +194,13 @@ def make_tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
     for settings in attempts:
         try:
             return _make(model_type, settings, seed)
-        except Exception as problem:  # noqa: BLE001 - of any kind: it is told if nothing else succeeds
+        except Exception as problem:  # noqa: BLE001 - of any kind: it is reported if nothing else succeeds
             problems.append(_told(problem))
     raise NotMadeError(problems[0])
 
 
 def _told(problem: Exception) -> str:
-    """Say on one line what went wrong in transformers."""
+    """Describe an error of transformers on one line."""
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:MOST_TOLD]}"
 
 

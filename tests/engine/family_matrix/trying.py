@@ -31,7 +31,7 @@ class Outcome:
     """What became of a type.
 
     Args:
-        kind: equal: every answer is the dense one, as far as that is certain; refused: the engine says why; not tried:
+        kind: equal: every answer is the dense one, as far as that is certain; refused: by the engine; not tried:
             there is no tiny model of it, or its own ``generate`` fails.
         model: name of the model's class, where one was made.
         groups: names of its groups, where it was served.
@@ -65,7 +65,7 @@ def try_type(model_type: str, configs: tuple[EngineConfig, ...] = CONFIGS) -> Ou
 
 
 def _certain(model_type: str) -> tuple[PreTrainedModel, list[Reference]]:
-    """Make a model that knows what it says, with what it says. Raises NotMadeError."""
+    """Make a model whose answers are mostly certain, and these answers. Raises NotMadeError."""
     for seed in range(NUM_SEEDS):
         model = make_tiny(model_type, seed)
         references = reference(model, PROMPTS)

@@ -44,7 +44,7 @@ def search(model: LlamaForCausalLM, beams: BeamSearch, params: SamplingParams) -
             return
         for place, (parent, token) in enumerate(zip(step.parents, step.token_ids, strict=True)):
             assert beams.running[place] == (*running[parent], token)
-    raise AssertionError("the search goes on beyond its length")
+    raise AssertionError("the search continues beyond its length")
 
 
 @pytest.mark.parametrize(

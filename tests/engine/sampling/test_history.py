@@ -47,7 +47,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), drafts=tokens)
     def ask_with_drafts(self, which: int, drafts: list[int]) -> None:
-        """Ask about tokens that are not accepted; nothing changes."""
+        """Count with drafts that are not accepted; nothing changes."""
         history, answer = self.pairs[which % len(self.pairs)]
         assert as_dict(history.counts_with(drafts)) == self.expected(answer + drafts)
 

@@ -106,7 +106,7 @@ VARIED = {
 
 @pytest.mark.parametrize("varied", VARIED)
 def test_tokens_come_as_often_as_the_softmax_says(varied: str) -> None:
-    """Whichever of the three numbers goes on. A temperature of 1.5 instead of 1 is noticed."""
+    """Whichever of the three numbers grows. A temperature of 1.5 instead of 1 is noticed."""
     logits = torch.linspace(0, 3, 30)[None]
     count = 2_500
     tokens = drawn(logits, *VARIED[varied](count))
@@ -187,7 +187,7 @@ TOLERANCE = 1e-3
 
 
 def test_logits_that_round_otherwise_draw_the_same_token_unless_two_sums_are_close() -> None:
-    """As in another batch, or on another device; and close sums are about as rare as the tolerance says."""
+    """As in another batch, or on another device; and close sums are about as rare as the tolerance implies."""
     num = 600
     logits = logits_of(num, vocab_size=200)
     other = logits + (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) - 0.5) * TOLERANCE

@@ -1,4 +1,4 @@
-"""What a request may ask: values that work are taken, absurd and contradictory ones are refused by name."""
+"""Parameters of a request: valid values are taken, absurd and contradictory ones are refused by name."""
 
 import copy
 import pickle

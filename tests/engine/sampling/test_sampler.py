@@ -1,4 +1,4 @@
-"""A batch: rows that ask for different things, logits that are given back, rows that fail or wait alone."""
+"""A batch: rows with different parameters, logits that are restored, rows that fail or wait alone."""
 
 import re
 from typing import Any
@@ -189,7 +189,7 @@ def test_logits_of_another_shape_or_type_are_refused(logits: torch.Tensor, words
 
 def test_a_sequence_of_another_vocabulary_is_refused() -> None:
     places = [Place(sequence_of(GREEDY)), Place(sequence_of(GREEDY, vocab_size=99))]
-    with pytest.raises(ConfigurationError, match="row 1 is of a vocabulary of 99 tokens, this sampler's has 400"):
+    with pytest.raises(ConfigurationError, match="row 1 has a vocabulary of 99 tokens, and this sampler one of 400"):
         BatchSampler(VOCAB_SIZE).sample(torch.zeros(2, VOCAB_SIZE), places)
 
 
@@ -242,7 +242,7 @@ class Evens:
         self.seen: list[list[int]] = []
 
     def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor | NotReady:
-        """Note what is asked."""
+        """Record the call."""
         self.seen.append(generated_ids)
         if self.num_left:
             self.num_left -= 1
@@ -385,7 +385,7 @@ def test_a_matcher_of_another_vocabulary_fails_its_row() -> None:
 
 
 def test_a_grammar_of_xgrammar() -> None:
-    """Every token is drawn within the grammar, forks go back and forth, a token outside of it is told."""
+    """Every token is drawn within the grammar, forks are rolled back, a token outside of it is reported."""
     xgrammar = pytest.importorskip("xgrammar")
     from pagedkv.serving.engine.sampling import XGrammarMatcher  # noqa: PLC0415 - where it can work
 

@@ -19,7 +19,7 @@ from pagedkv.memory.contract.extras import needing
 
 if TYPE_CHECKING:
     from pagedkv.serving.engine.config import EngineConfig
-    from pagedkv.serving.engine.demo.judging import Judged
+    from pagedkv.serving.engine.demo.answer_check import Judged
     from pagedkv.serving.engine.demo.serving import Served
 
 __all__ = ["demo"]
@@ -54,7 +54,7 @@ def demo(
         import torch  # noqa: PLC0415 - takes seconds to import, and is optional
 
         from pagedkv.serving.engine import LLM  # noqa: PLC0415 - needs torch
-        from pagedkv.serving.engine.demo.judging import judge  # noqa: PLC0415 - as above
+        from pagedkv.serving.engine.demo.answer_check import judge  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.demo.trained import load_trained  # noqa: PLC0415 - as above

@@ -43,6 +43,7 @@ from pagedkv.memory.tables.matching import (
     missing_block,
 )
 from pagedkv.memory.tables.merging import merge_duplicates
+from pagedkv.memory.tables.partial_hits import begins_as_child, begins_behind
 from pagedkv.memory.tables.pending import last_pending_step
 from pagedkv.memory.tables.planning import (
     collect_firsts,
@@ -110,6 +111,10 @@ class SpaceLoops(_Loops):
         self.longest_servable = self._ready(longest_servable, pool, group, ids, ids, words, 0)
         self.missing_block = self._ready(missing_block, pool, group, ids, ids, words, 0, 0)
         self.collect_servable = self._ready(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
+        self.begins_as_child, self.begins_behind = (
+            self._ready(begins_as_child, pool, group, 0, ids, 0, 0, 0),
+            self._ready(begins_behind, pool, group, 0, 0, words.ravel(), ids, 0, 0, extra_keys, 0),
+        )
         self.count_free = self._ready(count_free, pool.records, ids)
         self.first_other_block = self._ready(first_other_block, pool, group, ids, ids)
         self.reuse_all = self._ready(reuse_all, pool, ids)

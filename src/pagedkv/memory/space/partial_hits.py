@@ -17,7 +17,6 @@ from pagedkv.memory.space.checkpoints import keys_of_tail
 from pagedkv.memory.space.hits import Prompt
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.tails import Tail
-from pagedkv.memory.tables.partial_hits import begins_as_child, begins_behind
 
 __all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]
 
@@ -41,6 +40,7 @@ def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: I
     """Find the block that continues a prompt's chain in a group that keeps whole prefixes, up to position ``limit``."""
     start = len(chain) * group.block_size
     parent = int(chain[-1]) if len(chain) else NULL_BLOCK
+    begins_as_child = state.loops.begins_as_child
     found = [
         Beginning(*begins_as_child(group.pool.arrays, group.arrays, parent, prompt.tokens, start, stop, extra))
         for extra, stop in _keys_behind(state, prompt, group, start, limit)
@@ -76,7 +76,7 @@ def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its d
     start = limit // group.block_size * group.block_size
     above = find(pool, name, parent) if start else NULL_BLOCK
     same = find(pool, name, digest) if digest is not None else NULL_BLOCK
-    keys = state.extra_keys.arrays
+    keys, begins_behind = state.extra_keys.arrays, state.loops.begins_behind
     found = [
         Beginning(*begins_behind(pool, group.arrays, above, same, parent, prompt.tokens, start, stop, keys, extra))
         for extra, stop in _keys_behind(state, prompt, group, start, limit)

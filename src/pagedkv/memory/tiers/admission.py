@@ -1,8 +1,9 @@
 """Admission by second offer: content is stored when it is offered for the second time.
 
-Most blocks of a trace never recur, so a store that writes each of them wears its disk for nothing. The table has 16-bit
-fragments of the keys that were offered once, in sets of eight, the latest first; the oldest of a set is forgotten. A
-fragment may match by accident, once in 8,000 offers, which stores an entry too early. It is never evidence for a hit.
+Most blocks of a trace never recur, so a store that wrote all of them would wear its disk in vain. The table has 16-bit
+fragments of the keys that were offered once, in sets of eight, the latest first; a new fragment replaces the oldest of
+its set. In one of 8,000 offers a fragment matches by accident, and an entry is stored at its first offer. Hits do not
+depend on the table.
 """
 
 from typing import Final
@@ -24,7 +25,7 @@ WORD_BITS: Final = 32
 
 @compiled
 def _note_offers(table: npt.NDArray[np.uint16], keys: Uint32Array, was_offered: npt.NDArray[np.uint8]) -> None:
-    """Record the keys, and write which were in the table before."""
+    """Record the keys, and write to ``was_offered`` which of them the table had before."""
     for place in range(len(keys)):
         mixed = ((int(keys[place, 0]) ^ int(keys[place, 2])) * SPREAD) & WORD
         row = (mixed * len(table)) >> WORD_BITS
@@ -42,10 +43,10 @@ def _note_offers(table: npt.NDArray[np.uint16], keys: Uint32Array, was_offered: 
 
 
 class OfferedOnce:
-    """The keys that were offered lately.
+    """The keys that were offered recently.
 
     Args:
-        num_keys: about how many are remembered, 2 bytes each.
+        num_keys: keys that the table has room for, rounded up to whole sets; 2 bytes each.
     """
 
     def __init__(self, num_keys: int) -> None:

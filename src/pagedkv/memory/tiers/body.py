@@ -65,7 +65,7 @@ class Body(Protocol):
         ...
 
     def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Read an entry of about ``nbytes``; None if there is none."""
+        """Read an entry of about ``nbytes``; None if it does not exist."""
         ...
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
@@ -77,7 +77,7 @@ class Body(Protocol):
         ...
 
     def usage(self) -> Usage:
-        """Measure what is occupied."""
+        """Measure the bytes in use and the free bytes."""
         ...
 
     def close(self) -> None:
@@ -93,11 +93,11 @@ def fault_of(problem: OSError) -> Fault:
 
 
 def name_of_key(key: bytes) -> str:
-    """Return the name of a key in media that have texts as names: 64 hexadecimal digits."""
+    """Return the name of a key in media whose names are texts: 64 hexadecimal digits."""
     return key.hex()
 
 
 def key_of_name(name: str) -> bytes | None:
-    """Return the key of a name, or None if the name is none of ours."""
+    """Return the key of a name, or None if the name is not that of a key."""
     is_ours = len(name) == 2 * KEY_NBYTES and set(name) <= set("0123456789abcdef")
     return bytes.fromhex(name) if is_ours else None

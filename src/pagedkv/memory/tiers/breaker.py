@@ -4,9 +4,9 @@
 
     CLOSED --- failures in a row ---> OPEN --- after a pause ---> PROBING --- one success ---> CLOSED
                                         ^                            |
-                                        +------- one failure --------+     each time a longer pause
+                                        +------- one failure --------+     the pause grows each time
 
-While it is open, nothing is sent to the body. While it probes, one action at a time is.
+While it is open, no action is sent to the body. While it probes, one action at a time is sent.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["BreakerState", "CircuitBreaker"]
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets through."""
+    """States of a breaker: all actions are sent, none, or one at a time."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -25,12 +25,12 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Opens after failures in a row; without a clock of its own.
+    """Opens after failures in a row. It has no clock: times are arguments.
 
     Args:
-        num_failures: failures in a row that open it.
-        pause_s: how long it stays open at first; twice as long after each failed probe.
-        longest_pause_s: at most.
+        num_failures: number of failures in a row that opens it.
+        pause_s: first pause; each failed probe doubles it.
+        longest_pause_s: longest pause.
     """
 
     num_failures: int
@@ -44,18 +44,18 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is sent to the body."""
+        """Whether no action is sent to the body."""
         return self.state is BreakerState.OPEN
 
     def note_success(self) -> None:
-        """Record that the body answered."""
+        """Record that an action succeeded."""
         self.failures_in_a_row = 0
         if self.state is BreakerState.PROBING:
             self.state = BreakerState.CLOSED
             self.next_pause_s = 0.0
 
     def note_failure(self, now_s: float) -> bool:
-        """Record that the body failed or was too slow; return whether the breaker opened by it."""
+        """Record that an action failed or was overdue; return whether the breaker opened because of it."""
         self.failures_in_a_row += 1
         is_due = self.state is BreakerState.CLOSED and self.failures_in_a_row >= self.num_failures
         if not is_due and self.state is not BreakerState.PROBING:
@@ -67,6 +67,6 @@ class CircuitBreaker:
         return True
 
     def advance(self, now_s: float) -> None:
-        """Begin to probe if the pause is over."""
+        """Change from open to probing if the pause is over."""
         if self.state is BreakerState.OPEN and now_s >= self.opens_again_s:
             self.state = BreakerState.PROBING

@@ -1,13 +1,13 @@
-"""A chain of runs: the entries that a prompt, or a sequence that grows, has in a store.
+"""A chain of runs: the entries of a store for a prompt, or for a growing sequence.
 
-Two kinds of entries have keys of one chain::
+A chain has two kinds of entries::
 
     tokens     0 ...... 32 ...... 64 ...... 96 .. 108
     runs       | run 0   | run 1   | run 2   |          blocks of the groups that keep whole prefixes
     an end                                   |   108 |  the rest of these blocks, and the windows and states at 108
 
-A run serves models in which all groups keep whole prefixes. Other models can continue only where their windows and
-states are stored as well: at an end. A hit at an end needs all runs before it.
+Runs suffice for models in which all groups keep whole prefixes. Other models can continue only at an end, where their
+windows and states are stored as well. A hit at an end needs all runs before it.
 """
 
 from collections.abc import Set as AbstractSet
@@ -23,18 +23,18 @@ from pagedkv.memory.tiers.identity import Run
 __all__ = ["RunChain", "end_key_of"]
 
 END_MASK: Final = int.from_bytes(b"pagedkv end of a chain, version1", "big")
-"""Its bits are flipped in the key of an end, so that an end and a run at one boundary have different keys."""
+"""The key of an end is the digest XOR this mask, so that an end and a run at one boundary have different keys."""
 KEY_NBYTES: Final = 32
 
 
 def end_key_of(digest: bytes) -> bytes:
-    """Return the key of the end behind the block with a digest."""
+    """Return the key of the end after the block with this digest."""
     return (int.from_bytes(digest, "big") ^ END_MASK).to_bytes(KEY_NBYTES, "big")
 
 
 @final
 class RunChain:
-    """The runs of one sequence; each block is digested once, however the sequence grows.
+    """The runs of one sequence. While the sequence grows, each block is digested once.
 
     Args:
         block_size: tokens of a block.
@@ -42,7 +42,7 @@ class RunChain:
         keys: adapter, salt and media of the sequence.
 
     Attributes:
-        runs: the whole runs of the tokens so far.
+        runs: the complete runs of the tokens so far.
     """
 
     def __init__(self, block_size: int, blocks_per_run: int, keys: RequestKeys = NO_KEYS) -> None:
@@ -60,7 +60,7 @@ class RunChain:
         return len(self._digests) - 1
 
     def extend(self, token_ids: Int32Array) -> None:
-        """Set the tokens. What differs from those so far is cut off; a beginning of them changes nothing.
+        """Set the tokens. From the first block that differs on, blocks and runs are replaced; a prefix changes nothing.
 
         O(tokens) to compare, and about 3 us for each new block.
         """
@@ -85,18 +85,18 @@ class RunChain:
             self.runs.append(self._run(self._digests[last], first, last))
 
     def num_blocks_without(self, digests: AbstractSet[bytes]) -> int:
-        """Count the leading blocks whose digests are none of these. O(blocks)."""
+        """Count the blocks before the first one whose digest is in ``digests``. O(blocks)."""
         if not digests:
             return self.num_blocks
         return next((place for place, digest in enumerate(self._digests[1:]) if digest in digests), self.num_blocks)
 
     def end(self, num_blocks: int) -> Run:
-        """Return the end after ``num_blocks`` blocks, at most :attr:`num_blocks`."""
+        """Return the run of the end after the first ``num_blocks`` blocks, at most :attr:`num_blocks`."""
         first = num_blocks // self._blocks_per_run * self._blocks_per_run
         return self._run(self.end_key(num_blocks), first, num_blocks)
 
     def end_key(self, num_blocks: int) -> bytes:
-        """Return the key of the end after so many blocks."""
+        """Return the key of the end after the first ``num_blocks`` blocks."""
         return end_key_of(self._digests[num_blocks])
 
     def _run(self, key: bytes, first: int, last: int) -> Run:

@@ -1,8 +1,8 @@
-"""Checks of a frame's bytes: xxh3-128, and BLAKE3 with a secret where tenants share a store.
+"""Checks of a frame's bytes: xxh3-128, or BLAKE3 with a secret where tenants share a store.
 
-xxh3-128 finds every accident: flipped bits, torn and truncated writes. It finds no forgery, since anyone can compute
-it. BLAKE3 with a secret of 32 bytes finds both. The packages come with the extra ``tiers``; they are imported when the
-first check is computed, so that a simulation of tiers needs none of them.
+xxh3-128 detects accidental damage: flipped bits, torn and truncated writes. It does not detect forgery, since it can be
+computed without a secret. BLAKE3 with a secret of 32 bytes detects both. The packages come with the extra ``tiers``.
+They are imported when the first check is computed, so a simulation of tiers does not need them.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ def compute_check(pieces: Iterable[Buffer], secret: bytes | None) -> bytes:
 
 
 def require_secret(secret: bytes | None) -> None:
-    """Raise ConfigurationError for a secret that is not 32 bytes. None: frames carry no secret check."""
+    """Raise ConfigurationError for a secret that is neither None, for frames without a keyed check, nor 32 bytes."""
     if secret is not None and (not isinstance(secret, bytes) or len(secret) != SECRET_NBYTES):
         kind = f"{len(secret)} bytes" if isinstance(secret, bytes) else type(secret).__name__
         raise ConfigurationError(f"the secret of frames must be {SECRET_NBYTES} bytes or None, got {kind}")

@@ -30,18 +30,18 @@ class StoreConfig:
     """The settings of a store; checked when built.
 
     Args:
-        cap_nbytes: most bytes of entries, those being written or deleted and foreign ones of the root included.
+        cap_nbytes: most bytes of entries, including those being written or deleted and foreign files of the root.
         max_entries: most entries; about 98 bytes of index each.
-        floor_nbytes: free space of the medium that stays free.
+        floor_nbytes: bytes of the medium that stay free.
         eviction: the eviction policy, as in ``SpaceConfig.eviction``.
         admission: "second-offer" stores content that is offered a second time; "always" stores all.
         max_reads, max_writes, max_deletes: actions in flight at once.
-        max_queued_nbytes: bytes of offered content that waits; more is dropped.
-        read_timeout_s, write_timeout_s: after which an action in flight counts as failed; deletes as writes.
+        max_queued_nbytes: most bytes of offered content that waits; further offers are dropped.
+        read_timeout_s, write_timeout_s: seconds after which an action in flight counts as failed; deletes as writes.
         breaker_failures: failures in a row that open the circuit breaker.
         breaker_pause_s, breaker_longest_pause_s: its pauses.
         full_pause_s: how long nothing is written after the medium was full.
-        max_events: events that wait to be drained; 0: none are recorded.
+        max_events: most events that are not drained yet; 0: no event is recorded.
 
     Raises:
         ConfigurationError: a setting out of range.

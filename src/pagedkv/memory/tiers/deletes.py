@@ -1,4 +1,4 @@
-"""The deletes of a store: content that is in the index no longer, and counts until its delete is completed.
+"""The deletes of a store: content that has left the index, and whose bytes count until its delete is completed.
 
 A delete that fails is sent again after a pause. One that is overdue stays in flight until the driver reports it.
 """
@@ -28,7 +28,7 @@ class Deletes:
     """What is to be deleted, by key, and the deletes in flight.
 
     Args:
-        config: how many may be in flight, how long, and the pause after one that failed.
+        config: most deletes in flight, their timeout, and the pause after a failed one.
         clock: the store's.
         room: counts the bytes until they are deleted.
     """
@@ -66,7 +66,7 @@ class Deletes:
         self.nbytes += nbytes
 
     def due(self) -> Iterator[bytes]:
-        """Iterate over the keys whose deletes may begin now, as long as another one may be in flight. O(deletes)."""
+        """Yield the keys whose deletes may begin now, while fewer than ``max_deletes`` are in flight. O(deletes)."""
         for key, doomed in self._doomed.items():
             if len(self._in_flight) >= self._config.max_deletes:
                 return
@@ -100,7 +100,7 @@ class Deletes:
         return True
 
     def end(self, action: int, fault: Fault | None) -> None:
-        """End a delete. What is gone is deleted; after other faults it is sent again."""
+        """End a delete. GONE counts as deleted; after any other fault the delete is sent again."""
         key = self._in_flight.pop(action)
         if fault in {None, Fault.GONE}:
             nbytes = self._doomed.pop(key).nbytes

@@ -1,4 +1,4 @@
-"""Files written and read past the page cache, and the aligned buffers for that. Independent of frames and folders."""
+"""Direct I/O: writes and reads of files that bypass the page cache, and the aligned buffers that they need."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ NUM_REFERENCES_OF_A_FREE_BUFFER: Final = 2  # the list's, and the argument of th
 
 
 def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
-    """Write all pieces, in as few calls as the system takes."""
+    """Write all pieces, up to 64 of them a call."""
     views = [memoryview(piece).cast("B") for piece in pieces]
     while views:
         num_written = os.writev(descriptor, views[:64])
@@ -31,7 +31,7 @@ def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
 
 
 def can_be_direct(folder: Path) -> bool:
-    """Whether files of a folder can be written past the page cache."""
+    """Whether the file system of a folder has direct I/O. Writes a small file there and deletes it."""
     if not hasattr(os, "O_DIRECT"):
         return False
     probe = folder / f"direct.{os.getpid()}"
@@ -50,15 +50,15 @@ def can_be_direct(folder: Path) -> bool:
 
 
 def whole_sectors(nbytes: int) -> int:
-    """Round up to whole sectors, one at least."""
+    """Round a number of bytes up to whole sectors, at least one."""
     return max(SECTOR, -(-nbytes // SECTOR) * SECTOR)
 
 
 class AlignedBuffers:
-    """Buffers of whole sectors, used again when no view of them is left.
+    """Buffers of whole sectors, which are used again when no view of them is left.
 
-    A fresh buffer of 2 MiB costs 512 page faults, which take longer than its read from a fast disk. A view holds a
-    reference to its buffer, so a buffer whose only references are those of this list and of the loop is free.
+    A new buffer of 2 MiB costs 512 page faults, which take longer than a read of 2 MiB from a fast disk. A view refers
+    to its buffer, so a buffer that only this list refers to is free.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class AlignedBuffers:
         self._lock = Lock()
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a view of at least ``nbytes``, as whole sectors; it is taken until all views of it are gone."""
+        """Return a view of whole sectors, at least ``nbytes``; its buffer stays in use while any view of it exists."""
         padded = whole_sectors(nbytes)
         with self._lock:
             for place in range(len(self._buffers)):
@@ -81,7 +81,7 @@ class AlignedBuffers:
 
 
 def write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int, aligned: memoryview) -> None:
-    """Write past the page cache: from an aligned buffer of whole sectors; then the file is cut to its length."""
+    """Write pieces by direct I/O, through an aligned buffer of whole sectors; then cut the file to ``nbytes``."""
     end = 0
     for piece in pieces:
         view = memoryview(piece).cast("B")
@@ -97,7 +97,7 @@ def write_direct(descriptor: int, pieces: Sequence[Buffer], nbytes: int, aligned
 
 
 def read_direct(path: Path, take: Callable[[int], memoryview]) -> Buffer:
-    """Read past the page cache into an aligned buffer, which ``take`` gives."""
+    """Read a file by direct I/O into an aligned buffer from ``take``, and renew its modification time."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECT)
     try:
         with contextlib.suppress(OSError):

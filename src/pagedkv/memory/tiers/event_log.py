@@ -1,4 +1,4 @@
-"""The events of a store that wait to be drained."""
+"""The events of a store that were not drained yet."""
 
 from collections import deque
 from typing import Final
@@ -17,7 +17,7 @@ class StoreEventLog:
     """The latest events.
 
     Args:
-        max_events: beyond so many the oldest are lost; 0: none are recorded.
+        max_events: most events; older ones are lost. 0: no event is recorded.
     """
 
     def __init__(self, max_events: int) -> None:
@@ -30,7 +30,7 @@ class StoreEventLog:
         self._events.append((kind, key))
 
     def drain(self) -> StoreEvents:
-        """Take the events since the last call; a GAP comes first if older ones were lost."""
+        """Return the events since the last call and remove them; the first is a GAP if older ones were lost."""
         if not self._events:
             return NO_EVENTS
         events = list(self._events)

@@ -51,7 +51,7 @@ QUARANTINE: Final = "quarantine"
 COUNTER: Final = struct.Struct("<8sQ")
 COUNTER_MAGIC: Final = b"pkvusage"
 SLACK: Final = 64
-"""Where room is made, a 64th of the cap stays free."""
+"""An eviction leaves a 64th of the cap free."""
 FEWEST_DIRECT: Final = 2**18
 """Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -100,7 +100,7 @@ class FolderBody:
         self._remove_left_over()
 
     def scan(self) -> Iterator[Stored]:
-        """List the frames of the subtree by their modification times; quarantine what is none. O(files)."""
+        """List the frames of the subtree by their modification times; quarantine all other files. O(files)."""
         for first in range(256):
             for found in _listed(self._subtree / f"{first:02x}"):
                 key = key_of_name(found.name.removesuffix(SUFFIX)) if found.name.endswith(SUFFIX) else None
@@ -114,7 +114,7 @@ class FolderBody:
                     yield Stored(key, status.st_size, status.st_mtime)
 
     def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Read a frame; None if its file is gone or gets shorter while it is read. Its modification time is renewed."""
+        """Read a frame and renew its modification time; None if its file is gone or gets shorter meanwhile."""
         del timeout_s
         path = self._path(key)
         try:
@@ -133,7 +133,7 @@ class FolderBody:
         return view[:at]
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
-        """Make room and begin a file beside the frame's place under the lock, write it, and rename it under the lock.
+        """Make room and create a temporary file under the lock, write it, and rename it under the lock.
 
         Raises:
             OSError: ENOSPC if the cap leaves no room; whatever the file system raises. Nothing is left behind.
@@ -191,7 +191,7 @@ class FolderBody:
 
     @contextlib.contextmanager
     def _locked(self) -> "Iterator[_Counter]":
-        """Hold the root's lock, which all processes and threads that share the root wait for."""
+        """Hold the root's lock, which excludes all processes and threads that share the root."""
         descriptor = os.open(self.root / "usage", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -202,7 +202,7 @@ class FolderBody:
     def _make_room(self, counter: "_Counter", nbytes: int) -> None:
         """Delete the least recently used frames of the root until so many bytes fit. The lock is held.
 
-        Counting all files takes long, so a little more is deleted, and the next writes need not count.
+        Counting all files takes long, so a little more is deleted than needed, and the next writes need no count.
         """
         used = counter.get()
         if used is not None and used + nbytes <= self._cap_nbytes:
@@ -348,7 +348,7 @@ def _size_of(path: Path) -> int:
 
 
 def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
-    """Make and lock a file of so many bytes, which count from now on. The root's lock is held.
+    """Create and lock a file of ``nbytes``, which count from now on. The root's lock is held.
 
     The file has its length at once, so that a process that counts anew counts all of it.
     """
@@ -365,7 +365,7 @@ def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
 
 
 def _end(path: Path, nbytes: int, counter: _Counter) -> None:
-    """Delete a file whose write failed; its bytes count no longer. The root's lock is held."""
+    """Delete a file whose write failed, and subtract its bytes. The root's lock is held."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         counter.add(-nbytes)

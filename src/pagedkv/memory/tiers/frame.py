@@ -57,7 +57,7 @@ NUM_SECTIONS: Final = LENGTHS
 
 
 class RefusalReason(StrEnum):
-    """Why a frame is not served."""
+    """The reason why a frame is refused."""
 
     TRUNCATED = "truncated"
     FOREIGN = "foreign"
@@ -77,11 +77,11 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A frame that is not served.
+    """The refusal of a frame.
 
     Args:
         reason: the first fault that was found.
-        detail: the numbers that explain it.
+        detail: the numbers that explain the reason.
     """
 
     reason: RefusalReason
@@ -106,15 +106,15 @@ def frame_pieces(
         run: the blocks.
         parts: the bytes of each group's blocks, in the order of ``identity.groups``. They are not copied.
         secret: 32 bytes for a keyed check; None for xxh3-128.
-        checked: False for frames that stay in this process's memory: they carry no check.
+        checked: False for frames that stay in the memory of this process: the check is left out.
 
     Raises:
-        ConfigurationError: not one part a group, or a secret that is not 32 bytes.
+        ConfigurationError: the number of parts is not that of groups, or the secret is not 32 bytes.
         MissingExtraError: the package that computes the check is not installed.
     """
     require_secret(secret)
     if len(parts) != len(identity.groups):
-        raise ConfigurationError(f"{len(identity.groups)} groups need as many parts, got {len(parts)}")
+        raise ConfigurationError(f"a frame of {len(identity.groups)} groups needs as many parts, got {len(parts)}")
     views = [memoryview(part).cast("B") for part in parts]
     contents = (
         identity.layout_text,
@@ -169,12 +169,12 @@ class OpenFrame:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
-        """Its tokens: int32 ``[n]``. A rest of fewer than four bytes is left out; :meth:`compare` finds it."""
+        """Its tokens: int32 ``[n]``. A rest of fewer than four bytes is left out; :meth:`compare` refuses it."""
         tokens = self.sections[TOKENS - 1]
         return np.frombuffer(tokens, "<i4", len(tokens) // 4).astype(np.int32)
 
     def compare(self, identity: Identity, run: Run) -> Refusal | None:
-        """Compare with what is expected; None if all is equal. O(tokens). Changes nothing."""
+        """Compare with the expected identity and run; None if all is equal. O(tokens). Changes nothing."""
         expected = (
             (RefusalReason.LAYOUT, self.sections[LAYOUT - 1], identity.layout_text),
             (RefusalReason.MODEL, self.sections[MODEL - 1], identity.model_text),
@@ -194,7 +194,7 @@ class OpenFrame:
 
 
 def frames_of(buffer: Buffer, secret: bytes | None = None) -> list[OpenFrame] | Refusal:
-    """Verify frames that follow one another, as a file of a prefix has them. O(bytes). Raises as :func:`open_frame`."""
+    """Verify consecutive frames, such as a file of an exported prefix. O(bytes). Raises as :func:`open_frame`."""
     view = memoryview(buffer).cast("B")
     frames, begin = [], 0
     while begin < view.nbytes:
@@ -214,8 +214,9 @@ def open_frame(buffer: Buffer, secret: bytes | None = None, *, trusted: bool = F
 
     Args:
         buffer: the whole frame; nothing may follow it.
-        secret: 32 bytes; then only frames with the keyed check of this secret are accepted. None: only those without.
-        trusted: the buffer never left this process's memory; frames without a check are accepted, and no other.
+        secret: 32 bytes: only frames with the keyed check of this secret are accepted; None: only frames without one.
+        trusted: whether the buffer never left the memory of this process; then only frames without a check are
+            accepted, and else only those with one.
 
     Raises:
         ConfigurationError: a secret that is not 32 bytes.
@@ -264,7 +265,7 @@ def _read_extent(view: memoryview) -> tuple[int, int] | Refusal:
 def _verify(  # noqa: PLR0911 - one return a refusal
     view: memoryview, flags: int, secret: bytes | None, *, trusted: bool
 ) -> Refusal | None:
-    """Compare the check with the bytes."""
+    """Refuse a frame whose check is not that of its bytes, or is of another kind than expected; None if it is valid."""
     if flags & ~(KEYED | UNCHECKED):
         return _refuse(RefusalReason.DAMAGED, f"flags {flags:#x}")
     if bool(flags & UNCHECKED) != trusted:

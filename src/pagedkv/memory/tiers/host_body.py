@@ -1,7 +1,7 @@
 """A body in this process's memory: one buffer an entry.
 
-Its frames carry identity and tokens, which are compared as everywhere, but no check of the bytes, since they never left
-the process. Nothing survives the process, and nothing is left behind: no shared memory, no file.
+Its frames have identity and tokens, which are compared as in every body, but no check of the bytes, since these never
+leave the process. Entries end with the process, and no shared memory and no file remains.
 """
 
 import errno
@@ -19,7 +19,7 @@ class HostBody:
     """Entries in host memory, each copied once when it is written. Reads return views, no copies.
 
     Args:
-        memory: where entries are; None: plain memory of the process.
+        memory: memory that entries are allocated from; None: plain memory of the process.
     """
 
     medium = "host"
@@ -58,7 +58,7 @@ class HostBody:
             self._entries[key] = entry
 
     def delete(self, key: bytes, timeout_s: float) -> bool:
-        """Forget an entry; memory that a reader still has lives as long as the reader."""
+        """Remove an entry; its memory stays valid as long as a reader has a view of it."""
         del timeout_s
         with self._lock:
             entry = self._entries.pop(key, None)
@@ -70,7 +70,7 @@ class HostBody:
         return Usage(self._nbytes, None)
 
     def close(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         with self._lock:
             self._entries.clear()
             self._nbytes = 0

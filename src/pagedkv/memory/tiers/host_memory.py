@@ -1,4 +1,4 @@
-"""Where bodies take buffers in host memory from. An engine on a GPU gives them pinned memory."""
+"""Host memory that bodies allocate buffers from: plain memory, or pinned memory for an engine on a GPU."""
 
 from collections.abc import Sequence
 from typing import Protocol, final
@@ -14,7 +14,7 @@ class HostMemory(Protocol):
     """Memory that buffers are taken from."""
 
     def take(self, nbytes: int) -> memoryview | None:
-        """Take a buffer, which is taken until no view of it is left; None if there is no room now."""
+        """Take a buffer, which stays in use until no view of it is left; None if there is no room now."""
 
 
 @final
@@ -27,7 +27,7 @@ class PageableMemory:
 
 
 def copy_pieces(pieces: Sequence[Buffer], buffer: memoryview) -> None:
-    """Copy pieces into a buffer of their length, one behind the other, while other threads run. O(bytes)."""
+    """Copy pieces into a buffer of their total length, in order; other threads can run meanwhile. O(bytes)."""
     destination, end = np.asarray(buffer), 0
     for piece in pieces:
         source = np.asarray(memoryview(piece).cast("B"))

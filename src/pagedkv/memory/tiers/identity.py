@@ -1,9 +1,9 @@
 """Identity of stored content outside the process: its layout, its model, and the run of blocks.
 
-A frame is served only if all of this is equal. Layout and model are written as canonical JSON (sorted keys, no spaces,
-ASCII), so that other programs can read and write them; their digest names the subtree of a store. A run is the blocks
-that one frame stores, of all groups. Its key is the chain digest of its last block, which covers all tokens before it,
-the adapter, the media and the salt.
+A frame is loaded only if layout, model and run all equal the expected ones. Layout and model are canonical JSON (sorted
+keys, no spaces, ASCII), so that other programs can read and write them. Their digest is the name of a store's subtree.
+A run is the blocks of one frame, of all groups. Its key is the chain digest of its last block, which covers all tokens
+up to there, the adapter, the media and the salt.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ class GroupLayout:
         name: name of the group.
         block_size: tokens of a block.
         dtype: the numbers' type, as in NumPy and torch: "bfloat16", "float8_e4m3fn".
-        letters: its dimensions in the field's letters, outermost first: "LNHC" with K and V as "2".
+        letters: one letter for each dimension, outermost first: "LNHC" and, for keys and values, "2".
         shape: size of each dimension.
-        strides: elements between neighbours of each dimension.
+        strides: distance of neighbours along each dimension, in elements.
         scales: factors of fp8 numbers, one for each tensor, or for each head of each tensor; empty for other types.
     """
 
@@ -59,13 +59,13 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What computed the content.
+    """The model that computed the content.
 
     Args:
-        name: name of the model, for readers.
+        name: name of the model, for people who read frames.
         weights: digest of its weights, at least 16 bytes.
         adapters: name and content digest of each adapter in use; empty for the base model.
-        versions: names and versions of whatever else changes keys and values (the engine's numerics, a RoPE scaling).
+        versions: name and version of all else that changes keys and values (the engine's numerics, a RoPE scaling).
     """
 
     name: str
@@ -90,8 +90,8 @@ class Identity:
         model: the model.
 
     Attributes:
-        layout_text, model_text: both as canonical JSON, as a frame has them.
-        fingerprint: SHA-256 of both; names the subtree of a store.
+        layout_text, model_text: both as canonical JSON, as in a frame.
+        fingerprint: SHA-256 of both, from which the subtree of a store gets its name.
     """
 
     groups: tuple[GroupLayout, ...]
@@ -102,7 +102,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         if not self.groups:
-            raise ConfigurationError("an identity needs the layout of one group at least")
+            raise ConfigurationError("an identity needs the layout of at least one group, got none")
         layout = [
             {
                 "name": group.name,
@@ -133,15 +133,15 @@ def _canonical(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """The blocks of one frame, by their content.
+    """The content of the blocks of one frame: tokens, extra keys and chain digests.
 
     Args:
         key: chain digest of its last block, 32 bytes.
         parent: chain digest of the block before its first one; ``ROOT_DIGEST`` at the beginning.
         first_token: position of its first token.
         token_ids: int32 ``[tokens]``, the tokens of its blocks.
-        salt: the tenant's secret. A frame has only its digest.
-        extra_keys: encoded adapter and media of its blocks.
+        salt: the secret of the tenant. A frame contains only its digest.
+        extra_keys: the encoded adapter and media of its blocks.
 
     Raises:
         ConfigurationError: digests that are not 32 bytes, a salt or extra keys that are not bytes.
@@ -165,7 +165,7 @@ class Run:
 
     @property
     def salt_digest(self) -> bytes:
-        """Digest of the salt, as a frame has it; empty without a salt."""
+        """Digest of the salt, as in a frame; empty without a salt."""
         return hashlib.sha256(SALT_DOMAIN + self.salt).digest() if self.salt else b""
 
     @property
@@ -175,7 +175,7 @@ class Run:
 
 
 def runs_of(token_ids: TokenIds, block_size: int, blocks_per_run: int, keys: RequestKeys = NO_KEYS) -> list[Run]:
-    """Cut the whole runs of a prompt, first to last. A shorter rest is left out. O(tokens).
+    """Cut a prompt into runs of ``blocks_per_run`` blocks, in order. A shorter rest is left out. O(tokens).
 
     Raises:
         ConfigurationError: sizes below 1.

@@ -1,13 +1,14 @@
-"""The index of a store: which entries it has, how large they are, and which is evicted next.
+"""The index of a store: its entries, their sizes, and the order of eviction.
 
-An entry is a block of a pool (:mod:`pagedkv.memory.pool`) with the entry's key as digest and its bytes in place of a
-token. So the pool's names, reference counts, eviction policies and audit serve stores as they serve device memory.
-Bytes of an entry with LRU, in all::
+An entry is a block of a pool (:mod:`pagedkv.memory.pool`), with the entry's key as digest and the entry's size in bytes
+in place of a token. So stores use the names, reference counts, eviction policies and audit of device pools. Bytes of
+one entry in the index, with LRU::
 
     record 56 | size 4 | digest 32 | index bucket 3..6                 = 95..98
 
-An entry is named as long as it can be loaded. Entries that are vacant, being written, or dropped while held are blocks
-in use without a name. The vacant ones form a chain, since the pool's queue would allocate them before it evicts.
+An entry has a name while it can be loaded. Entries that are vacant, that are being written, or that were dropped while
+they had references are blocks in use without a name. Vacant entries form a list of their own: in the pool's queue they
+would be allocated before an entry is evicted.
 """
 
 from collections.abc import Iterable
@@ -57,7 +58,7 @@ NUM_PLACES: Final = 2
 
 @inlined
 def _make_vacant(pool: PoolArrays, places: Int64Array, entry: int) -> None:
-    """Put an entry that has no name and one reference at the front of the vacant ones."""
+    """Put an entry without a name and with one reference at the front of the vacant entries."""
     lead_to(pool.records, entry, places[VACANT])
     places[VACANT] = entry
     places[NUM_VACANT] += 1
@@ -73,7 +74,7 @@ def _begin(pool: PoolArrays, places: Int64Array, entries: Int32Array) -> None:
 
 @compiled
 def _reclaim(pool: PoolArrays, places: Int64Array) -> None:
-    """Make those entries vacant that have lost their names and their last reference."""
+    """Make entries vacant that have neither a name nor a reference any more."""
     entry = pool.records[NULL_BLOCK, NEXT]
     while entry != NULL_BLOCK and not pool.records[entry, NAME]:
         _make_vacant(pool, places, acquire(pool))
@@ -82,7 +83,7 @@ def _reclaim(pool: PoolArrays, places: Int64Array) -> None:
 
 @compiled
 def _take(pool: PoolArrays, places: Int64Array, key: Uint32Array, nbytes: int) -> int:
-    """Take a vacant entry for a key; the caller has checked that there is one."""
+    """Take a vacant entry for a key. The caller has checked that one exists."""
     entry = int(places[VACANT])
     places[VACANT] = pool.records[entry, NEXT]
     places[NUM_VACANT] -= 1
@@ -93,7 +94,7 @@ def _take(pool: PoolArrays, places: Int64Array, key: Uint32Array, nbytes: int) -
 
 @compiled
 def _evict(pool: PoolArrays, places: Int64Array) -> int:
-    """Evict the policy's victim; the caller has checked that one can be evicted."""
+    """Evict the entry that the policy chooses. The caller has checked that one can be evicted."""
     entry = acquire(pool)
     _make_vacant(pool, places, entry)
     return entry
@@ -103,7 +104,7 @@ def _evict(pool: PoolArrays, places: Int64Array) -> int:
 def _look_up(pool: PoolArrays, keys: Uint32Array, entries: Int32Array) -> int:
     """Write the entry of each key, or ``NO_ENTRY``; return how many leading keys have one.
 
-    First all buckets are read, then the entries, so that the processor waits for many of them at once.
+    All buckets are read before the entries, so that the processor waits for many cache misses at once.
     """
     for place in range(len(keys)):
         entries[place] = pool.buckets[bucket_of(pool, ENTRY_NAME, keys[place])]
@@ -194,7 +195,7 @@ class StoreIndex:
         return entries, int(_look_up(self._arrays, keys, entries))
 
     def key_of(self, entry: int) -> bytes:
-        """Return the key that an entry has or had last."""
+        """Return the key of an entry; of a vacant entry, its last key."""
         return bytes(self._arrays.digests[entry].astype(">u4"))
 
     def size_of(self, entry: int) -> int:
@@ -207,13 +208,13 @@ class StoreIndex:
         return sizes
 
     def take(self, key: bytes, nbytes: int) -> int:
-        """Take a vacant entry for a key, with one reference and not to be found yet. There must be one."""
+        """Take a vacant entry for a key, with one reference and without a name. The index must have a vacant entry."""
         assert self.has_vacant, "no entry is vacant"
         words = words_of(np.frombuffer(key, np.uint8).reshape(1, KEY_NBYTES))
         return int(_take(self._arrays, self._places, words[0], nbytes))
 
     def publish(self, entry: int, parent: int) -> None:
-        """Let an entry be found from now on, as what continues ``parent`` (``NO_ENTRY``: unknown)."""
+        """Name an entry, so that its key finds it, as the continuation of ``parent`` (``NO_ENTRY``: unknown)."""
         _publish(self._arrays, entry, parent)
 
     def abandon(self, entry: int) -> None:
@@ -222,21 +223,24 @@ class StoreIndex:
         _reclaim(self._arrays, self._places)
 
     def evict(self) -> int:
-        """Evict the policy's victim. Its key and size can be read until an entry is taken. One must be evictable."""
+        """Evict the entry that the policy chooses, and return it. :attr:`can_evict` must be true.
+
+        Its key and size can be read until the next entry is taken.
+        """
         assert self.can_evict, "no entry can be evicted"
         return int(_evict(self._arrays, self._places))
 
     def drop(self, entry: int) -> None:
-        """Remove an entry from the index, also while it is held."""
+        """Remove the name of an entry, also while it has references."""
         _drop(self._arrays, entry)
         _reclaim(self._arrays, self._places)
 
     def use(self, entries: Int32Array) -> None:
-        """Take a reference to each entry of a chain, as a hit of it."""
+        """Take a reference to each entry of a chain, as for a hit, which the eviction policy notes."""
         reuse_all(self._arrays, entries)
 
     def hold(self, entries: Int32Array) -> None:
-        """Take a reference to each entry, which is no hit."""
+        """Take a reference to each entry, which the eviction policy does not note as a hit."""
         claim_all(self._arrays, entries)
 
     def let_go(self, entry: int) -> None:
@@ -257,11 +261,14 @@ class StoreIndex:
         self._pool.advance(now_s)
 
     def all_entries(self) -> npt.NDArray[np.int64]:
-        """All entries that can be loaded, by id. O(entries)."""
+        """Return the ids of all entries that can be loaded. O(entries)."""
         return self._pool.prefix_index.named_blocks()
 
     def continuing(self, entries: Iterable[int]) -> list[int]:
-        """All entries whose known chain leads to one of ``entries``, these not included. O(entries x depth)."""
+        """Return all entries whose chain of known parents leads to one of ``entries``, without these.
+
+        O(entries x depth).
+        """
         records = self._arrays.records[:-NUM_SENTINELS]
         is_reached = np.zeros(len(records), bool)
         given = list(entries)

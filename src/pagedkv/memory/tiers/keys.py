@@ -17,7 +17,7 @@ NUM_AXES: Final = 2
 
 
 def as_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Check keys: uint8 ``[n, 32]``. Raises ConfigurationError."""
+    """Return keys, uint8 ``[n, 32]``, as a contiguous array. Raises ConfigurationError for other shapes or types."""
     is_array = isinstance(keys, np.ndarray)
     if not is_array or keys.dtype != np.uint8 or keys.ndim != NUM_AXES or keys.shape[1] != KEY_NBYTES:
         kind = f"{keys.dtype} {keys.shape}" if is_array else type(keys).__name__

@@ -29,7 +29,7 @@ class ObjectBody:
         options: further settings of the store, as obstore takes them (endpoint, region, credentials).
 
     Raises:
-        ConfigurationError: the URL is none, or the store does not answer; the message states what was tried.
+        ConfigurationError: the URL is not valid, or the store does not answer; the message has the URL and the reason.
         MissingExtraError: obstore is not installed.
     """
 
@@ -69,7 +69,7 @@ class ObjectBody:
                 yield Stored(key, each["size"], each["last_modified"].timestamp())
 
     def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
-        """Get an object; None if there is none."""
+        """Get an object; None if it does not exist."""
         del nbytes, timeout_s
         try:
             return memoryview(self._call(lambda: self._obstore.get(self._store, self._path(key)).bytes()))
@@ -77,7 +77,7 @@ class ObjectBody:
             return None
 
     def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
-        """Put an object if there is none."""
+        """Put an object, unless it exists."""
         del timeout_s
         frame = b"".join(pieces)
         try:

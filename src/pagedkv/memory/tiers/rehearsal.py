@@ -1,4 +1,4 @@
-"""Drives a small store through all that it does, so that all loops of stores are compiled."""
+"""Runs all operations of a small store, so that all loops of stores are compiled."""
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ def rehearse(eviction: str) -> None:
 
 
 def _offer(store: StoreCore, keys: npt.NDArray[np.uint8], fault: Fault) -> None:
-    """Offer what is written with a fault."""
+    """Offer entries whose writes fail."""
     store.select_for_offer(keys, 2.0)
     store.select_for_offer(keys, 2.0)
     store.offer(keys, [NBYTES] * len(keys), 2.0, is_noted=True)
@@ -46,7 +46,7 @@ def _offer(store: StoreCore, keys: npt.NDArray[np.uint8], fault: Fault) -> None:
 
 
 def _carry_out(store: StoreCore, read: Fault | None, write: Fault | None = None) -> None:
-    """Report all actions as done, reads and writes as failed if they have a fault."""
+    """Report all actions as completed, or reads and writes as failed if a fault is given for them."""
     while actions := store.take_actions():
         for action in actions:
             fault = read if isinstance(action, Read) else write if isinstance(action, Write) else None

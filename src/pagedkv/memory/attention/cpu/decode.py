@@ -271,7 +271,8 @@ def _exponentiate(scores: Float32Array, largest: np.float32, exponents: Int32Arr
         exponent = (scores[seen] - largest) * LOG2_E
         whole = np.floor(exponent)
         rest = exponent - whole  # stays NaN if the score is NaN: the lower bound applies to the power alone
-        exponents[seen] = (np.int32(max(whole, LEAST_EXPONENT)) + EXPONENT_BIAS) << FRACTION_BITS
+        bounded = whole if whole > LEAST_EXPONENT else LEAST_EXPONENT  # noqa: FURB136 - max() may return NaN
+        exponents[seen] = (np.int32(bounded) + EXPONENT_BIAS) << FRACTION_BITS
         scores[seen] = C0 + rest * (C1 + rest * (C2 + rest * (C3 + rest * (C4 + rest * (C5 + rest * C6)))))
     for seen in range(len(scores)):
         scores[seen] *= powers[seen]

@@ -1,14 +1,14 @@
-"""The demonstration: a small model whose right answers can come only out of the KV cache.
+"""The demonstration: a small model that can answer correctly only by what it reads in the KV cache.
 
-In the order in which data flows::
+Modules, in the order in which data flows::
 
     words        the language: one token a word
     facts        documents of facts, drawn by seed, and questions about them
-    trained      the model, which travels with the package in ``model``; ``tools/train_demo_model.py`` trained it
-    questions    what is asked, in the order in which it comes
-    serving      ... and served from too little memory
-    meter        ... and what that was like, measured after every step
-    judging      ... and judged, beside the documents and dense generation
+    trained      the model, which is part of the package (``model``); ``tools/train_demo_model.py`` trained it
+    questions    requests about the documents, in order of arrival
+    serving      serves the requests from too little memory
+    meter        measures preemptions, evictions and waste of memory after every step
+    answer_check compares the answers with the documents and with dense generation
 
-``pagedkv demo`` drives it. No weights but these are needed, no tokenizer, no network.
+``pagedkv demo`` runs it. It needs no other weights, no tokenizer and no network.
 """

@@ -1,9 +1,9 @@
-"""Documents of facts, and questions about them, drawn by seed: what the demonstration's model is trained on and asked.
+"""Documents of facts, and questions about them, drawn by seed: the training data and the requests of the demonstration.
 
     <bos> red kite: locker 7. tiny drum: attic 31. ...  Where? tiny drum:      ->  attic 31.
     `----------------- a document -------------------'  `-- question -'          `- answer
 
-Every thing occurs once in a document. Questions about one document share it as a prefix.
+A document has each thing at most once. Questions about one document share it as a prefix.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ANSWER_LENGTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Facts.
+    """A document.
 
     Args:
         facts: int32 ``[facts, 5]``: adjective, noun, place, number, full stop.
@@ -31,20 +31,20 @@ class Document:
     facts: Int32Array
 
     def tokens(self) -> Int32Array:
-        """Give the document itself: int32 ``[1 + 5 x facts]``."""
+        """Return the tokens of the document: int32 ``[1 + 5 x facts]``."""
         return np.concatenate([[BOS], self.facts.ravel()]).astype(np.int32)
 
     def question(self, fact: int) -> Int32Array:
-        """Ask for the place of one fact: int32 ``[3]``."""
+        """Return the question about the place of one fact: int32 ``[3]``."""
         return np.array([QUESTION, *self.facts[fact, :2]], np.int32)
 
     def answer(self, fact: int) -> Int32Array:
-        """Give what is to follow that question: int32 ``[3]``, place, number, full stop."""
+        """Return the right answer to that question: int32 ``[3]``, place, number, full stop."""
         return self.facts[fact, 2:]
 
 
 def draw_document(generator: np.random.Generator, num_facts: int) -> Document:
-    """Draw a document. Raises ValueError for more facts than there are things."""
+    """Draw a document of ``num_facts`` facts. Raises ValueError if there are fewer things than facts."""
     things = generator.choice(len(ADJECTIVES) * len(NOUNS), num_facts, replace=False)
     columns = (
         ADJECTIVES.start + things // len(NOUNS),

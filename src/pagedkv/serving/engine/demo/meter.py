@@ -1,7 +1,8 @@
-"""Meter: what serving is like, measured after every step.
+"""Meter: preemptions, evictions, forks and waste of memory, measured after every step.
 
-Memory is looked at as sequences see it, each with a table of its own: what of their slots has no token; and as it is,
-with shared blocks counted once, beside what sequences would take if each had the longest one's slots reserved.
+Waste is the share of slots without a token. It is measured over the block tables of sequences, where a shared block
+counts once for each of them, and over the blocks in use, each counted once. For comparison the meter also counts the
+slots that a reservation of ``max_tokens`` for each sequence would take.
 """
 
 from dataclasses import dataclass
@@ -17,17 +18,17 @@ NOTHING_HELD: Final = 0.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured.
+    """The measurements of a run.
 
     Args:
         num_steps: steps of the engine.
-        num_chunked: prompts that took several steps to compute; num_forked: answers that began as a fork of another.
+        num_chunked: prompts that were computed over several steps; num_forked: answers that began as forks.
         num_swapped, num_recomputed: preemptions by kind.
-        num_evictions: cached blocks that lost their content.
+        num_evictions: cached blocks that were evicted.
         most_waste: the largest share, after any step, of slots without a token in the tables of running sequences.
-        most_waste_of_blocks: the same of the blocks in use, each counted once, however many sequences share it.
-        reserved_ratio: slots that one reservation of the longest sequence's for each sequence would have taken, over
-            slots of blocks in use; summed over the steps.
+        most_waste_of_blocks: the same share of the blocks in use, each counted once.
+        reserved_ratio: slots of a reservation of ``max_tokens`` for each sequence, over slots of blocks in use; both
+            summed over the steps.
     """
 
     num_steps: int
@@ -43,10 +44,10 @@ class Measured:
 
 @final
 class Meter:
-    """Watches an engine.
+    """Measures an engine, and does not change it.
 
     Args:
-        core: the engine, looked at and never changed.
+        core: the engine.
     """
 
     def __init__(self, core: EngineCore) -> None:
@@ -58,7 +59,7 @@ class Meter:
         self._num_reserved = self._num_held = 0
 
     def note(self, record: StepRecord) -> None:
-        """Measure once; to be called after every step. O(running sequences)."""
+        """Add the measurements of a step; to be called after every step. O(running sequences)."""
         self._num_steps += 1
         self._num_swapped += record.num_swapped_out
         self._num_recomputed += record.num_recomputed
@@ -70,7 +71,7 @@ class Meter:
         self._note_memory()
 
     def measured(self) -> Measured:
-        """Sum up."""
+        """Return the measurements so far."""
         return Measured(
             num_steps=self._num_steps,
             num_chunked=len(self._chunked),
@@ -92,7 +93,7 @@ class Meter:
         lengths, num_blocks = space.lengths(rows), space.num_blocks(rows)
         empty = num_blocks * block_size - lengths
         self._most_waste = max(self._most_waste, float(empty.sum() / (num_blocks.sum() * block_size)))
-        # What is empty lies in a sequence's last block, which forks share until one of them writes.
+        # Empty slots are in a sequence's last block, which forks share until one of them writes.
         tails = space.block_table()[rows, num_blocks - 1]
         num_empty = sum(dict(zip(tails.tolist(), empty.tolist(), strict=True)).values())
         num_held = space.num_live_blocks() * block_size

@@ -1,7 +1,7 @@
-"""Questions about shared documents: what the demonstration serves.
+"""Questions about shared documents: the requests of the demonstration.
 
-Documents differ in length. Each is asked about many times, mostly in one stretch of time and now and then much later,
-so that prefixes are hit, evicted and computed again. Some requests want several answers, which are forks of one prompt.
+Documents differ in length. Most questions about a document come in one stretch of time, and some much later, so that
+prefixes are hit, evicted and computed again. Some requests ask for several answers, which are forks of one prompt.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from pagedkv.serving.engine.demo.facts import Document, draw_document
 __all__ = ["LONGEST", "NUM_FORKED_ANSWERS", "SHORTEST", "Question", "draw_questions"]
 
 SHORTEST: Final = 72
-"""Facts of a document: from 364 tokens on, one block that is not full is less than 4% of a sequence's blocks of 16."""
+"""Fewest facts of a document: from 364 tokens on, a partly filled block of 16 tokens wastes less than 4%."""
 LONGEST: Final = 96
-"""What the model was trained for, with a quarter to spare."""
+"""Most facts of a document: four fifths of what the model was trained for."""
 DOCUMENTS_AT_ONCE: Final = 4
 SHARE_OF_LATE: Final = 0.2
-"""Of questions that come up for any document at any time."""
+"""Share of questions that are about any document, at any time."""
 FORK_EVERY: Final = 4
 NUM_FORKED_ANSWERS: Final = 4
 
@@ -32,8 +32,8 @@ class Question:
 
     Args:
         prompt: int32 ``[tokens]``, a document and the question.
-        answer: int32 ``[3]``, what is right.
-        num_answers: how many are wanted; they are to be the same, since the most likely token is taken.
+        answer: int32 ``[3]``, the right answer.
+        num_answers: number of answers; all must be equal, since the most likely tokens are chosen.
     """
 
     prompt: Int32Array
@@ -42,7 +42,7 @@ class Question:
 
 
 def draw_questions(num_questions: int, num_documents: int, seed: int) -> list[Question]:
-    """Draw questions in the order in which they come; every fourth wants four answers.
+    """Draw questions in order of arrival; every fourth asks for four answers.
 
     Raises:
         ConfigurationError: a number below 1.
@@ -60,7 +60,7 @@ def draw_questions(num_questions: int, num_documents: int, seed: int) -> list[Qu
 
 
 def _choose(generator: np.random.Generator, progress: float, num_documents: int) -> int:
-    """Choose a document: one of the few that are asked about now, or sometimes any."""
+    """Choose a document: mostly one of the few of this stretch of time, sometimes any."""
     if generator.random() < SHARE_OF_LATE:
         return int(generator.integers(num_documents))
     first = int(progress * num_documents)

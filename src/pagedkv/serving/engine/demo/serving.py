@@ -1,8 +1,8 @@
 """Serve the demonstration's questions from too little memory.
 
-There is room for a third of the documents. So prefixes are hit and evicted, prompts are computed in chunks, sequences
-are forked; and where forks begin to write and need blocks that are not there, the last who runs is preempted: swapped
-out, or computed again if its prompt was under way or the host pool is full.
+The KV memory holds a third of the documents. So prefixes are hit and evicted, prompts are computed in chunks, and
+sequences are forked. When forks begin to write and no block is free, the last running request is preempted: it is
+swapped out, or recomputed if its prompt was not complete or the host pool is full.
 """
 
 from collections import deque
@@ -37,9 +37,9 @@ DEMO_CONFIG: Final = EngineConfig(
     preemption="swap",
     warm_up=False,
 )
-"""3,184 tokens of memory, for documents of 361 to 481 tokens each, and requests of as many.
+"""3,184 tokens of memory, for documents of 361 to 481 tokens each, and requests little longer.
 
-What the demo reaches, :func:`compile_loops` compiles: half of what engines can.
+:func:`compile_loops` compiles the loops that the demonstration runs, about half of an engine's.
 """
 
 MOST_WAITING: Final = 64
@@ -52,13 +52,14 @@ Watch: TypeAlias = Callable[[StepRecord, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What serving came to.
+    """The answers of a run, and its measurements.
 
     Args:
         answers: the tokens of each question's answers, in the questions' order.
-        seconds: in all.
-        num_prompt_tokens, num_hit_tokens: of the prompts; num_generated: tokens of all answers.
-        measured: what it was like.
+        seconds: time of the whole run.
+        num_prompt_tokens: tokens of all prompts; num_hit_tokens: those of them that hit.
+        num_generated: tokens of all answers.
+        measured: the meter's measurements.
     """
 
     answers: Sequence[Sequence[Answer]]
@@ -75,11 +76,11 @@ class Served:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of prompts and answers a second, those that hit included."""
+        """Tokens of prompts and answers a second, hits included."""
         return (self.num_prompt_tokens + self.num_generated) / self.seconds
 
     def as_dict(self) -> dict[str, object]:
-        """Lay all numbers out for JSON, without the answers."""
+        """Return all numbers for JSON, without the answers."""
         return {
             "seconds": self.seconds,
             "num_prompt_tokens": self.num_prompt_tokens,
@@ -92,7 +93,7 @@ class Served:
 
 
 def serve(llm: LLM, questions: Sequence[Question], watch: Watch | None = None) -> Served:
-    """Answer questions as they come: while fewer than 64 wait, the next one arrives.
+    """Answer questions in order. The next one arrives whenever fewer than 64 requests wait.
 
     Raises:
         RequestError: a question does not fit the engine's memory, even alone.
@@ -120,14 +121,14 @@ def serve(llm: LLM, questions: Sequence[Question], watch: Watch | None = None) -
 
 
 def compile_loops(model: compat.Model) -> None:
-    """Serve a few questions from memory that is thrown away, so that loops compile off the clock."""
+    """Serve a few questions on an engine of its own, so that the loops are compiled before anything is timed."""
     config = replace(DEMO_CONFIG, num_blocks=64, num_host_blocks=40, self_test=False)
     serve(LLM(model, config), draw_questions(12, 2, seed=0))
     _complete_a_block_twice()
 
 
 def _complete_a_block_twice() -> None:
-    """Have two sequences compute the same, as forks that answer alike do: few questions do not meet that."""
+    """Have two forks compute a block of equal content, which the few questions of :func:`compile_loops` may not do."""
     space = BlockSpace(SpaceConfig((FullAttention(block_size=2),), 8, eviction=DEMO_CONFIG.eviction, explain=True))
     first = space.allocate([1])
     assert isinstance(first, Allocation), f"an empty space has no room for a token: {first}"
@@ -139,6 +140,6 @@ def _complete_a_block_twice() -> None:
 
 def _submit(llm: LLM, question: Question) -> list[EngineRequest]:
     params = SamplingParams(max_tokens=ANSWER_LENGTH)
-    if question.num_answers > 1:  # drawn, but among the most likely token alone: they are to be the same
+    if question.num_answers > 1:  # several answers must be drawn; with top_k=1 all are the most likely tokens
         params = replace(params, n=question.num_answers, temperature=1.0, top_k=1)
     return llm.submit([question.prompt.tolist()], params)

@@ -1,4 +1,4 @@
-"""The model of the demonstration, which travels with the package: 332,416 parameters in float16, 0.7 MB."""
+"""The model of the demonstration, which is part of the package: 332,416 parameters in float16, 0.7 MB."""
 
 import hashlib
 import json
@@ -17,30 +17,32 @@ FOLDER: Final = Path(__file__).parent / "model"
 """``config.json`` and ``model.safetensors``, as transformers reads them."""
 
 SHA256: Final = "2a79a8c2e7211af9a23af53ed508716b56492e24de65cd1ebdd3182c9cf73517"
-"""Of ``model.safetensors``. Training anew reaches the same recall, not the same bytes."""
+"""Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other bytes."""
 
 
 def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> compat.Model:
-    """Load the model in float32, ready to answer.
+    """Load the model in float32, in evaluation mode.
 
     Args:
-        folder: where its files are.
-        max_positions: positions that it takes, for benchmarks that do not use its answers; None: as trained.
+        folder: the folder of its files.
+        max_positions: most positions of a sequence, for benchmarks that do not use the answers; None: as trained.
 
     Raises:
-        ConfigurationError: the weights are missing, or not those that were trained.
+        ConfigurationError: the weights are missing, or have another digest than :data:`SHA256`.
     """
     file = folder / "model.safetensors"
     try:
         content = file.read_bytes()
         config = json.loads((folder / "config.json").read_text())
     except OSError as problem:
-        raise ConfigurationError(f"the demonstration's model cannot be read: {problem}. Install pagedkv anew") from None
+        raise ConfigurationError(
+            f"the demonstration's model cannot be read: {problem}. Install pagedkv again"
+        ) from None
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256:
         raise ConfigurationError(
-            f"{file} is not the model that was trained: its SHA-256 is {found}, not {SHA256}. Install pagedkv anew, or "
-            "give the new digest to pagedkv.serving.engine.demo.trained if you have trained another"
+            f"{file} is not the model that was trained: its SHA-256 is {found}, not {SHA256}. Install pagedkv again, "
+            "or put the new digest into pagedkv.serving.engine.demo.trained if you have trained another model"
         )
     weights = {name: tensor.float() for name, tensor in safetensors.torch.load(content).items()}
     given = {} if max_positions is None else {"max_position_embeddings": max_positions}

@@ -1,8 +1,8 @@
 """The language of the demonstration: words, one token each, of facts and questions.
 
-A fact says where a thing is, ``red kite: locker 7.``, in five tokens: two of the thing, two of the place, a full stop.
-The token of a thing's noun includes the colon, so that an answer directly follows what is asked for. Of the places
-nothing can be guessed: they are drawn anew for every document, so a right answer has been read there.
+A fact is a thing and its place, ``red kite: locker 7.``, in five tokens: two of the thing, two of the place, a full
+stop. The token of a thing's noun includes the colon, so that the answer directly follows the thing in the question.
+Places cannot be guessed, since they are drawn anew for every document: a right answer was read from the document.
 """
 
 from collections.abc import Iterable
@@ -60,7 +60,7 @@ VOCABULARY: Final = (
     *(str(number) for number in range(NUM_NUMBERS)),
 )
 VOCABULARY_SIZE: Final = 288
-"""Of the model: a multiple of 32, the last ids stand for nothing."""
+"""Vocabulary of the model: a multiple of 32, whose last ids are not used."""
 
 ADJECTIVES: Final = range(len(SPECIAL), len(SPECIAL) + len(_ADJECTIVES))
 NOUNS: Final = range(ADJECTIVES.stop, ADJECTIVES.stop + len(_NOUNS))

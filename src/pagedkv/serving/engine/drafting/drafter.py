@@ -1,14 +1,14 @@
 """Drafter: runs the draft model over the tokens of a step, and draws the drafts of the step.
 
-Drafts are drawn as the target's tokens are: by the row's own parameters, with the noise of its seed, sample, position
-and token (:mod:`~pagedkv.serving.engine.sampling.noise`). So a draft is the target's token wherever the two models'
-scores lead to the same choice, and of two equal models all drafts are accepted, drawn or not.
+Drafts are sampled like the target's tokens: with the parameters of the row, and with noise from its seed, sample,
+position and token (:mod:`~pagedkv.serving.engine.sampling.noise`). So a draft equals the target's token wherever the
+scores of both models lead to the same choice. If both models are equal, all drafts are accepted at any temperature.
 
-Drafts stay on the device from pass to pass. The host waits for them once a step, or once a pass where a row's
-parameters look at tokens (penalties, bad words, minimum lengths).
+Drafts stay on the device between passes. The host waits for them once a step, or once a pass if the parameters of a row
+depend on earlier tokens (penalties, bad words, minimum lengths).
 
-On a GPU passes are CUDA graphs, as the target's steps are (:mod:`~pagedkv.serving.engine.captured_passes`). The
-metadata of each pass is first copied to buffers, which the graphs of all sizes read.
+On a GPU the passes are CUDA graphs, as the target's steps are (:mod:`~pagedkv.serving.engine.captured_passes`). The
+metadata of each pass is copied to buffers first, which the graphs of all sizes read.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,15 @@ __all__ = ["Drafted", "Drafter"]
 
 NO_DRAFTS: Final = np.zeros(0, np.int32)
 LOOKING_BACK: Final = Feature.PENALTIES | Feature.BANS
-"""Features of rows that depend on the tokens before a position, and not on their number alone."""
+"""Features for which scores depend on the tokens before a position, and not on their number alone."""
 
 
 class Drafted(NamedTuple):
     """A step whose drafts are known.
 
     Args:
-        flat: its tokens, drafts among them.
-        token_ids: int32, all drafts of the batch, in its order.
+        flat: its tokens, drafts included.
+        token_ids: int32 ``[drafts]``, all drafts of the batch, in its order.
     """
 
     flat: FlatBatch
@@ -56,10 +56,10 @@ class Drafted(NamedTuple):
 
 @final
 class Drafter:
-    """Proposes tokens by a model of attention alone, whose keys are groups of the executor's storage.
+    """Proposes tokens with a model of attention layers only, whose groups are in the executor's storage.
 
     Args:
-        draft: the model, and where its layers lie.
+        draft: the model and its groups.
         executor: storage and tables.
         backend: attention of its layers over that storage.
         vocab_size: columns of its logits.
@@ -104,14 +104,15 @@ class Drafter:
     def draft(self, batch: Batch, inputs: StepInputs, flat: FlatBatch, rows: Sequence[SampledRow]) -> Drafted:
         """Compute a step with the draft model, and propose the drafts that are not known.
 
-        Belongs into the forward pass of the step, before the target's: afterwards the draft model's keys are written
-        for every position of the plan.
+        To be called within the forward pass of the step, before the target's. Afterwards the keys and values of the
+        draft model are written for every position of the plan.
 
         Args:
-            batch: the step; inputs: its tables; flat: its tokens, all of them known but drafts.
-            rows: whose tokens are decoded, in the batch's order.
+            batch: the step; inputs: its tables; flat: its tokens, of which only drafts may be unknown.
+            rows: the rows that decode, in the batch's order.
 
-        Cost: one pass over the step's known tokens, and one of a token a row for each draft of the row with the most.
+        Cost: one pass over the known tokens of the step, and as many passes of one token a row as the row with the most
+        drafts has.
         """
         step, open_drafts = StepMetadata.of(inputs), OpenDrafts.of(batch, flat)
         places = [rows[sequence].sample.place for sequence in open_drafts.sequences.tolist()]
@@ -130,7 +131,7 @@ class Drafter:
             return _filled_in(batch, flat, open_drafts, drafts.cpu().numpy())
 
     def _computed(self, each: DraftPass, step: StepMetadata, token_ids: torch.Tensor) -> torch.Tensor:
-        """Compute a pass, by a graph if there is one for its size: logits of its wanted tokens."""
+        """Compute a pass, by a graph if there is one for its size; return the logits of its wanted tokens."""
         if self._captured is not None and len(each.tokens) <= self._buffers.max_tokens:
             self._buffers.put(each, step)
             logits = self._runner.replay_part(token_ids, each.positions, each.wanted)
@@ -140,7 +141,10 @@ class Drafter:
         return self._runner.compute_part(part, token_ids, self._sent(each.positions), self._sent(each.wanted))
 
     def _drawn(self, logits: torch.Tensor, places: Sequence[Place], before: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Draw a draft for each row behind those before it: int64 on the device; 0 where nothing is allowed there."""
+        """Draw the next draft of each row: int64 ``[rows]`` on the device; 0 for a row that no token is allowed in.
+
+        ``before`` has the earlier drafts of each row.
+        """
         following = [Place(place.sequence, drafts) for place, drafts in zip(places, before, strict=True)]
         token_ids = self._sampler.begin(logits, following).token_ids
         return token_ids.to(self._device).long().clamp(min=0)
@@ -150,7 +154,7 @@ class Drafter:
 
 
 def _filled_in(batch: Batch, flat: FlatBatch, open_drafts: OpenDrafts, drafts: Int64Array) -> Drafted:
-    """Put drafts into the places that wait for them: ``drafts`` has a line for each row with open ones."""
+    """Replace the unknown ids of a step by drafts: int64 ``[rows with open drafts, most]``."""
     if batch.drafts is None:
         return Drafted(flat, NO_DRAFTS)
     is_there = np.arange(drafts.shape[1]) < open_drafts.counts[:, None]

@@ -1,7 +1,7 @@
-"""Two models on one space: whether a draft model fits a target, and how the groups of both stand behind one another.
+"""Two models on one space: whether a draft model fits a target, and the groups of both, the target's first.
 
-A draft proposes, and never answers. So a draft model is refused only where its proposals could not be compared with the
-target's tokens, or not be computed: nothing that is accepted here can change an answer.
+A draft model cannot change an answer. So it is refused only if its drafts cannot be compared with the target's tokens,
+or cannot be computed.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from pagedkv.serving.engine.layer_specs import Place
 __all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "paired", "require_fit"]
 
 DEFAULT_DRAFT_TOKENS: Final = 4
-"""Tokens that a draft model proposes for a sequence in a step, if nothing else is said."""
+"""Tokens that a draft model proposes for a sequence in a step, by default."""
 POOL_PREFIX: Final = "draft:"
 
 
@@ -25,7 +25,7 @@ class DraftModel:
 
     Args:
         model: the model.
-        groups: where its layers lie in a space that has the groups of another model too.
+        groups: the groups of its layers, in a space that has the target's groups as well.
     """
 
     model: compat.Model
@@ -36,23 +36,23 @@ def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> N
     """Refuse a draft model that cannot propose tokens of a target. Changes nothing.
 
     Args:
-        target: the model that answers; draft: the model that proposes.
+        target: the model that the answers come from; draft: the model that proposes tokens.
         max_tokens: tokens of the longest sequence.
 
     Raises:
-        ConfigurationError: another vocabulary, another device, or fewer positions than sequences may have.
+        ConfigurationError: another vocabulary, another device, or fewer positions than ``max_tokens``.
     """
     name = type(draft).__name__
     sizes = [compat.vocabulary_size(model) for model in (draft, target)]
     if sizes[0] != sizes[1]:
         raise ConfigurationError(
             f"the draft model {name} has a vocabulary of {sizes[0]} tokens, and {type(target).__name__} one of "
-            f"{sizes[1]}: a draft model needs the vocabulary of the model that it drafts for"
+            f"{sizes[1]}: use a draft model with the vocabulary of its target"
         )
     if draft.device != target.device:
         raise ConfigurationError(
-            f"the draft model {name} is on {draft.device}, and {type(target).__name__} on {target.device}: move it "
-            "there, since both share one storage"
+            f"the draft model {name} is on {draft.device}, and {type(target).__name__} on {target.device}: move the "
+            f"draft model to {target.device}, since both models share one storage"
         )
     longest = compat.longest_sequence(draft)
     if longest is not None and longest < max_tokens:
@@ -63,23 +63,23 @@ def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> N
 
 
 def paired(groups: EngineGroups, draft: compat.Model, draft_groups: EngineGroups) -> tuple[EngineGroups, DraftModel]:
-    """Put the groups of a draft model behind those of its target.
+    """Append the groups of a draft model to those of its target.
 
     Args:
-        groups: of the model that answers.
-        draft, draft_groups: the model that proposes, and its groups as of a model alone.
+        groups: the groups of the target.
+        draft: the draft model; draft_groups: its groups, as if it were the only model.
 
     Returns:
-        groups of both, in which the target's layers lie where they did, and the draft model with its place there. The
-        pools of a draft model are named as they would be alone, with "draft:" before it.
+        the groups of both models, in which the target's groups keep their places; and the draft model with its groups
+        among them. The names of its pools are prefixed with "draft:".
 
     Raises:
         UnsupportedModelError: the draft model has recurrent layers.
     """
     if draft_groups.states:
         raise UnsupportedModelError(
-            f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to go back for each "
-            "refused draft: use a draft model of attention alone"
+            f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to be restored "
+            "after each refused draft: use a draft model with attention layers only"
         )
     first = len(groups.specs)
     specs = tuple(replace(spec, pool=f"{POOL_PREFIX}{spec.pool}") for spec in draft_groups.specs)

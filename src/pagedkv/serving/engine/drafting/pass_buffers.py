@@ -1,6 +1,6 @@
-"""PassBuffers: the metadata of a draft model's passes, at addresses that stay, so that graphs can read it.
+"""PassBuffers: the metadata of a draft model's passes, at fixed addresses, so that graphs can read it.
 
-A pass has some rows of a step, and some of their tokens. Its rows are put in front, and what follows them is padding::
+A pass has some rows of a step, and some of their tokens. These rows come first, and padding follows them::
 
     places    | row 1 | row 4 | row 5 |   -   |   -   |      ranges of the others are empty
     tokens    |   t   |   t   |   t   |   0 ...              slots of the others are -1: they are written nowhere
@@ -29,7 +29,7 @@ class PassBuffers:
     Args:
         tables: block tables of all groups.
         first_group: the first group of the draft model; its groups are the last ones.
-        max_places: most rows of a pass; max_tokens: most tokens of one that is put here.
+        max_places: most rows of a pass; max_tokens: most tokens of a pass that these buffers hold.
 
     Memory: a block table of ``max_places`` rows a group.
     """
@@ -48,11 +48,11 @@ class PassBuffers:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a pass that can be put here."""
+        """Most tokens of a pass that these buffers hold."""
         return self._of_step.num_tokens
 
     def metadata_of(self, num_tokens: int) -> StepMetadata:
-        """Give the metadata of whichever pass is put here last, padded to some tokens."""
+        """Return the metadata of the pass that :meth:`put` copied last, padded to ``num_tokens`` tokens."""
         mine = [
             GroupMetadata(table, self._starts, self._ends, self._offsets, slots[:num_tokens])
             for table, slots in zip(self._tables, self._slots, strict=True)
@@ -62,7 +62,7 @@ class PassBuffers:
         )
 
     def put(self, each: DraftPass, step: StepMetadata) -> None:
-        """Copy a pass's part of a step here. The host does not wait.
+        """Copy a pass's part of a step's metadata into the buffers. The host does not wait.
 
         Cost: O(rows of the pass x width of a table + ``max_places`` + ``max_tokens``) on the device.
         """
@@ -78,7 +78,7 @@ class PassBuffers:
             torch.index_select(group.slot_mapping, 0, tokens, out=slots[:num_tokens])
 
     def _padded_ranges(self, each: DraftPass) -> list[Int64Array]:
-        """List starts, ends and the tokens before each place, for all places: those behind the pass's are empty."""
+        """List the starts, ends and token offsets of all places; places after those of the pass have empty ranges."""
         num_places, num_rows = self._of_step.num_places, len(each.places)
         starts, ends = np.zeros(num_places, np.int64), np.zeros(num_places, np.int64)
         starts[:num_rows], ends[:num_rows] = each.starts, each.ends

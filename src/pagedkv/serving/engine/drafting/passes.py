@@ -1,15 +1,15 @@
-"""Which tokens go through the draft model together, in a step whose drafts are not known.
+"""The passes of a draft model through a step whose drafts are not known: which tokens each pass computes.
 
-The first pass computes all tokens that are known: chunks of prompts, the token that each row decodes, and drafts from
-another source. Each further pass computes one draft of each row that has so many. The last draft of a row is computed
-too, though nothing is proposed behind it: so the draft model's keys are written for every position of the plan, and a
+The first pass computes all known tokens: chunks of prompts, the token that each row decodes, and drafts from other
+sources. Pass ``n`` computes the ``n``-th draft of each row that has so many. The last draft of a row is computed as
+well, though no draft follows it. So the draft model's keys and values are written for every position of the plan, and a
 prefix that another request hits has no gaps::
 
     row, its range       0: [ t ? ? ? )        1: [ p p p p )       2: [ t ? )
-    pass 0, its tokens        t                      p p p p              t        drafts sampled behind both t
-    pass 1                      ?                                           ?      behind row 0's
-    pass 2                        ?
-    pass 3                          ?                                              behind none
+    pass 0, its tokens        t                      p p p p              t        then a draft after each t
+    pass 1                      ?                                           ?      then a draft in row 0
+    pass 2                        ?                                                then a draft in row 0
+    pass 3                          ?                                              then no draft
 """
 
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ class DraftPass:
     Args:
         tokens: int64 ``[n]``, their places in the flat row of the step, ascending.
         positions: int64 ``[n]``, their positions in their sequences.
-        places: int64 ``[p]``, the rows among the plan's, ascending; starts, ends: int64 ``[p]``, positions of each.
-        drafting: int64 ``[n]``, of which rows with open drafts the tokens are; empty in the first pass.
-        wanted: int64 ``[w]``, the tokens behind which a draft is sampled, as places in ``tokens``.
-        asking: int64 ``[w]``, of which rows with open drafts these are.
+        places: int64 ``[p]``, places of the rows in the plan, ascending; starts, ends: int64 ``[p]``, their positions.
+        drafting: int64 ``[n]``, the row of each token, as a place in :class:`OpenDrafts`; empty in the first pass.
+        wanted: int64 ``[w]``, the tokens that a draft is sampled after, as places in ``tokens``.
+        asking: int64 ``[w]``, the row of each wanted token, as a place in :class:`OpenDrafts`.
     """
 
     tokens: Int64Array
@@ -50,9 +50,10 @@ class DraftPass:
     asking: Int64Array
 
     def part_of(self, step: StepMetadata, first_group: int) -> StepMetadata:
-        """Cut a step's metadata down to this pass, in the groups from one on; the others stay whole, and are not read.
+        """Cut a step's metadata down to this pass, in the groups from ``first_group`` on.
 
-        The numbers of the pass travel as one copy, for which the host does not wait.
+        The other groups stay as they are; the draft model does not read them. The numbers of the pass go to the device
+        in one copy, which the host does not wait for.
         """
         offsets = np.append(0, np.cumsum(self.ends - self.starts))
         columns = (self.places, self.tokens, self.starts, self.ends, offsets)
@@ -74,9 +75,9 @@ class OpenDrafts:
     Args:
         sequences: int64 ``[rows]``, places among the sequences that decode.
         places: int64 ``[rows]``, places among the plan's rows, ascending.
-        counts: int64 ``[rows]``, drafts of each.
-        at: int64 ``[rows]``, where in the flat row the token stands that each row's drafts follow.
-        among: int64 ``[rows]``, where each row's drafts begin among all drafts of the batch.
+        counts: int64 ``[rows]``, number of drafts of each.
+        at: int64 ``[rows]``, place in the flat row of the token before each row's drafts.
+        among: int64 ``[rows]``, place of each row's first draft among all drafts of the batch.
     """
 
     sequences: Int64Array
@@ -87,7 +88,7 @@ class OpenDrafts:
 
     @classmethod
     def of(cls, batch: Batch, flat: FlatBatch) -> "OpenDrafts":
-        """Find them. O(rows)."""
+        """Find the open drafts of a batch. O(rows)."""
         if batch.drafts is None:
             return cls(*np.zeros((5, 0), np.int64))
         counts = batch.drafts.counts.astype(np.int64)
@@ -101,17 +102,17 @@ class OpenDrafts:
 
     @property
     def most(self) -> int:
-        """Drafts of the row with the most."""
+        """The largest number of drafts of one row."""
         return int(self.counts.max(initial=0))
 
     def where(self, starts: Int64Array) -> Int64Array:
-        """List each draft of each row in an array in which a row's drafts begin at ``starts``: int64 ``[drafts]``."""
+        """Return the places of all drafts, int64 ``[drafts]``, in an array where each row's begin at ``starts``."""
         within = np.arange(self.counts.sum()) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
         listed: Int64Array = np.repeat(starts, self.counts) + within
         return listed
 
     def passes(self, batch: Batch, token_ids: Int32Array) -> Iterator[DraftPass]:
-        """List the passes of a step; ``token_ids`` are those of its flat row. O(tokens)."""
+        """Yield the passes of a step; ``token_ids`` are those of its flat row. O(tokens)."""
         compute = batch.plan.compute
         starts, ends = compute.starts.astype(np.int64), compute.ends.astype(np.int64)
         positions = compute.positions().astype(np.int64)

@@ -1,16 +1,16 @@
-"""One model on several ranks: each process has some heads of every layer, and the blocks of these heads.
+"""One model on several ranks: each process computes some heads of every layer, and stores their keys and values.
 
 ::
 
     rank 0     requests, scheduler, block space --> plan and tokens of a step --+--> model, blocks, sampling
     rank 1..   (the same model, the same tables)                                +--> model, blocks
 
-Reading order: ``sharding`` (which part of each weight a rank has), ``rank_group`` (the processes, and what rank 0 sends
-them), ``following`` (what the other ranks do).
+Reading order: ``sharding`` (which part of each weight a rank keeps), ``rank_group`` (the processes, and the messages of
+rank 0), ``following`` (the loop of the other ranks).
 
-Rank 0 alone decides. The plan of a step travels as it is (``StepPlan.buffer``), so tables are equal on all ranks; a
-block has the same id on each, and storage for the heads of that rank. Partial sums are added up by the ranks within a
-layer (torch.distributed), so a rank that is lost ends all of them.
+Only rank 0 schedules and samples. It sends the plan of each step unchanged (``StepPlan.buffer``), so the block tables
+are equal on all ranks: a block has the same id everywhere, and each rank stores its own heads of it. Within a layer the
+ranks sum their partial results (all-reduce of torch.distributed), so the loss of one rank ends all of them.
 """
 
 from pagedkv.serving.engine.ranks.following import follow

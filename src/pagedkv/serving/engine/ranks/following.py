@@ -1,4 +1,4 @@
-"""What ranks other than 0 do: they carry out the steps that rank 0 sends, until it ends."""
+"""The loop of every rank but rank 0: it carries out the steps that rank 0 sends, until rank 0 ends."""
 
 from functools import partial
 
@@ -18,13 +18,13 @@ def _compute(runner: ModelRunner, plan: StepPlan, batch: FlatBatch, inputs: Step
 
 
 def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int:
-    """Carry out steps until rank 0 ends; return how many they were.
+    """Carry out steps until rank 0 ends; return their number.
 
     Args:
         ranks: the group; executor: storage and tables of this rank; runner: its part of the model.
 
     Raises:
-        RankLostError: another rank is lost. Where a step fails here, the others are left alone, and end too.
+        RankLostError: another rank is lost. If a step fails on this rank, the other ranks raise it.
     """
     num_steps = 0
     while (sent := ranks.receive()) is not None:

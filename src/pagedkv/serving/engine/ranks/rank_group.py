@@ -1,8 +1,8 @@
-"""RankGroup: the processes that one model is shared out to, and what rank 0 sends the others.
+"""RankGroup: the processes that one model is split over, and the messages that rank 0 sends to the others.
 
-Two groups of torch.distributed: one in which layers add up their results, by NCCL on a GPU and else by gloo, and one
-for steps, by gloo. In the second the others wait for as long as rank 0 has nothing to compute; a rank that dies closes
-its sockets, which all notice.
+There are two groups of torch.distributed. One sums the results of layers, by NCCL on a GPU and by gloo elsewhere. The
+other sends steps, by gloo, and has a timeout of a year, since rank 0 may have nothing to compute for long. A process
+that dies closes its sockets, so that the next call of every other rank fails.
 """
 
 import os
@@ -35,7 +35,7 @@ class _Kind(IntEnum):
 
 @final
 class SentStep:
-    """A step as the other ranks get it: its plan, and its tokens."""
+    """A step as the other ranks receive it: its plan and its tokens."""
 
     __slots__ = ("batch", "plan")
 
@@ -46,16 +46,16 @@ class SentStep:
 
 @final
 class RankGroup:
-    """The ranks of one model. All of them make one, with the same address and size.
+    """The ranks of one model. Each process makes one, with the same address and size.
 
     Args:
-        rank: of this process; size: number of processes.
-        address: HOST:PORT at which the ranks meet; rank 0 listens there.
-        device: on which the model is: layers add up by NCCL on "cuda", else by gloo.
-        layer_timeout: after which a rank that does not answer within a layer is lost.
+        rank: number of this process, from 0; size: number of processes.
+        address: HOST:PORT where rank 0 listens, and to which the other ranks connect.
+        device: device of the model; results of layers are summed by NCCL on "cuda", and by gloo elsewhere.
+        layer_timeout: a rank that does not take part in a layer's sum within this time is lost.
 
     Raises:
-        ConfigurationError: there is no such rank, or the ranks do not meet.
+        ConfigurationError: ``rank`` is not below ``size``, or the ranks do not connect.
     """
 
     def __init__(
@@ -72,19 +72,21 @@ class RankGroup:
             self._steps = distributed.new_group(backend="gloo", timeout=IDLE)
         except (RuntimeError, ValueError) as problem:
             raise ConfigurationError(
-                f"rank {rank} of {size} does not meet the others at {address}: {problem}"
+                f"rank {rank} of {size} cannot connect to the other ranks at {address}: {problem}"
             ) from None
 
     @classmethod
     def from_environment(cls, *, device: str = "cpu") -> Self:
-        """Make the group that torchrun describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+        """Make the group from the variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-        Raises ConfigurationError: a variable is missing, or as the class.
+        Raises ConfigurationError: a variable is missing, and for the reasons of the class.
         """
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in names if name not in os.environ]
         if missing:
-            raise ConfigurationError(f"{', '.join(missing)} are not set: start the ranks by torchrun")
+            raise ConfigurationError(
+                f"environment variables are not set: {', '.join(missing)}. Start the ranks by torchrun"
+            )
         rank, size, host, port = (os.environ[name] for name in names)
         return cls(int(rank), int(size), f"{host}:{port}", device=device)
 
@@ -94,7 +96,7 @@ class RankGroup:
         return self.rank == 0
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add a tensor up over all ranks, in place, within a layer. Raises RankLostError: a rank is lost."""
+        """Sum a tensor over all ranks, in place, within a layer. Raises RankLostError: a rank is lost."""
         try:
             distributed.all_reduce(tensor)
         except RuntimeError as problem:
@@ -105,7 +107,7 @@ class RankGroup:
         self._broadcast(_Kind.STEP, pickle.dumps((plan.buffer.tobytes(), _parts_of(batch)), pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> SentStep | None:
-        """Wait for the next step; None: rank 0 has ended. Raises RankLostError: rank 0 is lost."""
+        """Wait for the next step and return it; None once rank 0 has ended. Raises RankLostError: rank 0 is lost."""
         header = torch.zeros(2, dtype=torch.int64)
         try:
             distributed.broadcast(header, 0, group=self._steps)
@@ -120,14 +122,14 @@ class RankGroup:
         return SentStep(StepPlan.from_buffer(buffer), FlatBatch(**parts))
 
     def end(self) -> None:
-        """If this is rank 0, let the others end following. The group stays, for another engine of the same ranks."""
+        """On rank 0, end the loops of the other ranks. The group stays open, for another engine of the same ranks."""
         if self.is_first:
             self._broadcast(_Kind.END, b"")
 
     def close(self) -> None:
-        """Let the other ranks end following, and leave the group. May be called again."""
+        """End the loops of the other ranks, as :meth:`end` does, and leave the group. May be called again."""
         if distributed.is_initialized():
-            with suppress(RankLostError):  # what is lost has ended
+            with suppress(RankLostError):  # a lost rank has ended already
                 self.end()
             distributed.destroy_process_group()
 
@@ -143,7 +145,7 @@ class RankGroup:
     def _lost(self, where: str, problem: RuntimeError) -> RankLostError:
         reason = str(problem).splitlines()[0][:200]
         return RankLostError(
-            f"rank {self.rank} of {self.size} was left alone in {where}: another rank has ended or does not answer "
+            f"rank {self.rank} of {self.size} cannot finish {where}: another rank has ended or does not answer "
             f"({reason}). {REMEDY}"
         )
 

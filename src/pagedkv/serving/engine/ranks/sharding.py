@@ -1,9 +1,9 @@
-"""Shares a model out to ranks, by the plan that transformers has for it (``base_model_tp_plan`` of its configuration).
+"""Splits a model over ranks, by the plan in transformers (``base_model_tp_plan`` of the model's configuration).
 
-Of a plan's styles two cut weights: ``colwise``, along what a linear layer gives, so that each rank computes some heads
-or some of a feed-forward layer, and ``rowwise``, along what it takes, whose results all ranks add up. Modules of every
-other style are whole on each rank, as are embeddings, the head and experts: so answers are right for every model that
-has a plan, and memory is saved where most of it is. (Tensor parallelism as of Megatron-LM, arXiv:1909.08053.)
+Two styles of a plan cut weights. ``colwise`` cuts the outputs of a linear layer, so that each rank computes some heads
+or some units of a feed-forward layer. ``rowwise`` cuts the inputs, and the ranks sum the results. Modules of all other
+styles stay whole on each rank, as do embeddings, the head and experts. So answers are right for every model with a
+plan, and most of its weights are split. (Tensor parallelism of Megatron-LM, arXiv:1909.08053.)
 """
 
 import re
@@ -24,21 +24,22 @@ AddUp = Callable[[torch.Tensor], object]
 
 
 def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None:
-    """Keep a rank's part of a model, in place.
+    """Cut a model down to the part of one rank, in place.
 
     Args:
         model: the whole model, in evaluation mode.
-        rank, num_ranks: which part.
-        add_up: adds a tensor up over all ranks, in place.
+        rank: the rank; num_ranks: number of ranks.
+        add_up: sums a tensor over all ranks, in place.
 
     Raises:
-        UnsupportedModelError: transformers has no plan for it, or its heads or layers cannot be cut into so many parts.
+        UnsupportedModelError: transformers has no plan for the model, or heads or a width cannot be cut into
+            ``num_ranks`` equal parts.
     """
     plan = compat.tensor_parallel_plan(model)
     if not plan:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no base_model_tp_plan in its configuration, by which it could be shared out "
-            f"to {num_ranks} ranks: serve it with one"
+            f"{type(model).__name__} has no base_model_tp_plan in its configuration, which is needed to split it over "
+            f"{num_ranks} ranks: serve it on one rank"
         )
     modules = dict(cast("nn.Module", model).named_modules())
     cut = [
@@ -57,13 +58,13 @@ def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None
 
 
 def _matching(pattern: str, modules: dict[str, nn.Module]) -> Iterator[str]:
-    """Yield the names of the modules that a plan's pattern means; ``*`` is the number of a layer."""
+    """Yield the names of the modules that match a plan's pattern; ``*`` stands for the number of a layer."""
     expression = re.compile(r"(.*\.)?" + re.escape(pattern).replace(r"\*", r"\d+"))
     return (name for name in modules if expression.fullmatch(name))
 
 
 def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num_ranks: int) -> None:
-    """Keep some of what a linear layer gives: whole heads where it gives heads, which may be repeated."""
+    """Keep a rank's outputs of a linear layer. Of key and value layers whole heads are kept, some by several ranks."""
     head_dim = getattr(parent, "head_dim", None)
     if name.endswith(KEY_VALUE) and isinstance(head_dim, int):
         heads = heads_of_rank(linear.out_features // head_dim, num_ranks, rank)
@@ -77,7 +78,7 @@ def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num
 
 
 def _cut_inputs(name: str, linear: nn.Linear, rank: int, num_ranks: int, add_up: AddUp) -> None:
-    """Keep some of what a linear layer takes; the ranks add up what it gives, to which the first adds the bias."""
+    """Keep a rank's inputs of a linear layer. The ranks sum its outputs; only rank 0 adds the bias."""
     part = _part(name, "inputs", linear.in_features, rank, num_ranks)
     linear.weight = nn.Parameter(linear.weight.data[:, part].clone(), requires_grad=False)
     if rank > 0:
@@ -98,7 +99,7 @@ def _part(name: str, what: str, width: int, rank: int, num_ranks: int) -> slice:
 
 
 def _count_heads(modules: dict[str, nn.Module]) -> None:
-    """Correct how many queries share a key, where key heads were repeated; dense attention reads it."""
+    """Correct the number of query heads that share a key head, which dense attention reads: key heads may repeat."""
     for module in modules.values():
         query, key = getattr(module, "q_proj", None), getattr(module, "k_proj", None)
         if isinstance(query, nn.Linear) and isinstance(key, nn.Linear) and hasattr(module, "num_key_value_groups"):

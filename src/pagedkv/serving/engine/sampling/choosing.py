@@ -1,7 +1,7 @@
-"""The tokens of rows whose scores are final but for temperature and filters: greedy rows, and rows with noise.
+"""Chooses tokens from adjusted scores: for greedy rows, and with temperature, filters and noise for drawn rows.
 
-Here parameters of many requests become columns, so that each kind of row is chosen at once. A row whose greatest score
-is no number has no token: it fails alone.
+The parameters of many requests become columns, so that all rows of one kind are computed together. A row whose greatest
+score is not finite gets no token and fails; the other rows do not.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from pagedkv.serving.engine.sampling.tiles import TiledScores, tiled
 __all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "chosen_of_words", "greatest_words", "kept_least"]
 
 NO_TOKEN: Final = -1
-"""Stands for the token of a row that waits or failed."""
+"""The token id of a row that waits or has failed."""
 
 FEW_SCORES: Final = 1024
-"""Of so many tiles do not pay."""
+"""At most so many scores a row are reduced without tiles, which are slower there."""
 
 
 class Chosen(NamedTuple):
     """Tokens of rows.
 
     Args:
-        token_ids: integers ``[rows]``, NO_TOKEN where one failed; failures: why, by place.
+        token_ids: integers ``[rows]``, NO_TOKEN for a row that failed; failures: the error of each such row.
     """
 
     token_ids: torch.Tensor
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
 
 def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> Chosen:
-    """Choose a token for each of these rows of the scores; ``places[i]`` says whose ``rows[i]`` is."""
+    """Choose a token for each of these rows of the scores; ``places[i]`` is the sequence of ``rows[i]``."""
     device = tiles.scores.device
     chosen = torch.full((len(rows),), NO_TOKEN, dtype=torch.int64, device=device)
     at = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -54,21 +54,22 @@ def choose(tiles: TiledScores, rows: Sequence[int], places: Sequence[Place]) -> 
             which = torch.tensor(drawn, device=device)
             draw_some = _draw_filtered if is_filtered else _draw_unfiltered
             chosen[which] = draw_some(tiles, at[which], [places[index] for index in drawn])
-    return _but_failures(chosen, tiles.maxima[at].amax(dim=1), places)
+    return _without_failures(chosen, tiles.maxima[at].amax(dim=1), places)
 
 
 def choose_greatest(scores: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Choose the first of the greatest scores of every row, ``places[i]``'s in row ``i``: one pass over the scores.
+    """Choose the token with the greatest score of every row, the lowest id among equal ones: one pass over the scores.
 
-    The answer is int32 on the host, and the host waits for the device once.
+    ``places[i]`` is the sequence of row ``i``. The result is int32 on the host, which waits for the device once.
     """
     return chosen_of_words(greatest_words(scores).cpu(), places)
 
 
 def greatest_words(scores: torch.Tensor) -> torch.Tensor:
-    """Find the first of the greatest scores of every row, on the scores' device.
+    """Find the token with the greatest score of every row, the lowest id among equal ones, on the scores' device.
 
-    Returns int32 ``[2, rows]``: token ids, and the bits of their scores. So one copy brings both to the host.
+    Returns int32 ``[2, rows]``: token ids, and the bits of their float32 scores, so that one copy moves both to the
+    host.
     """
     if scores.shape[1] <= FEW_SCORES:
         token_ids, greatest = scores.argmax(dim=1), scores.amax(dim=1)
@@ -80,8 +81,8 @@ def greatest_words(scores: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_of_words(words: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Take tokens from words as :func:`greatest_words` makes them, on the host."""
-    return _but_failures(words[0], words[1].view(torch.float32), places)
+    """Return the tokens of what :func:`greatest_words` returned, copied to the host."""
+    return _without_failures(words[0], words[1].view(torch.float32), places)
 
 
 def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
@@ -91,7 +92,7 @@ def _draw_unfiltered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Pl
 
 
 def _draw_filtered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
-    """Draw from the window where it holds all that is kept, and from all tiles elsewhere."""
+    """Draw from the window of a row's greatest scores if it has all that the filters keep, and else from all tiles."""
     filters, keys = _filters(rows, places), _keys(places, rows.device)
     token_ids, window = tiles.largest(rows, WINDOW)
     least = thresholds(tiles, filters, window)
@@ -104,12 +105,12 @@ def _draw_filtered(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Plac
 
 
 def kept_least(tiles: TiledScores, rows: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
-    """Find the least score that each row's filters keep: float32 ``[rows]``, -inf where they keep all."""
+    """Find the least score that each row's filters keep: float32 ``[rows]``, -inf for a row that keeps all."""
     return thresholds(tiles, _filters(rows, places), tiles.largest(rows, WINDOW)[1])
 
 
 def _filters(rows: torch.Tensor, places: Sequence[Place]) -> Filters:
-    """Put the parameters of rows into columns; a greedy row has a temperature of 1 here."""
+    """Put the parameters of rows into columns, with a temperature of 1 for a greedy row."""
     params = [place.sequence.params for place in places]
     device = rows.device
     return Filters(
@@ -130,8 +131,8 @@ def _column(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) 
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def _but_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
-    """Take tokens away from rows whose greatest score is not finite: nothing is allowed there, or it is no number."""
+def _without_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Sequence[Place]) -> Chosen:
+    """Set NO_TOKEN and an error for rows whose greatest score is not finite; -inf means that no token is allowed."""
     is_finite = torch.isfinite(greatest)
     if bool(is_finite.all()):
         return Chosen(token_ids, {})
@@ -140,7 +141,7 @@ def _but_failures(token_ids: torch.Tensor, greatest: torch.Tensor, places: Seque
         if float(greatest[index]) == -torch.inf:
             reason = "no token is allowed: its bias, its bans or a foreign processor forbid all of them"
         else:
-            reason = f"its greatest score is {float(greatest[index])}: the model or a foreign processor gave no numbers"
+            reason = f"its greatest score is {float(greatest[index])}, from the model or a foreign processor"
         position = places[index].sequence.position(places[index].drafts)
         failures[index] = SamplingError(f"position {position} of this sequence cannot be sampled: {reason}")
         token_ids[index] = NO_TOKEN

@@ -1,8 +1,9 @@
-"""The token of each row: the greatest score, or the greatest of score / temperature + noise among those that are kept.
+"""Draws a token for each row: the one with the greatest score / temperature + noise, among those that filters keep.
 
-Noise is hashed only for tokens that may win. Where filters keep no more than a window of the greatest scores, these are
-perturbed. Else each tile's greatest score and greatest hash bound what it can hold, and logarithms are taken only in
-tiles whose bound exceeds what was found already. The answer is that of perturbing every token.
+Noise is computed only for tokens that may win. If the filters keep no more than a window of the greatest scores, these
+tokens are perturbed. Otherwise the greatest score and the greatest hash of a tile give an upper bound of its sums, and
+logarithms are computed only in tiles whose bound exceeds the best sum so far. The result is the same as if every token
+were perturbed.
 """
 
 from typing import Final
@@ -15,17 +16,17 @@ from pagedkv.serving.engine.sampling.tiles import TILE_SIZE, TiledScores, elemen
 __all__ = ["SLACK", "draw", "draw_from_window"]
 
 SLACK: Final = 1e-9
-"""Logarithms may be wrong by rounding, so a tile is left out only where its bound is less by this."""
+"""A tile is skipped only if its bound is lower than the best sum by this, since logarithms are rounded."""
 
 
 NO_WORD: Final = -(2**63)
-"""The least word: of tokens that are not kept."""
+"""The least word, for tokens that filters remove."""
 
 
 def draw_from_window(
     token_ids: torch.Tensor, scores: torch.Tensor, temperatures: torch.Tensor, least: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """Draw one token for each row whose window holds all that is kept: as :func:`draw`, with less work.
+    """Draw one token for each row whose window has all that its filters keep: as :func:`draw`, at less cost.
 
     Args:
         token_ids: int64 ``[n, window]``; scores: float32 of the same shape.
@@ -49,12 +50,13 @@ def draw(
         keys: int64 ``[n]``, of :func:`~pagedkv.serving.engine.sampling.noise.keys_of`.
 
     Returns:
-        Token ids, int64 ``[n]``. Of tokens whose sums are equal, the one with the least id.
+        Token ids, int64 ``[n]``; among equal sums, the least id.
 
-    Cost: O(tokens in tiles with a score that is kept). Memory: a bounded number of tokens at once, some numbers a tile.
+    Cost: O(tokens in tiles with a score that filters keep). Memory: a bounded number of tokens at a time, and a few
+    numbers for each tile.
     """
     maxima = tiles.maxima[rows]
-    places, numbers = _worth_hashing(tiles, rows, maxima, temperatures, least, keys)
+    places, numbers = _candidate_tiles(tiles, rows, maxima, temperatures, least, keys)
     num_at_once = max(1, elements_at_once(keys.device) // TILE_SIZE)
     is_filtered = bool((least > -torch.inf).any())
     greatest_words = [
@@ -64,21 +66,21 @@ def draw(
     bounds = gumbel(torch.cat(greatest_words)) + maxima[places, numbers].double() / temperatures[places].double()
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device=keys.device)
     best.scatter_reduce_(0, places, bounds, "amax")
-    # The tile with the greatest bound holds something; what it holds is what others must be able to exceed.
+    # The best sum of the tile with the greatest bound is what the bounds of other tiles must exceed.
     first = torch.zeros_like(rows)
     is_best = bounds == best[places]
     first[places[is_best]] = numbers[is_best]
-    everyone = torch.arange(len(rows), device=keys.device)
-    sums, tokens = _perturbed(tiles, rows, temperatures, least, keys, (everyone, first))
+    all_rows = torch.arange(len(rows), device=keys.device)
+    sums, tokens = _perturbed(tiles, rows, temperatures, least, keys, (all_rows, first))
     others = ((bounds > sums[places] - SLACK) & (numbers != first[places])).nonzero()[:, 0]
     if len(others):
         pairs = places[others], numbers[others]
         their_sums, their_tokens = _perturbed(tiles, rows, temperatures, least, keys, pairs)
-        tokens = _greatest(torch.cat([sums, their_sums]), torch.cat([tokens, their_tokens]), everyone, pairs[0])
+        tokens = _greatest(torch.cat([sums, their_sums]), torch.cat([tokens, their_tokens]), all_rows, pairs[0])
     return tokens
 
 
-def _worth_hashing(
+def _candidate_tiles(
     tiles: TiledScores,
     rows: torch.Tensor,
     maxima: torch.Tensor,
@@ -86,16 +88,16 @@ def _worth_hashing(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """List the tiles that may hold the winner: places in ``rows``, and numbers of tiles.
+    """List the tiles that may have the token to be drawn: places in ``rows``, and numbers of tiles.
 
-    The tile with the greatest score is perturbed at once: noise is bounded, so tiles far below that are out.
+    The tile with the greatest score is perturbed first. Noise is bounded, so tiles far below its best sum are excluded.
     """
     top = maxima.argmax(dim=1)
-    everyone = torch.arange(len(rows), device=rows.device)
-    sums, _ = _perturbed(tiles, rows, temperatures, least, keys, (everyone, top))
+    all_rows = torch.arange(len(rows), device=rows.device)
+    sums, _ = _perturbed(tiles, rows, temperatures, least, keys, (all_rows, top))
     reach = ((sums - GREATEST_NOISE - SLACK) * temperatures).float()
     reach -= reach.abs() * 1e-6  # float32 rounds
-    # "Not below" rather than "at least": a row of NaN keeps its tiles, and fails elsewhere with words of ours.
+    # "Not below" rather than "at least": a row of NaN keeps its tiles, so that choosing.py can report it.
     places, numbers = (~(maxima < torch.maximum(least, reach)[:, None])).nonzero(as_tuple=True)
     return places, numbers
 
@@ -107,7 +109,7 @@ def _greatest_word(
     keys: torch.Tensor,
     pairs: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Hash whole tiles and take the greatest word of each, of tokens that are kept: int64, as many as tiles."""
+    """Hash whole tiles; return the greatest word of each tile, of tokens that filters keep: int64 ``[tiles]``."""
     places, numbers = pairs
     hashed = run_words(keys[places], numbers * TILE_SIZE, TILE_SIZE)
     if least is not None:
@@ -123,7 +125,7 @@ def _perturbed(
     keys: torch.Tensor,
     pairs: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Perturb the tokens of tiles: the greatest sum of each tile, float64, and its token's id."""
+    """Perturb the tokens of tiles; return the greatest sum of each tile, float64, and its token's id."""
     places, numbers = pairs
     num_at_once = max(1, elements_at_once(keys.device) // TILE_SIZE)
     sums, ids = [], []
@@ -139,11 +141,11 @@ def _perturbed(
     return torch.cat(sums), torch.cat(ids)
 
 
-def _greatest(sums: torch.Tensor, tokens: torch.Tensor, everyone: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Take each place's token with the greatest sum: ``sums`` and ``tokens`` are everyone's, then those of places."""
-    owners = torch.cat([everyone, places])
-    best = torch.full((len(everyone),), -torch.inf, dtype=torch.float64, device=sums.device)
+def _greatest(sums: torch.Tensor, tokens: torch.Tensor, all_rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return each row's token with the greatest sum: ``sums`` and ``tokens`` are of all rows, then of ``places``."""
+    owners = torch.cat([all_rows, places])
+    best = torch.full((len(all_rows),), -torch.inf, dtype=torch.float64, device=sums.device)
     best.scatter_reduce_(0, owners, sums, "amax")
     is_best = sums == best[owners]
-    ids = torch.full((len(everyone),), torch.iinfo(torch.int64).max, device=sums.device)
+    ids = torch.full((len(all_rows),), torch.iinfo(torch.int64).max, device=sums.device)
     return ids.scatter_reduce_(0, owners[is_best], tokens[is_best], "amin")

@@ -1,8 +1,8 @@
-"""Log-probabilities of chosen tokens and of the likeliest ones; of answers and of prompts.
+"""Log-probabilities of chosen tokens and of the likeliest ones, for answers and for prompts.
 
-They are of the model's unchanged logits, before penalties, filters and temperature, as is usual: the float32 difference
-of a logit and the logarithm of the row's mass. The logits of a long prompt are never in memory as a whole: some rows
-are computed at a time, or a slice of the vocabulary is.
+They are computed from the model's unchanged logits, before penalties, filters and temperature, as is usual: a logit
+minus the logarithm of the row's mass, rounded to float32. The logits of a long prompt are never in memory as a whole:
+a few rows are computed at a time, or a slice of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ class TokenLogprobs:
     """Log-probabilities at one position.
 
     Args:
-        token_id: the token that stands there; logprob: its own.
-        rank: how many tokens are at least as likely, itself included: 1 is the likeliest.
-        top: the requested number of likeliest tokens with theirs, the likeliest first.
+        token_id: the token at the position; logprob: its log-probability.
+        rank: number of tokens that are at least as likely, this one included: 1 is the likeliest.
+        top: the requested number of likeliest tokens, each with its log-probability, the likeliest first.
     """
 
     token_id: int
@@ -40,9 +40,9 @@ class LogprobColumns(NamedTuple):
     """Log-probabilities of some rows' tokens, as tensors that may still be on the device.
 
     Args:
-        rows: the rows; counts: the number of likeliest tokens of each.
-        own: float32 ``[n]``, of their tokens; ranks: int64 ``[n]``.
-        top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest, the likeliest first.
+        rows: the rows; counts: the requested number of likeliest tokens of each.
+        own: float32 ``[n]``, log-probabilities of the rows' tokens; ranks: int64 ``[n]``.
+        top_ids: int64 ``[n, most]``; top: float32 ``[n, most]``: the likeliest tokens, the likeliest first.
     """
 
     rows: Sequence[int]
@@ -53,7 +53,7 @@ class LogprobColumns(NamedTuple):
     top: torch.Tensor
 
     def by_row(self, token_ids: Sequence[int]) -> dict[int, TokenLogprobs]:
-        """Return them as values by row; waits for the device. ``token_ids``: the token of each of these rows."""
+        """Copy them to the host, by row; waits for the device. ``token_ids``: the token of each of these rows."""
         logprobs = _token_logprobs(token_ids, self.own, self.ranks, self.top_ids, self.top, self.counts)
         return dict(zip(self.rows, logprobs, strict=True))
 
@@ -68,7 +68,7 @@ def logprob_columns(
         rows: the rows; places, tokens: these rows and the token of each, int64 ``[n]`` on the scores' device.
         counts: the number of likeliest tokens of each.
 
-    Cost: two passes over these rows; the memory of a bounded number of scores.
+    Cost: two passes over these rows. Memory: a bounded number of scores.
     """
     mass = log_mass(tiles, places)
     own = tiles.scores[places, tokens]
@@ -94,7 +94,7 @@ def logprobs_of(
 
 
 def _ranks(scores: torch.Tensor, places: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Count the scores of each row that are at least its own."""
+    """Count the scores of each row that are at least that of its token."""
     num_at_once = max(1, elements_at_once(scores.device) // max(1, scores.shape[1]))
     parts = [
         (scores[places[start : start + num_at_once]] >= own[start : start + num_at_once, None]).sum(dim=1)
@@ -133,10 +133,10 @@ def prompt_logprobs(
         head: maps ``[n, width]`` to the model's final logits, ``[n, vocabulary]``.
         next_ids: the token that follows each position.
         count: the number of likeliest tokens of each position.
-        elements: logits in memory at a time; at least one row.
+        elements: most logits in memory at a time; one row always fits.
 
     Raises:
-        TensorError: not as many tokens as positions.
+        TensorError: the numbers of positions and of next tokens differ.
     """
     if len(hidden) != len(next_ids):
         raise TensorError(f"{len(hidden)} positions need as many next tokens, got {len(next_ids)}")
@@ -154,7 +154,7 @@ def prompt_logprobs(
 
 @final
 class SlicedLogprobs:
-    """Log-probabilities of rows whose logits are added slice by slice of the vocabulary, for a very large head.
+    """Log-probabilities of rows whose logits are added in slices of the vocabulary, for a very large head.
 
     The mass is summed slice by slice (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018).
     Ranks compare each slice with the logit of the row's token, so these logits are given at the start.
@@ -193,6 +193,6 @@ class SlicedLogprobs:
         self._num_seen += logits.shape[1]
 
     def by_row(self) -> list[TokenLogprobs]:
-        """Return the log-probabilities of each row, once all slices were added."""
+        """Return the log-probabilities of each row; to be called after the last slice."""
         own, top = (self._own - self._mass).float(), (self._top - self._mass[:, None]).float()
         return _token_logprobs(self._token_ids, own, self._ranks, self._top_ids, top, [self._count] * len(own))

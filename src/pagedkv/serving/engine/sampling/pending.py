@@ -41,12 +41,12 @@ class PendingTokens:
     def on_their_way(
         cls, words: torch.Tensor, places: Sequence[Place], logprobs: LogprobColumns | None = None
     ) -> "PendingTokens":
-        """Begin to copy tokens to the host, without waiting for the device that chooses them.
+        """Begin to copy tokens to the host, which does not wait for the device to sample them.
 
         Args:
             words: int32 ``[2, rows]``: token ids, and the bits of each row's greatest score.
             places: the sequence of each row.
-            logprobs: of some rows' tokens; None: of none.
+            logprobs: log-probabilities of some rows' tokens; None: no row has any.
         """
         pending = cls(words[0], None)
         pending._places = places
@@ -60,9 +60,9 @@ class PendingTokens:
         return pending
 
     def wait(self) -> SampledTokens:
-        """Wait for the copy on the host, and return it."""
+        """Wait until the copy is complete, and return the tokens on the host."""
         if self._sampled is None:
-            assert self._words is not None, "tokens that are neither sampled nor on their way"
+            assert self._words is not None, "tokens that are neither sampled nor being copied"
             if self._copied is not None:
                 self._copied.synchronize()
             chosen = chosen_of_words(self._words, self._places)

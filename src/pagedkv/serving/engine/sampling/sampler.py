@@ -100,9 +100,9 @@ class BatchSampler:
     def begin(self, logits: torch.Tensor, places: Sequence[Place]) -> PendingTokens:
         """Sample as :meth:`sample` does; the host does not wait for the device, unless a row has a foreign processor.
 
-        On a CPU, which has nothing to gain, only batches that take the most likely tokens are left pending. The tokens
-        are those of :meth:`sample`, unless two sums of score and noise, or the mass and ``top_p``, differ by no more
-        than the rounding of their logarithms and exponentials.
+        On a CPU this saves no time, so only batches of greedy rows are left pending. The tokens are those of
+        :meth:`sample`, unless two sums of score and noise, or the mass and ``top_p``, differ by no more than the
+        rounding of their logarithms and exponentials.
         """
         scores = as_scores(logits, len(places), self.vocab_size)
         self._check(places)
@@ -130,7 +130,7 @@ class BatchSampler:
         for row, place in enumerate(places):
             if place.sequence.vocab_size != self.vocab_size:
                 raise ConfigurationError(
-                    f"row {row} is of a vocabulary of {place.sequence.vocab_size} tokens, this sampler's has "
+                    f"row {row} has a vocabulary of {place.sequence.vocab_size} tokens, and this sampler one of "
                     f"{self.vocab_size}"
                 )
 

@@ -1,4 +1,4 @@
-"""Numbers on their way between host and device, without the host's waiting: from and to pinned memory."""
+"""Copies of tensors between host and device that the host does not wait for, from and to pinned memory."""
 
 import torch
 
@@ -6,12 +6,12 @@ __all__ = ["fetched", "sent"]
 
 
 def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Send numbers to a device; copies of pageable memory would wait for what the device has to do before."""
+    """Copy numbers to a device. From pageable memory the host would wait until the device is done with earlier work."""
     if device.type != "cuda" or numbers.is_cuda:
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def fetched(numbers: torch.Tensor) -> torch.Tensor:
-    """Begin to copy numbers to the host: they are there when an event behind this has come to pass."""
+    """Begin to copy numbers to the host. The copy is complete once an event that is recorded after this call is."""
     return numbers.to("cpu", non_blocking=True)  # into pinned memory

@@ -1,6 +1,6 @@
-"""Judge answers: are they what the documents say, and are they those of dense generation?
+"""Compares answers with the facts of the documents, and with the answers of dense generation.
 
-Dense generation takes padded prompts, 64 at a time, in contiguous caches; it uses no blocks.
+Dense generation computes 64 padded prompts at a time, in contiguous caches; it uses no blocks.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,20 @@ from pagedkv.serving.engine.demo.serving import Answer, Served
 __all__ = ["LEAST_RIGHT", "Judged", "answer_densely", "judge"]
 
 LEAST_RIGHT: Final = 0.98
-"""Share of answers that must be right."""
+"""Least share of right answers that passes."""
 BATCH_SIZE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What answers are worth.
+    """Counts of right answers, and the speed of dense generation.
 
     Args:
-        num_answers: in all; num_right: say what the documents say; num_same: token for token those of dense generation.
-        seconds: that dense generation took, one answer to each question; num_tokens: of these prompts and answers,
-            padding left out.
+        num_answers: answers in all.
+        num_right: answers that equal the fact in the document.
+        num_same: answers that equal those of dense generation, token for token.
+        seconds: time of dense generation, which answers each question once.
+        num_tokens: tokens of its prompts and answers, without padding.
     """
 
     num_answers: int
@@ -45,22 +47,22 @@ class Judged:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of dense generation."""
+        """Tokens of prompts and answers a second, of dense generation."""
         return self.num_tokens / self.seconds
 
     @property
     def failings(self) -> list[str]:
-        """What is not as it must be, in words; nothing if all is well."""
-        told = []
+        """A sentence for each condition that is not met; empty if all are."""
+        failings = []
         if self.accuracy < LEAST_RIGHT:
-            told.append(f"{self.accuracy:.2%} of the answers are right, where {LEAST_RIGHT:.0%} must be")
+            failings.append(f"{self.accuracy:.2%} of the answers are right, where {LEAST_RIGHT:.0%} must be")
         if self.num_same < self.num_answers:
             num_other = self.num_answers - self.num_same
-            told.append(f"{num_other:,} of {self.num_answers:,} answers are not those of dense generation")
-        return told
+            failings.append(f"{num_other:,} of {self.num_answers:,} answers are not those of dense generation")
+        return failings
 
     def as_dict(self) -> dict[str, object]:
-        """Lay all numbers out for JSON."""
+        """Return all numbers for JSON."""
         return {
             "num_answers": self.num_answers,
             "num_right": self.num_right,
@@ -72,23 +74,23 @@ class Judged:
 
 
 def judge(model: compat.Model, questions: Sequence[Question], served: Served) -> Judged:
-    """Compare all answers with the documents, and with dense generation."""
+    """Compare all answers with the documents, and with dense generation, which is timed."""
     begin = perf_counter()
     dense = answer_densely(model, questions)
     seconds = perf_counter() - begin
     expected = zip(served.answers, questions, dense, strict=True)
-    told = [(answer, question, same) for answers, question, same in expected for answer in answers]
+    compared = [(answer, question, same) for answers, question, same in expected for answer in answers]
     return Judged(
-        num_answers=len(told),
-        num_right=sum(answer == tuple(question.answer.tolist()) for answer, question, _ in told),
-        num_same=sum(answer == same for answer, _, same in told),
+        num_answers=len(compared),
+        num_right=sum(answer == tuple(question.answer.tolist()) for answer, question, _ in compared),
+        num_same=sum(answer == same for answer, _, same in compared),
         seconds=seconds,
         num_tokens=sum(len(question.prompt) + ANSWER_LENGTH for question in questions),
     )
 
 
 def answer_densely(model: compat.Model, questions: Sequence[Question]) -> list[Answer]:
-    """Answer each question once with ``generate``, one padded batch after another."""
+    """Answer each question once with ``generate`` of transformers, in padded batches."""
     answers: list[Answer] = []
     for first in range(0, len(questions), BATCH_SIZE):
         prompts = [torch.from_numpy(each.prompt).long() for each in questions[first : first + BATCH_SIZE]]
