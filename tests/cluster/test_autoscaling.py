@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from ray.serve._private.autoscaling_state import _apply_autoscaling_config
-from ray.serve._private.common import DeploymentID
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, add_routes, deploy, shut_down
@@ -25,15 +25,20 @@ from pagedkv.serving.server import OpenAccess, ServerConfig, Service
 from pagedkv.serving.server.built_engine import tokenizer_of
 from tests.server.serving import PATIENCE_S, running
 
-AT_ONCE: Final = {"upscale_delay_s": 0, "downscale_delay_s": 0}
+ENGINES: Final = DeploymentID("engines", "pagedkv")
+AT_ONCE: Final[dict[str, Any]] = {"upscale_delay_s": 0, "downscale_delay_s": 0}
 SPEC: Final = ReplicaSpec(None, "float32", EngineConfig(num_blocks=200, block_size=8))
+
+
+def name(number: int) -> ReplicaID:
+    return ReplicaID(str(number), ENGINES)
 
 
 def context(config: AutoscalingConfig, blocks: list[float], waiting: list[float], at_s: float = 0.0) -> Any:  # noqa: ANN401
     """What Serve passes to a policy, for one replica a number."""
     count = len(blocks)
     return AutoscalingContext(
-        deployment_id=DeploymentID("engines", "pagedkv"),
+        deployment_id=ENGINES,
         deployment_name="engines",
         app_name="pagedkv",
         current_num_replicas=count,
@@ -42,8 +47,8 @@ def context(config: AutoscalingConfig, blocks: list[float], waiting: list[float]
         total_num_requests=1.0,
         total_queued_requests=0.0,
         aggregated_metrics={
-            BLOCKS_IN_USE: dict(enumerate(blocks)),
-            NUM_WAITING: dict(enumerate(waiting)),
+            BLOCKS_IN_USE: {name(number): value for number, value in enumerate(blocks)},
+            NUM_WAITING: {name(number): value for number, value in enumerate(waiting)},
         },
         raw_metrics={},
         capacity_adjusted_min_replicas=1,
@@ -96,7 +101,9 @@ def test_the_policy_is_ours_unless_another_is_wished() -> None:
     assert ours["policy"].policy_function == POLICY
     assert AutoscalingConfig(**ours).policy.get_policy().__name__ == "scale_by_blocks"
     assert "policy" not in autoscaling_of(ClusterSpec(SPEC, 1, autoscaling={"target_ongoing_requests": 3}))
-    theirs = AutoscalingPolicy(policy_function="ray.serve.autoscaling_policy:default_autoscaling_policy")
+    theirs: Any = AutoscalingPolicy(  # type: ignore[no-untyped-call]
+        policy_function="ray.serve.autoscaling_policy:default_autoscaling_policy"
+    )
     assert autoscaling_of(ClusterSpec(SPEC, 1, autoscaling={"policy": theirs}))["policy"] is theirs
 
 

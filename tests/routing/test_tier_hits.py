@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import FullAttention, GroupSpec, RequestKeys, SlidingWindow
+from pagedkv.memory.contract.arguments import as_token_array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.events import CacheEvents, TierEvents
 from pagedkv.memory.contract.spec import TokenIds
@@ -80,7 +81,7 @@ class Replica:
     def keys_of(self, prompt: TokenIds, keys: RequestKeys) -> list[bytes]:
         """Return the keys of a prompt's runs, and of some of its ends."""
         chain = self.layout.new_chain(keys)
-        chain.extend(prompt)
+        chain.extend(as_token_array(prompt))
         ends = range(2, chain.num_blocks + 1, 3) if self.layout.has_ends else ()
         runs = chain.runs if self.layout.has_runs else []
         placed = [((number + 1) * self.layout.blocks_per_run, run.key) for number, run in enumerate(runs)]
@@ -101,7 +102,7 @@ class Replica:
         """What this replica has: its device's hit, and behind it token by token what its stores have."""
         hit = self.space.match(prompt, keys=keys).num_whole_tokens
         chain = self.layout.new_chain(keys)
-        chain.extend(prompt)
+        chain.extend(as_token_array(prompt))
         size, per_run = self.layout.block_size, self.layout.blocks_per_run
         media = {"CPU": self.stores["host"], "REDIS": self.stores["redis"]}
         owner: dict[int, str] = {}

@@ -74,6 +74,12 @@ def pairs_of(blocks: CacheEvents | StoredBlocks) -> list[tuple[int, bytes]]:
     return list(zip(blocks.groups.tolist(), map(bytes, blocks.digests), strict=True))
 
 
+def of_device(events: tuple[CacheEvents | TierEvents, ...]) -> tuple[CacheEvents, ...]:
+    """Return the events of blocks; a space has no others."""
+    assert not any(isinstance(each, TierEvents) for each in events)
+    return tuple(each for each in events if isinstance(each, CacheEvents))
+
+
 def apply(events: tuple[CacheEvents, ...], names: Names, groups: Sequence[GroupSpec]) -> None:
     """Apply events to a set of names; what is stored was not there, what is removed was."""
     for each in events:
@@ -147,12 +153,12 @@ def test_what_is_read_is_what_the_space_has(mix: str, operations: list[tuple[str
             batch = decode_batch(encoded(space, encoder), "")
             assert (batch.sent_s, batch.rank, batch.lifetime, batch.num_blocks) == (1.5, 2, "life", None)
             require_true(batch)
-            apply(reader.events(batch, ""), names, groups)
+            apply(of_device(reader.events(batch, "")), names, groups)
             assert names == names_of(space)
     parts = [decode_batch(part, "") for part in encoder.snapshot(2.5, listed_pools(space))]
     for part in parts:
         require_true(part)
-    listed = reader.blocks(parts, "")
+    listed = tuple(each for each in reader.blocks(parts, "") if isinstance(each, StoredBlocks))
     assert {pair for each in listed for pair in pairs_of(each)} == names
     assert {part.num_blocks for part in parts} == {len(names)}
     require_same_parents(space, listed)
@@ -255,7 +261,7 @@ def test_after_a_log_that_was_too_short_all_blocks_are_told() -> None:
     names: Names = {(0, bytes(32))}  # anything: it is cleared
     allocate(space, tokens(40))
     payload = encoded(space, BatchEncoder(config.groups, "life"))
-    apply(CacheEventReader(config.groups).events(decode_batch(payload, ""), ""), names, config.groups)
+    apply(of_device(CacheEventReader(config.groups).events(decode_batch(payload, ""), "")), names, config.groups)
     assert names == names_of(space)
     assert len(names) == 10
 

@@ -17,7 +17,7 @@ from pagedkv.serving.engine.tiering import EngineTiers, HandOff, LoadUnderWay, T
 
 __all__ = ["NoTiers", "RequestTiers"]
 
-NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store in `tiers`"
+NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
 
 
 class NoTiers:

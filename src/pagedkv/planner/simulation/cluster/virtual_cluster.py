@@ -253,7 +253,7 @@ class VirtualCluster:
         now_s = replica.clock.now_s
         place = (replica.name, minute)
         self._computed[place] = self._computed.get(place, 0) + replica.meters.num_computed_tokens - before
-        changed = (*replica.space.drain_events(), *replica.clock.drain_tier_events())
+        changed: list[CacheEvents | TierEvents] = [*replica.space.drain_events(), *replica.clock.drain_tier_events()]
         events = [each for each in changed if len(each)]
         if events:
             batch, replica.next_batch = replica.next_batch, replica.next_batch + 1
@@ -311,7 +311,7 @@ class VirtualCluster:
         replica.needs_snapshot = False
         self._num_snapshots += 1
         listed = [replica.space.stored_blocks(pool) for pool in replica.space.config.pool_names]
-        blocks = [*listed, *replica.clock.tier_entries()]
+        blocks: list[StoredBlocks | TierEvents] = [*listed, *replica.clock.tier_entries()]
         self._send(now_s, partial(self._restore, replica, replica.next_batch, blocks))
 
     def _restore(self, replica: Replica, next_batch: int, blocks: list[StoredBlocks | TierEvents], at_s: float) -> None:
