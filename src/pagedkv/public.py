@@ -18,7 +18,7 @@ from pagedkv.memory.contract.answers import (
     Withdrawal,
 )
 from pagedkv.memory.contract.errors import PagedKVError
-from pagedkv.memory.contract.events import CacheEventKind, CacheEvents
+from pagedkv.memory.contract.events import CacheEventKind, CacheEvents, TierEvents
 from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
 from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause
 from pagedkv.memory.contract.plan import (
@@ -108,6 +108,7 @@ __all__ = [
     "TenantLimits",
     "TenantShare",
     "Ticket",
+    "TierEvents",
     "TokenRanges",
     "UnknownTokens",
     "Withdrawal",

@@ -2,18 +2,24 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from pagedkv.memory.contract.errors import EngineError, RequestError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.routing import IndexState, ReplicaIndex
 from pagedkv.memory.sockets import EventFollower, follow
+from pagedkv.memory.wire import Alive, Applied, FollowedMessage, Snapshot
 from pagedkv.serving.cluster import ReplicaSpec
 from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
 from pagedkv.serving.cluster.replica import EngineReplica
+from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import EngineConfig, Intent, SamplingParams
+from pagedkv.tiers import FolderTier, HostTier
 
 PROMPT: Final = np.arange(20, 70, dtype=np.int32)
 PARAMS: Final = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -100,3 +106,51 @@ def test_a_failed_engine_is_unhealthy_and_its_requests_are_lost() -> None:
         asyncio.run(replica.check_health())
     (lost,) = messages_of(replica, RoutedRequest(0, PROMPT, PARAMS, Intent()))
     assert lost.is_lost
+
+
+def without_blocks(message: FollowedMessage) -> FollowedMessage:
+    """Return a message with the entries of tiers alone."""
+    match message:
+        case Applied():
+            return replace(message, events=tuple(each for each in message.events if isinstance(each, TierEvents)))
+        case Snapshot():
+            return replace(message, blocks=tuple(each for each in message.blocks if isinstance(each, TierEvents)))
+        case Alive():
+            return message
+
+
+def test_entries_of_tiers_are_in_the_index_and_their_numbers_are_added_up(tmp_path: Path) -> None:
+    prompt = np.array([place % 150 + 20 for place in range(150)], np.int32)
+    tiers = (HostTier("16MiB"), FolderTier(tmp_path, "16MiB"))
+    engine = EngineConfig(num_blocks=60, block_size=8, self_test=False, tiers=tiers)
+    replica = EngineReplica(ReplicaSpec(None, "float32", engine))
+    facts = replica.facts()
+    whole, late, of_tiers = (ReplicaIndex(facts.groups, weights_epoch=facts.weights_epoch) for _ in range(3))
+    for index in (whole, late, of_tiers):
+        index.add_replica("r")
+    with EventFollower(facts.events, facts.replays, facts.groups) as follower:
+        for _ in range(3):  # a tier may admit what is offered a second time
+            messages_of(replica, RoutedRequest(1, prompt, PARAMS, Intent()))
+        for _ in range(MOST_POLLS):
+            for message in follower.poll(0.2):
+                follow(whole, "r", message, 0.0)
+                follow(of_tiers, "r", without_blocks(message), 0.0)
+            if len(whole.view("r").num_tier_entries) == 2:
+                break
+    assert whole.state("r") is IndexState.EXACT
+    assert whole.hits_by_medium(whole.hash(prompt))["r"] == {"GPU": 144}, "all of it is on the device"
+    hits = of_tiers.hits_by_medium(of_tiers.hash(prompt), ("CPU", "FOLDER"))["r"]
+    assert hits == {"GPU": 0, "CPU": 128}, "two runs of 64 tokens"
+    with EventFollower(facts.events, facts.replays, facts.groups) as follower:
+        for _ in range(MOST_POLLS):
+            for message in follower.poll(0.2):
+                follow(late, "r", message, 0.0)
+            if late.state("r") is IndexState.EXACT:
+                break
+    numbers = asyncio.run(replica.record_routing_stats())
+    stored = {tier.medium: tier.store.num_entries for tier in numbers["tiers"]}
+    assert stored == {"host": 2, "folder": 2}
+    assert late.view("r").num_tier_entries == {"CPU": 2, "FOLDER": 2}, "by a snapshot"
+    both = sums_by_tier([*numbers["tiers"], *numbers["tiers"]])
+    assert [(tier.medium, tier.store.num_entries) for tier in both] == [("host", 4), ("folder", 4)]
+    asyncio.run(replica._engine.stop())

@@ -1,6 +1,7 @@
 """A recorded sequence chooses the same again: what the service did can be examined, and simulator and service agree."""
 
 import json
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from pagedkv import FullAttention, GroupSpec, SlidingWindow
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.routing import RecordWriter, ReplicaIndex, Router, RoutingRules, replay
-from pagedkv.planner.simulation import ServingConfig
+from pagedkv.planner.simulation import ServingConfig, SimulatedTier
 from pagedkv.planner.simulation.cluster import Kills, Network, VirtualCluster
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
@@ -19,13 +20,18 @@ pytestmark = pytest.mark.interpreted
 
 COSTS: Final = CostModel(fixed_s=0.01, token_compute_s=0.001)
 FULL: Final[tuple[GroupSpec, ...]] = (FullAttention(4),)
+WINDOW: Final[tuple[GroupSpec, ...]] = (FullAttention(4), SlidingWindow(6, 4, pool="small"))
 HYBRID: Final[tuple[GroupSpec, ...]] = (FullAttention(4), SlidingWindow(6, 2, pool="small"))
 
 
-def recorded(groups: tuple[GroupSpec, ...]) -> tuple[list[str], list[str]]:
+def recorded(groups: tuple[GroupSpec, ...], tiers: tuple[SimulatedTier, ...] = ()) -> tuple[list[str], list[str]]:
     """Serve a trace by replicas that die, with losses; return the record, and the explanation of each choice."""
     blocks = dict.fromkeys((group.pool for group in groups), 60)
     config = ServingConfig(num_blocks=blocks, block_size=4, groups=groups, max_sequences=4, max_batched_tokens=64)
+    if tiers:
+        config = replace(
+            config, tiers=tiers, num_blocks=dict.fromkeys(blocks, 24), block_nbytes=dict.fromkeys(blocks, 2**24)
+        )
     lines: list[str] = []
     cluster = VirtualCluster(
         config,
@@ -61,6 +67,17 @@ def test_a_recorded_run_chooses_the_same_for_the_same_reasons(groups: tuple[Grou
     reasons = [json.loads(line)["reason"] for line in lines if json.loads(line)["kind"] == "arrival"]
     assert [str(each.choice.reason) for each in again] == reasons
     assert set(told) <= {each.choice.explain() for each in again}
+
+
+@pytest.mark.parametrize("groups", [FULL, WINDOW], ids=["full", "window"])
+def test_a_recorded_run_with_tiers_chooses_the_same(groups: tuple[GroupSpec, ...]) -> None:
+    lines, told = recorded(groups, (SimulatedTier("host", 2**30, 1e12, loads="always"),))
+    again = list(replay(lines, groups))
+    assert all(each.is_same for each in again)
+    assert set(told) <= {each.choice.explain() for each in again}
+    if groups is FULL:  # no prompt of this trace continues at an end that another one has stored
+        assert any(" in CPU" in each for each in told), "the simulation's tiers are in the router's index"
+    assert any("medium" in each for line in lines if '"snapshot"' in line for each in json.loads(line)["blocks"])
 
 
 def test_other_rules_are_tried_on_the_same_sequence() -> None:

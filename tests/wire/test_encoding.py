@@ -28,6 +28,7 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.contract.events import REMOVED, STORED, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.contract.spec import RecurrentState
 from pagedkv.memory.wire import (
@@ -71,6 +72,12 @@ def raw_events(payload: bytes) -> list[dict[str, Any]]:
 def pairs_of(blocks: CacheEvents | StoredBlocks) -> list[tuple[int, bytes]]:
     """Give group and digest of each block."""
     return list(zip(blocks.groups.tolist(), map(bytes, blocks.digests), strict=True))
+
+
+def of_device(events: tuple[CacheEvents | TierEvents, ...]) -> tuple[CacheEvents, ...]:
+    """Return the events of blocks; a space has no others."""
+    assert not any(isinstance(each, TierEvents) for each in events)
+    return tuple(each for each in events if isinstance(each, CacheEvents))
 
 
 def apply(events: tuple[CacheEvents, ...], names: Names, groups: Sequence[GroupSpec]) -> None:
@@ -146,12 +153,12 @@ def test_what_is_read_is_what_the_space_has(mix: str, operations: list[tuple[str
             batch = decode_batch(encoded(space, encoder), "")
             assert (batch.sent_s, batch.rank, batch.lifetime, batch.num_blocks) == (1.5, 2, "life", None)
             require_true(batch)
-            apply(reader.events(batch, ""), names, groups)
+            apply(of_device(reader.events(batch, "")), names, groups)
             assert names == names_of(space)
     parts = [decode_batch(part, "") for part in encoder.snapshot(2.5, listed_pools(space))]
     for part in parts:
         require_true(part)
-    listed = reader.blocks(parts, "")
+    listed = tuple(each for each in reader.blocks(parts, "") if isinstance(each, StoredBlocks))
     assert {pair for each in listed for pair in pairs_of(each)} == names
     assert {part.num_blocks for part in parts} == {len(names)}
     require_same_parents(space, listed)
@@ -254,7 +261,7 @@ def test_after_a_log_that_was_too_short_all_blocks_are_told() -> None:
     names: Names = {(0, bytes(32))}  # anything: it is cleared
     allocate(space, tokens(40))
     payload = encoded(space, BatchEncoder(config.groups, "life"))
-    apply(CacheEventReader(config.groups).events(decode_batch(payload, ""), ""), names, config.groups)
+    apply(of_device(CacheEventReader(config.groups).events(decode_batch(payload, ""), "")), names, config.groups)
     assert names == names_of(space)
     assert len(names) == 10
 
@@ -318,10 +325,46 @@ def test_other_engines_events_are_refused(event: BlocksStored | BlocksRemoved, t
         CacheEventReader((FullAttention(4),)).events(EventBatch(1.0, (event,)), "there")
 
 
-def test_other_media_are_left_out() -> None:
+def test_other_media_are_entries_of_tiers() -> None:
     reader = CacheEventReader((FullAttention(4),))
-    events = (BlocksStored((bytes(32),), None, None, 4, "CPU"), BlocksRemoved((bytes(32),), "CPU"))
-    assert reader.events(EventBatch(1.0, events), "") == ()
+    events = (BlocksStored((bytes(32), b"1" * 32), None, None, 16, "CPU"), BlocksRemoved((bytes(32),), "CPU"))
+    (entries,) = reader.events(EventBatch(1.0, events), "")
+    assert isinstance(entries, TierEvents)
+    assert (entries.medium, entries.run_tokens, entries.kinds.tolist()) == ("CPU", 16, [STORED, STORED, REMOVED])
+    assert [row.tobytes() for row in entries.keys] == [bytes(32), b"1" * 32, bytes(32)]
+
+
+def test_entries_of_tiers_are_sent_as_vllm_sends_what_is_offloaded() -> None:
+    entries = TierEvents("CPU", 64, np.array([STORED, STORED, REMOVED], np.int32), np.eye(3, 32, dtype=np.uint8))
+    first, second, third = (row.tobytes() for row in entries.keys)
+    stored, removed = raw_events(BatchEncoder((FullAttention(4),), "1").batch(1.0, (entries,)))
+    assert stored == {
+        "type": "BlockStored",
+        "block_hashes": [first, second],
+        "parent_block_hash": None,
+        "token_ids": [],
+        "block_size": 64,
+        "lora_id": None,
+        "medium": "CPU",
+        "lora_name": None,
+    }
+    assert removed == {"type": "BlockRemoved", "block_hashes": [third], "medium": "CPU"}
+
+
+def test_a_snapshot_has_the_entries_of_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagedkv.memory.wire.encoding.BLOCKS_OF_PART", 4)
+    groups = (FullAttention(4),)
+    space = new_space(*groups, events=True)
+    cache(space, tokens(24))
+    listed = TierEvents("REDIS", 64, np.full(10, STORED, np.int32), np.eye(10, 32, dtype=np.uint8))
+    payloads = list(BatchEncoder(groups, "1").snapshot(0.0, listed_pools(space), [listed]))
+    parts = [decode_batch(payload, "here") for payload in payloads]
+    blocks, entries = CacheEventReader(groups).blocks(parts, "here")
+    assert len(payloads) > 3
+    assert {part.num_blocks for part in parts} == {len(blocks) + 10}
+    assert isinstance(entries, TierEvents)
+    assert (entries.medium, entries.run_tokens, len(entries)) == ("REDIS", 64, 10)
+    assert (entries.keys == listed.keys).all()
 
 
 def test_contents_of_nothing_and_of_what_is_gone() -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Int32Array
 
-__all__ = ["BlockContents", "CacheEventKind", "CacheEvents", "StoredBlocks"]
+__all__ = ["BlockContents", "CacheEventKind", "CacheEvents", "StoredBlocks", "TierEvents"]
 
 
 class CacheEventKind(IntEnum):
@@ -85,6 +85,30 @@ class StoredBlocks:
     def __len__(self) -> int:
         """Count the blocks."""
         return len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierEvents:
+    """Events of the entries of one medium below device memory, oldest first; or all its entries, as stored ones.
+
+    An entry holds a *run* of blocks, and its key is the digest of the last one; or an *end*, and its key is derived
+    from the digest of the last block (:mod:`pagedkv.memory.tiers.chain`). Keys have no epoch.
+
+    Args:
+        medium: name of the medium, as it is published: "CPU", "FOLDER", "REDIS", ...
+        run_tokens: tokens of a run; 0 if the model's entries are ends alone.
+        kinds: int32 ``[n]``, STORED or REMOVED.
+        keys: uint8 ``[n, 32]``.
+    """
+
+    medium: str
+    run_tokens: int
+    kinds: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        """Count the events."""
+        return len(self.kinds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

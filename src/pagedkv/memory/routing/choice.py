@@ -34,6 +34,8 @@ class Candidate(NamedTuple):
         recent_tokens: recently computed tokens, weighted by age.
         cost: the cost that the router compared, in prompt tokens.
         is_over_share: whether it has recently computed more than its share.
+        tier_tokens: further tokens of the prompt that it can load, by medium, the fastest first.
+        credit: hit and loadable tokens, weighted by medium, which the cost counts as done.
     """
 
     name: str
@@ -45,14 +47,17 @@ class Candidate(NamedTuple):
     recent_tokens: float
     cost: float
     is_over_share: bool = False
+    tier_tokens: tuple[tuple[str, int], ...] = ()
+    credit: float = 0.0
 
     def __str__(self) -> str:
         promised = f", {self.num_promised_tokens:,} of them promised" if self.num_promised_tokens else ""
         state = "" if self.state is IndexState.EXACT else f", index {self.state}"
+        tiers = "".join(f", {count:,} in {medium}" for medium, count in self.tier_tokens)
         over = ", over its share" if self.is_over_share else ""
         return (
-            f"{self.name}: {self.num_hit_tokens:,} tokens cached{promised}{state}; {self.num_prefill_tokens:,} tokens "
-            f"queued, {self.num_decoding} decoding; cost {self.cost:,.0f}{over}"
+            f"{self.name}: {self.num_hit_tokens:,} tokens cached{promised}{tiers}{state}; "
+            f"{self.num_prefill_tokens:,} tokens queued, {self.num_decoding} decoding; cost {self.cost:,.0f}{over}"
         )
 
 

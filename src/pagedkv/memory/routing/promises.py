@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import CacheEvents, TierEvents
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.prompts import HashedPrompt
 from pagedkv.memory.routing.residency import Residency
@@ -60,9 +60,11 @@ class Promises:
             digests = prompt.digests[size][num_confirmed_tokens // size :]
             self._young.add(digests, np.full(len(digests), number, np.int32), replica)
 
-    def settle(self, events: Iterable[CacheEvents], replica: int) -> None:
-        """End the promises of blocks whose events arrived. O(events)."""
+    def settle(self, events: Iterable[CacheEvents | TierEvents], replica: int) -> None:
+        """End the promises of blocks whose events arrived; promises are of the device alone. O(events)."""
         for each in events:
+            if isinstance(each, TierEvents):
+                continue
             words = words_of_digests(each.digests, len(each.kinds))
             is_block = each.groups >= 0
             for generation in (self._young, self._old):

@@ -32,7 +32,7 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.routing.choice import Choice
 from pagedkv.memory.routing.prompts import HashedPrompt
@@ -129,7 +129,9 @@ def _choose(router: Router, line: Line) -> ReplayedChoice:
 
 def _events(router: Router, line: Line) -> None:
     events = [
-        CacheEvents(
+        _tier_events(each)
+        if "medium" in each
+        else CacheEvents(
             each["pool"],
             kinds := _integers(each["kinds"]),
             _integers(each["groups"]),
@@ -144,7 +146,9 @@ def _events(router: Router, line: Line) -> None:
 
 def _snapshot(router: Router, line: Line) -> None:
     blocks = [
-        StoredBlocks(
+        _tier_events(each)
+        if "medium" in each
+        else StoredBlocks(
             each["pool"],
             groups := _integers(each["groups"]),
             np.zeros_like(groups),
@@ -155,6 +159,10 @@ def _snapshot(router: Router, line: Line) -> None:
         for each in line["blocks"]
     ]
     router.index.restore(line["replica"], line["lifetime"], line["next_batch"], blocks, line["t"])
+
+
+def _tier_events(each: Line) -> TierEvents:
+    return TierEvents(each["medium"], each["run_tokens"], _integers(each["kinds"]), _digests(each["keys"]))
 
 
 def _alive(router: Router, line: Line) -> None:
@@ -168,6 +176,7 @@ _INPUTS: Final[dict[str, Callable[[Router, Line], object]]] = {
     "snapshot": _snapshot,
     "alive": _alive,
     "forget": lambda router, line: router.index.forget(line["replica"], line["t"]),
+    "weight": lambda router, line: router.weigh(line["medium"], line["weight"], line["t"]),
     "first_token": lambda router, line: router.prefilled(line["request"]),
     "end": lambda router, line: router.ended(line["request"]),
 }
@@ -182,9 +191,7 @@ def _plain(value: object) -> object:
             return asdict(value)
         case HashedPrompt():
             return {str(size): _text(digests[:, :KEPT_WORDS].astype(">u4")) for size, digests in value.digests.items()}
-        case CacheEvents():
-            return _blocks(value) | {"kinds": _text(value.kinds.astype("<i4"))}
-        case StoredBlocks():
+        case CacheEvents() | StoredBlocks() | TierEvents():
             return _blocks(value)
         case list() | tuple():
             return [_plain(each) for each in value]
@@ -192,9 +199,16 @@ def _plain(value: object) -> object:
             return value
 
 
-def _blocks(value: CacheEvents | StoredBlocks) -> dict[str, object]:
-    digests = np.asarray(value.digests, np.uint8).reshape(-1, DIGEST_NBYTES)
-    return {"pool": value.pool, "groups": _text(value.groups.astype("<i4")), "digests": _text(digests[:, :KEPT_NBYTES])}
+def _blocks(value: CacheEvents | StoredBlocks | TierEvents) -> dict[str, object]:
+    kinds = {} if isinstance(value, StoredBlocks) else {"kinds": _text(value.kinds.astype("<i4"))}
+    if isinstance(value, TierEvents):
+        return {"medium": value.medium, "run_tokens": value.run_tokens, "keys": _kept(value.keys), **kinds}
+    groups = _text(value.groups.astype("<i4"))
+    return {"pool": value.pool, "groups": groups, "digests": _kept(value.digests), **kinds}
+
+
+def _kept(digests: np.ndarray[Any, Any]) -> str:
+    return _text(np.asarray(digests, np.uint8).reshape(-1, DIGEST_NBYTES)[:, :KEPT_NBYTES])
 
 
 def _text(values: np.ndarray[Any, Any]) -> str:

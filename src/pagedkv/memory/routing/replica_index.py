@@ -12,7 +12,7 @@ a replica is
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias, final
 
@@ -20,13 +20,14 @@ import numpy as np
 
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEventKind, CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import CacheEventKind, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import GroupSpec, TokenIds
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.hit_lengths import HitLengths
 from pagedkv.memory.routing.prompts import HashedPrompt, PromptHasher
 from pagedkv.memory.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks
+from pagedkv.memory.routing.tier_entries import TierEntries
 
 __all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]
 
@@ -34,6 +35,7 @@ Note: TypeAlias = Callable[[str, float | None, Mapping[str, object]], None]
 """Called with each input of a router: its kind, its time in seconds or None, and its values."""
 
 LARGEST_BATCH: Final = 2**62
+DEVICE: Final = "GPU"
 
 
 class IndexState(StrEnum):
@@ -56,6 +58,7 @@ class ReplicaView:
         next_batch: number of the next expected batch.
         num_blocks: its blocks in the index.
         num_lost_batches: lost batches of this lifetime.
+        num_tier_entries: its entries in each medium below device memory.
     """
 
     name: str
@@ -65,6 +68,7 @@ class ReplicaView:
     next_batch: int
     num_blocks: int
     num_lost_batches: int
+    num_tier_entries: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ class ReplicaIndex:
         self._pool_of_group = [group.pool for group in groups]
         self._pools = {name: Residency(num_expected) for name in dict.fromkeys(self._pool_of_group)}
         self._unpromised = Residency(), Residency()
+        self._tiers = TierEntries(groups)
         self._replicas: dict[str, _Replica] = {}
         self._vacant = list(range(MOST_REPLICAS - 1, -1, -1))
         self._mask = 0  # the bits of all replicas
@@ -114,7 +119,7 @@ class ReplicaIndex:
     @property
     def nbytes(self) -> int:
         """Size of the tables of blocks, in bytes."""
-        return sum(blocks.nbytes for blocks in self._pools.values())
+        return sum(blocks.nbytes for blocks in self._pools.values()) + self._tiers.nbytes
 
     def note_inputs(self, note: Note) -> None:
         """Set a function that is called with each input from replicas before it is applied; routers that record do."""
@@ -143,7 +148,14 @@ class ReplicaIndex:
         self._mask &= ~(1 << replica.number)
         del self._replicas[name]
 
-    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float = 0.0) -> bool:
+    def apply(
+        self,
+        name: str,
+        lifetime: str,
+        batch: int,
+        events: Collection[CacheEvents | TierEvents],
+        now_s: float = 0.0,
+    ) -> bool:
         """Apply a batch of a replica's events; return whether the replica's index is exact afterwards.
 
         A batch that was applied before is ignored. A batch after a gap is applied, and the state becomes DEGRADED. A
@@ -154,7 +166,8 @@ class ReplicaIndex:
             name: the replica.
             lifetime: lifetime of its process.
             batch: number of the batch in this lifetime.
-            events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
+            events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`, and of
+                each medium below device memory.
             now_s: the caller's time.
 
         Raises:
@@ -176,7 +189,10 @@ class ReplicaIndex:
             self._set_state(replica, IndexState.EXACT, now_s)
         replica.next_batch = batch + 1
         for each in events:
-            self._apply(replica, each, now_s)
+            if isinstance(each, TierEvents):
+                self._tiers.apply(each, replica.number)
+            else:
+                self._apply(replica, each, now_s)
         return replica.state is IndexState.EXACT
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float = 0.0) -> bool:
@@ -198,7 +214,12 @@ class ReplicaIndex:
         return replica.state is IndexState.EXACT
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float = 0.0
+        self,
+        name: str,
+        lifetime: str,
+        next_batch: int,
+        blocks: Collection[StoredBlocks | TierEvents],
+        now_s: float = 0.0,
     ) -> None:
         """Replace the index of a replica by a snapshot; its state becomes EXACT. An outdated snapshot is ignored.
 
@@ -206,7 +227,8 @@ class ReplicaIndex:
             name: the replica.
             lifetime: lifetime of its process.
             next_batch: number of the first batch whose events the snapshot does not contain.
-            blocks: blocks of each pool, from :meth:`BlockSpace.stored_blocks <pagedkv.BlockSpace.stored_blocks>`.
+            blocks: blocks of each pool, from :meth:`BlockSpace.stored_blocks <pagedkv.BlockSpace.stored_blocks>`, and
+                the entries of each medium below device memory.
             now_s: the caller's time.
 
         Raises:
@@ -222,6 +244,9 @@ class ReplicaIndex:
             return  # older than the applied batches
         self._clear(replica)
         for each in blocks:
+            if isinstance(each, TierEvents):
+                self._tiers.apply(each, replica.number)
+                continue
             words = words_of_digests(each.digests, len(each.groups))
             self._pool(each.pool).add(words, each.groups, replica.number)
         replica.next_batch = next_batch
@@ -247,6 +272,7 @@ class ReplicaIndex:
             replica.next_batch,
             sum(blocks.num_blocks_of(replica.number) for blocks in self._pools.values()),
             replica.num_lost_batches,
+            self._tiers.num_entries_of(replica.number),
         )
 
     def state(self, name: str) -> IndexState:
@@ -309,6 +335,39 @@ class ReplicaIndex:
             return held, held
         return held, self._lengths_of([mine | theirs for mine, theirs in zip(bits, more, strict=True)], most)
 
+    @property
+    def tier_media(self) -> tuple[str, ...]:
+        """Media below device memory of which replicas have announced entries."""
+        return self._tiers.media
+
+    def tier_hits(self, prompt: HashedPrompt, held: Sequence[int], order: Sequence[str]) -> dict[int, dict[str, int]]:
+        """Return the tokens of a prompt that replicas can load behind their hits, by number of the replica and medium.
+
+        Args:
+            prompt: the prompt.
+            held: tokens that hit, by number of the replica, as from :meth:`hits_and_promised`.
+            order: the media, the fastest first: where several have an entry, it counts for the first.
+
+        Cost: O(blocks of the prompt x media + runs x replicas).
+        """
+        return self._tiers.hits(prompt, held, [each.number for each in self._replicas.values()], order)
+
+    def hits_by_medium(self, prompt: HashedPrompt, order: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
+        """Return how many tokens of a prompt hit in each replica: on the device as "GPU", and behind that by medium.
+
+        Args:
+            prompt: the prompt.
+            order: the media below the device, the fastest first; None: as they were first announced.
+
+        Cost: O(blocks of the prompt x (replicas + media)).
+        """
+        held, _ = self.hits_and_promised(prompt)
+        tiers = self.tier_hits(prompt, held, self.tier_media if order is None else order)
+        return {
+            name: {DEVICE: held[replica.number], **tiers.get(replica.number, {})}
+            for name, replica in self._replicas.items()
+        }
+
     def number_of(self, name: str) -> int:
         """Return the number of a replica's bit. Raises ConfigurationError for an unknown one."""
         return self._replica(name).number
@@ -344,6 +403,7 @@ class ReplicaIndex:
     def _clear(self, replica: _Replica) -> None:
         for blocks in self._pools.values():
             blocks.clear(replica.number)
+        self._tiers.clear(replica.number)
 
     def _begin_lifetime(self, replica: _Replica, lifetime: str, now_s: float) -> None:
         if replica.lifetime != lifetime:

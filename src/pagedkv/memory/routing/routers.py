@@ -2,8 +2,9 @@
 
 The cost of a replica is measured in prompt tokens::
 
-    cost = prompt tokens queued there + lack_weight x tokens of this prompt that are not cached there
-         + decode_tokens x decoding requests
+    cost = prompt tokens queued there + decode_tokens x decoding requests
+         + lack_weight x (tokens of this prompt - credit)
+    credit = tokens cached on the device (or promised) + weight of the medium x tokens that a tier has behind them
 
 Queued tokens delay this request. Tokens that are not cached delay it too, and also take time from other requests, so
 they weigh more. With ``lack_weight`` 1, the second request of a burst would compute its prefix on an idle replica,
@@ -14,14 +15,14 @@ A replica that has recently computed more than its share, by more than ``most_ov
 has cached, so that one popular prefix does not occupy one replica while others are idle.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal, TypeAlias, final
 
 from pagedkv.memory.contract.arguments import as_choice, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.routing.choice import Candidate, Choice, RoutingReason
@@ -36,6 +37,17 @@ Routing: TypeAlias = Literal["prefix", "least-loaded", "round-robin"]
 ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "least-loaded", "round-robin")
 
 
+HOST: Final = "CPU"
+NO_TIERS: Final[Mapping[str, int]] = {}
+
+
+def as_weight(value: float, name: str) -> float:
+    """Check a weight. Raises ConfigurationError: it is not between 0 and 1."""
+    if not 0 <= as_number(value, name) <= 1:
+        raise ConfigurationError(f"{name} must be between 0 and 1, got {value}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class RoutingRules:
     """The numbers of a router.
@@ -48,9 +60,11 @@ class RoutingRules:
         share_slack_tokens: excess over the mean that is always allowed, in tokens.
         memory_s: seconds in which the weight of recently computed tokens decays by a factor of e.
         promise_s: promises last for one to two of these periods.
+        host_weight: credit for each token that a replica can load from host memory; a cached one counts 1.
+        tier_weight: the same for other media, until :meth:`Router.weigh` sets a measured one.
 
     Raises:
-        ConfigurationError: a number is negative, or a period is 0.
+        ConfigurationError: a number is negative, a period is 0, or a weight is above 1.
     """
 
     decode_tokens: float = 64.0
@@ -59,6 +73,8 @@ class RoutingRules:
     share_slack_tokens: float = 16_384.0
     memory_s: float = 60.0
     promise_s: float = 2.0
+    host_weight: float = 0.75
+    tier_weight: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("decode_tokens", "lack_weight", "most_over_share", "share_slack_tokens"):
@@ -67,6 +83,8 @@ class RoutingRules:
         for name in ("memory_s", "promise_s"):
             if as_number(getattr(self, name), name) <= 0:
                 raise ConfigurationError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
+        for name in ("host_weight", "tier_weight"):
+            as_weight(getattr(self, name), name)
 
 
 @final
@@ -98,6 +116,7 @@ class Router:
         self._loads = ReplicaLoads(self.rules.memory_s)
         self._promises = Promises(index.cached_groups, self.rules.promise_s)
         self._turns = count()
+        self._weights: dict[str, float] = {HOST: self.rules.host_weight}
         self.num_by_reason: dict[RoutingReason, int] = dict.fromkeys(RoutingReason, 0)
         self._note = note
         if note is not None:
@@ -125,7 +144,29 @@ class Router:
         self._noted("leave", None, replica=name)
         return self._loads.remove_replica(name)
 
-    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool:
+    def weigh(self, medium: str, weight: float, now_s: float) -> None:
+        """Set the credit for a token in a medium below device memory, as measured: 1 less loading over computing it.
+
+        Args:
+            medium: name of the medium, as in events.
+            weight: between 0 and 1.
+            now_s: the caller's time.
+
+        Raises:
+            ConfigurationError: the weight is out of range.
+        """
+        if self._weights.get(medium) == as_weight(weight, f"the weight of {medium}"):
+            return
+        self._weights[medium] = weight
+        self._noted("weight", now_s, medium=medium, weight=weight)
+
+    def weight(self, medium: str) -> float:
+        """Return the credit for a token in a medium below device memory."""
+        return self._weights.get(medium, self.rules.tier_weight)
+
+    def apply(
+        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents | TierEvents], now_s: float
+    ) -> bool:
         """Apply a batch of events, as :meth:`ReplicaIndex.apply`, and end the promises of its blocks."""
         self._promises.settle(events, self.index.number_of(name))
         return self.index.apply(name, lifetime, batch, events, now_s)
@@ -135,7 +176,7 @@ class Router:
         return self.index.note_alive(name, lifetime, next_batch, now_s)
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks | TierEvents], now_s: float
     ) -> None:
         """Replace the index of a replica by a snapshot, as :meth:`ReplicaIndex.restore`. Promises are not changed."""
         self.index.restore(name, lifetime, next_batch, blocks, now_s)
@@ -176,9 +217,10 @@ class Router:
             )
         self._promises.advance(now_s)
         confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
-        candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed)
+        tiers = self._tier_hits(prompt, hits)
+        candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed, tiers)
         chosen, reason = self._decide(candidates)
-        self._loads.begin(request, chosen.name, prompt.num_tokens - chosen.num_hit_tokens, now_s)
+        self._loads.begin(request, chosen.name, prompt.num_tokens - round(chosen.credit), now_s)
         num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
         self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
         self.num_by_reason[reason] += 1
@@ -202,10 +244,23 @@ class Router:
         if self._note is not None:
             self._note(kind, now_s, values)
 
-    def _candidates(
-        self, names: Sequence[str], now_s: float, num_tokens: int, hits: Sequence[int], confirmed: Sequence[int]
+    def _tier_hits(self, prompt: HashedPrompt, hits: Sequence[int]) -> dict[int, dict[str, int]]:
+        """Return the tokens of a prompt that replicas can load, by number of the replica and medium."""
+        media = self.index.tier_media
+        if not media:
+            return {}
+        return self.index.tier_hits(prompt, hits, sorted(media, key=lambda medium: (-self.weight(medium), medium)))
+
+    def _candidates(  # noqa: PLR0913, PLR0917 - a prompt, and its tokens by replica
+        self,
+        names: Sequence[str],
+        now_s: float,
+        num_tokens: int,
+        hits: Sequence[int],
+        confirmed: Sequence[int],
+        tiers: Mapping[int, Mapping[str, int]],
     ) -> list[Candidate]:
-        """Compute the cost of each replica; ``hits`` and ``confirmed`` are indexed by the replica's number."""
+        """Compute the cost of each replica; ``hits``, ``confirmed``, ``tiers`` are indexed by the replica's number."""
         index, rules, counts_hits = self.index, self.rules, self._routing == "prefix"
         numbers = [index.number_of(name) for name in names]
         loads = [self._loads.load(name, now_s) for name in names]
@@ -213,7 +268,9 @@ class Router:
         candidates = []
         for name, number, load in zip(names, numbers, loads, strict=True):
             num_hit = hits[number]
-            num_new = num_tokens - num_hit
+            of_tiers = tiers.get(number, NO_TIERS)
+            credit = num_hit + sum(self.weight(medium) * count for medium, count in of_tiers.items())
+            num_new = num_tokens - credit
             share = mean + num_new / len(names)
             most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
             lacks = num_new if counts_hits else num_tokens
@@ -229,6 +286,8 @@ class Router:
                     load.recent_tokens,
                     cost,
                     load.recent_tokens + num_new > most,
+                    tuple(of_tiers.items()),
+                    credit,
                 )
             )
         return candidates
@@ -244,13 +303,13 @@ class Router:
         chosen = cheapest
         if cheapest.is_over_share:
             chosen = min((each for each in candidates if not each.is_over_share), key=_by_cost, default=cheapest)
-        most = max(each.num_hit_tokens for each in candidates)
+        most = max(each.credit for each in candidates)
         if chosen is not cheapest:
             reason = RoutingReason.BALANCE
         elif not most:
             reason = RoutingReason.NOT_CACHED
         else:
-            reason = RoutingReason.MOST_CACHED if chosen.num_hit_tokens == most else RoutingReason.SHORTER_QUEUE
+            reason = RoutingReason.MOST_CACHED if chosen.credit == most else RoutingReason.SHORTER_QUEUE
         return chosen, reason
 
 

@@ -30,7 +30,7 @@ from typing import Final, Self, final
 
 from pagedkv.memory.contract.arguments import as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError, PagedKVError
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import CacheEvents, TierEvents
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.sockets.opening import bind
@@ -144,21 +144,22 @@ class EventPublisher:
 
     # Called by the engine's thread
 
-    def publish(self, events: Sequence[CacheEvents], space: CachedSpace) -> None:
+    def publish(self, events: Sequence[CacheEvents], space: CachedSpace, tiers: Sequence[TierEvents] = ()) -> None:
         """Queue a batch of events, if there are any. Never waits.
 
         Args:
             events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`.
             space: the block space of the events, unchanged since: the contents of the stored blocks are copied from it.
+            tiers: events of each medium below device memory.
 
         Raises:
             ConfigurationError: the publisher is closed.
 
         Cost: O(events x block size); some 170 us for 1 to 64 blocks (docs/routing.md).
         """
-        if not any(map(len, events)):
+        if not any(map(len, events)) and not any(map(len, tiers)):
             return
-        changes = changes_of(space, events)
+        changes = changes_of(space, events, tiers)
         with self._lock:
             self._require_open()
             number, self._next_batch = self._next_batch, self._next_batch + 1
@@ -170,15 +171,22 @@ class EventPublisher:
                 self._is_woken = True
                 self._waking.send(b"\0")
 
-    def snapshot(self, space: CachedSpace) -> CacheSnapshot:
+    def snapshot(self, space: CachedSpace, tiers: Sequence[TierEvents] = ()) -> CacheSnapshot:
         """Publish the undrained events of the space, and copy all its blocks, between two steps.
 
-        Raises ConfigurationError: the publisher is closed. O(blocks x block size).
+        Args:
+            space: the block space.
+            tiers: all entries of each medium below device memory, whose earlier events are published.
+
+        Raises:
+            ConfigurationError: the publisher is closed.
+
+        Cost: O(blocks x block size).
         """
         self.publish(space.drain_events(), space)
         pools = listed_pools(space)
         with self._lock:
-            return CacheSnapshot(self._next_batch, pools)
+            return CacheSnapshot(self._next_batch, pools, tuple(tiers))
 
     # Called by any thread
 
@@ -298,7 +306,7 @@ class EventPublisher:
         except (PagedKVError, OSError, RuntimeError) as problem:
             LOG.warning("a snapshot of the cache could not be taken: %s", problem)
             return ()
-        payloads = self._encoder.snapshot(time.time(), snapshot.pools)
+        payloads = self._encoder.snapshot(time.time(), snapshot.pools, snapshot.tiers)
         return (Message(snapshot.next_batch, payload, self._topic) for payload in payloads)
 
     def _send_part(self, answers: deque[Iterator[list[bytes]]]) -> None:

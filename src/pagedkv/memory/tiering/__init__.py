@@ -22,11 +22,13 @@ from pagedkv.memory.tiering.entry_layout import EntryLayout
 from pagedkv.memory.tiering.rates import ComputeRate
 from pagedkv.memory.tiering.request_loads import RequestLoads
 from pagedkv.memory.tiering.served_tier import RunStore, ServedTier
+from pagedkv.memory.tiering.tier_events import MOST_TIER_EVENTS, TierEventLog, published_medium
 from pagedkv.memory.tiering.tier_loads import TierLoads
 from pagedkv.memory.tiering.tier_offers import TierOffers
 from pagedkv.memory.tiering.tier_reports import LoadUnderWay, TierCause, TierNote, TierStatistics
 
 __all__ = [
+    "MOST_TIER_EVENTS",
     "BlockBytes",
     "ComputeRate",
     "CopyEnd",
@@ -38,10 +40,12 @@ __all__ = [
     "RunStore",
     "ServedTier",
     "TierCause",
+    "TierEventLog",
     "TierLoads",
     "TierNote",
     "TierOffers",
     "TierStatistics",
     "fill",
     "longest_end",
+    "published_medium",
 ]

@@ -165,6 +165,11 @@ class TierLoads:
             for segment in each.segments
         )
 
+    def num_loadable(self, chain: RunChain, num_tokens: int) -> int:
+        """Return how many leading tokens of a chain the tiers have, at most ``num_tokens``. Changes nothing."""
+        segments = self._find(chain, 0, num_tokens)
+        return segments[-1].end if segments else 0
+
     # Beginning
 
     def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:

@@ -5,12 +5,12 @@ the decisions of a store, without thread, clock and I/O: ``config``, ``actions``
 ``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
 (what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
 which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and
-``object_body`` (where bytes are kept), and ``store`` (a core and a body on threads). Last what an engine takes:
-``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence). This room depends on no device, no
-model and no engine.
+``object_body`` (where bytes are kept), ``store`` (a core and a body on threads), and ``shared_store`` (entries of other
+processes). Last what an engine takes: ``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence).
+This room depends on no device, no model and no engine.
 """
 
-from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreOutcome, Write
+from pagedkv.memory.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.memory.tiers.body import Body
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.chain import RunChain, end_key_of
@@ -34,6 +34,7 @@ from pagedkv.memory.tiers.keys import KEY_NBYTES, array_of
 from pagedkv.memory.tiers.load import Load, LoadedRuns
 from pagedkv.memory.tiers.object_body import ObjectBody
 from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.memory.tiers.shared_store import SharedStore
 from pagedkv.memory.tiers.specs import (
     Admission,
     BodyTier,
@@ -80,8 +81,10 @@ __all__ = [
     "RefusalReason",
     "Run",
     "RunChain",
+    "SharedStore",
     "StoreConfig",
     "StoreCore",
+    "StoreEvents",
     "StoreOutcome",
     "StoreStatistics",
     "Tier",

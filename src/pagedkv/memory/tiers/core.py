@@ -80,6 +80,11 @@ class StoreCore:
         """Bytes that can be offered now before offers are dropped."""
         return self._offers.queue_room_nbytes
 
+    def sizes_of(self, keys: npt.NDArray[np.uint8]) -> list[int]:
+        """Return the bytes of each key's entry; 0 where there is none. O(keys). Changes nothing."""
+        found = [self._entries.index.find(name) for name in names_of(as_keys(keys))]
+        return [0 if entry == NO_ENTRY else self._entries.index.size_of(entry) for entry in found]
+
     def contains(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Return, for each key, uint8 ``[n, 32]``, whether its entry can be loaded. O(keys). Changes nothing."""
         if self._breaker.is_open:

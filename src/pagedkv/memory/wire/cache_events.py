@@ -1,4 +1,4 @@
-"""CacheEventReader: turns decoded batches of pagedkv's events into the events and stored blocks of a block space."""
+"""CacheEventReader: turns decoded batches of pagedkv's events into the events and stored blocks of spaces and tiers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, assert_never, final
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.contract.events import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.wire.decoding import DEVICE, BlockHash, BlocksRemoved, BlocksStored, Cleared, EventBatch
 from pagedkv.memory.wire.encoding import DIGEST_NBYTES, UNKNOWN_PARENT
@@ -36,6 +36,30 @@ class _Columns:
 
 
 @final
+class _Entries:
+    """The columns of one medium's entries."""
+
+    def __init__(self) -> None:
+        self.run_tokens = 0
+        self.kinds: list[int] = []
+        self.keys: list[bytes] = []
+
+    def events(self, medium: str) -> TierEvents:
+        return TierEvents(medium, self.run_tokens, np.array(self.kinds, np.int32), _as_array(self.keys))
+
+
+def _add_entries(tiers: dict[str, _Entries], event: BlocksStored | BlocksRemoved, source: str) -> None:
+    """Add the entries of an event of another medium than the device."""
+    entries = tiers.setdefault(event.medium, _Entries())
+    keys = _digests(event.block_hashes, source)
+    is_stored = isinstance(event, BlocksStored)
+    if isinstance(event, BlocksStored):
+        entries.run_tokens = event.block_size
+    entries.kinds += [STORED if is_stored else REMOVED] * len(keys)
+    entries.keys += keys
+
+
+@final
 class CacheEventReader:
     """Reads the events of one model.
 
@@ -47,8 +71,8 @@ class CacheEventReader:
         self._pool_of_group = [group.pool for group in groups]
         self._pools = list(dict.fromkeys(self._pool_of_group))
 
-    def events(self, batch: EventBatch, source: str) -> tuple[CacheEvents, ...]:
-        """Return the events of a batch, for each pool that has any. Events of other media than the device are ignored.
+    def events(self, batch: EventBatch, source: str) -> tuple[CacheEvents | TierEvents, ...]:
+        """Return the events of a batch, for each pool and each further medium that has any.
 
         Args:
             batch: the batch.
@@ -60,13 +84,18 @@ class CacheEventReader:
         Cost: O(blocks).
         """
         columns = {pool: _Columns() for pool in self._pools}
+        tiers: dict[str, _Entries] = {}
         for event in batch.events:
             match event:
                 case BlocksStored():
                     if event.medium == DEVICE:
                         self._add_stored(columns, event, source)
+                    else:
+                        _add_entries(tiers, event, source)
                 case BlocksRemoved():
-                    if event.medium == DEVICE:
+                    if event.medium != DEVICE:
+                        _add_entries(tiers, event, source)
+                    else:
                         digests = _digests(event.block_hashes, source)
                         self._columns(columns, event.group, source).add(
                             REMOVED, event.group, digests, [UNKNOWN_PARENT] * len(digests)
@@ -76,7 +105,7 @@ class CacheEventReader:
                         each.add(CLEARED, NO_GROUP, [bytes(DIGEST_NBYTES)], [UNKNOWN_PARENT])
                 case _:
                     assert_never(event)
-        return tuple(
+        changed = (
             CacheEvents(
                 pool,
                 np.array(each.kinds, np.int32),
@@ -88,17 +117,25 @@ class CacheEventReader:
             for pool, each in columns.items()
             if each.kinds
         )
+        return (*changed, *(each.events(medium) for medium, each in tiers.items()))
 
-    def blocks(self, parts: Sequence[EventBatch], source: str) -> tuple[StoredBlocks, ...]:
-        """Return the blocks of a snapshot for every pool. Arguments and errors are as in :meth:`events`. O(blocks)."""
+    def blocks(self, parts: Sequence[EventBatch], source: str) -> tuple[StoredBlocks | TierEvents, ...]:
+        """Return the blocks of a snapshot for every pool, and the entries of every further medium. O(blocks).
+
+        Arguments and errors are as in :meth:`events`.
+        """
+        tiers: dict[str, _Entries] = {}
         columns = {pool: _Columns() for pool in self._pools}
         known_parents: dict[str, list[bool]] = {pool: [] for pool in self._pools}
         for part in parts:
             for event in self.stored(part):
+                if event.medium != DEVICE:
+                    _add_entries(tiers, event, source)
+                    continue
                 self._add_stored(columns, event, source)
                 known = known_parents[self._pool_of_group[event.group]]
                 known += [event.parent_hash != UNKNOWN_PARENT, *[True] * (len(event.block_hashes) - 1)]
-        return tuple(
+        listed = (
             StoredBlocks(
                 pool,
                 np.array(each.groups, np.int32),
@@ -109,12 +146,13 @@ class CacheEventReader:
             )
             for pool, each in columns.items()
         )
+        return (*listed, *(each.events(medium) for medium, each in tiers.items()))
 
     @staticmethod
     def stored(batch: EventBatch) -> Iterator[BlocksStored]:
-        """Yield the stored blocks of the device, with at least one block each."""
+        """Yield the events of stored blocks and entries, with at least one each."""
         for event in batch.events:
-            if isinstance(event, BlocksStored) and event.medium == DEVICE and event.block_hashes:
+            if isinstance(event, BlocksStored) and event.block_hashes:
                 yield event
 
     def _add_stored(self, columns: dict[str, _Columns], event: BlocksStored, source: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from pagedkv.memory.contract.events import GAP, BlockContents, CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import GAP, BlockContents, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.space_config import SpaceConfig
 
 __all__ = ["CacheSnapshot", "CachedSpace", "ChangedPool", "Changes", "ListedPool", "changes_of", "listed_pools"]
@@ -43,8 +43,8 @@ class ListedPool:
     contents: BlockContents
 
 
-Changes: TypeAlias = tuple[ChangedPool, ...] | tuple[ListedPool, ...]
-"""Events of pools; or all blocks of all pools, which replace all blocks that were sent before."""
+Changes: TypeAlias = tuple[ChangedPool | ListedPool | TierEvents, ...]
+"""Events of pools; or all blocks of all pools, which replace all blocks that were sent before. And events of tiers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +54,15 @@ class CacheSnapshot:
     Args:
         next_batch: number of the first batch whose events the snapshot does not contain.
         pools: the blocks of each pool.
+        tiers: the entries of each medium below device memory.
     """
 
     next_batch: int
     pools: tuple[ListedPool, ...]
+    tiers: tuple[TierEvents, ...] = ()
 
 
-def changes_of(space: CachedSpace, events: Sequence[CacheEvents]) -> Changes:
+def changes_of(space: CachedSpace, events: Sequence[CacheEvents], tiers: Sequence[TierEvents] = ()) -> Changes:
     """Copy the contents of stored blocks. Changes nothing.
 
     If the space's log of events was too short (GAP), the result lists all blocks instead, so that consumers are
@@ -70,12 +72,13 @@ def changes_of(space: CachedSpace, events: Sequence[CacheEvents]) -> Changes:
         space: the space from which the events were drained.
         events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`; the space
             must not have changed since.
+        tiers: events of each medium below device memory.
 
     Cost: O(events x block size); after a GAP O(blocks x block size).
     """
     if any((each.kinds == GAP).any() for each in events):
-        return listed_pools(space)
-    return tuple(ChangedPool(each, space.contents_of(each)) for each in events if len(each))
+        return (*listed_pools(space), *tiers)
+    return (*(ChangedPool(each, space.contents_of(each)) for each in events if len(each)), *tiers)
 
 
 def listed_pools(space: CachedSpace) -> tuple[ListedPool, ...]:

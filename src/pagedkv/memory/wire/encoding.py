@@ -10,6 +10,9 @@ fifth field is the number of blocks of the whole snapshot.
     extra keys      for each block: name of the adapter, ``(digest, offset)`` of media, salt
     block_size      the tokens of a block: fewer than others for a state that is stored inside an interval
 
+Entries of tiers are events of their medium without tokens, parents and extra keys, like vLLM's own events of offloaded
+blocks: a hash is an entry's key, and ``block_size`` is the number of tokens of a run.
+
 A block that is stored and evicted between two steps is in no event, since its tokens are gone and no prompt can hit it.
 A clear removes all blocks, so events of a batch before a clear are left out.
 """
@@ -17,13 +20,14 @@ A clear removes all blocks, so events of a batch before a clear are left out.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeAlias, assert_never, final
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.arrays import Int64Array
-from pagedkv.memory.contract.events import CLEARED, REMOVED, STORED, BlockContents
+from pagedkv.memory.contract.events import CLEARED, REMOVED, STORED, BlockContents, TierEvents
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.contract.keys import LORA, MEDIA, SALT, fields_of
 from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
@@ -121,14 +125,15 @@ class BatchEncoder:
         """
         return self._encoder.encode([sent_s, self._events(changes), self._rank, self._lifetime])
 
-    def snapshot(self, sent_s: float, pools: Sequence[ListedPool]) -> Iterator[bytes]:
-        """Yield all blocks, encoded in at least one part, of up to a thousand blocks. Parents precede children."""
-        num_blocks = sum(len(pool.blocks) for pool in pools)
+    def snapshot(self, sent_s: float, pools: Sequence[ListedPool], tiers: Sequence[TierEvents] = ()) -> Iterator[bytes]:
+        """Yield all blocks and entries, encoded in at least one part, of up to a thousand. Parents precede children."""
+        num_blocks = sum(len(pool.blocks) for pool in pools) + sum(map(len, tiers))
         adapters: dict[tuple[int, bytes], str] = {}
         part: list[_Event] = []
         count = 0
         has_part = False
-        for event in self._listed(pools, adapters, BLOCKS_OF_PART):
+        for event in chain(self._listed(pools, adapters, BLOCKS_OF_PART), _of_tiers(tiers, BLOCKS_OF_PART)):
+            assert isinstance(event, BlockStored)
             if count + len(event.block_hashes) > BLOCKS_OF_PART:
                 yield self._part(sent_s, part, num_blocks)
                 part, count, has_part = [], 0, True
@@ -151,6 +156,7 @@ class BatchEncoder:
         events += self._listed(listed, self._adapters)
         for pool in changed:
             events += self._changed(pool)
+        events += _of_tiers([tier for tier in changes if isinstance(tier, TierEvents)])
         return events
 
     def _listed(
@@ -259,6 +265,18 @@ def _as_text(salt: bytes) -> str:
         return salt.decode()
     except UnicodeDecodeError:
         return salt.hex()
+
+
+def _of_tiers(tiers: Sequence[TierEvents], most: int | None = None) -> Iterator[BlockStored | BlockRemoved]:
+    """Yield the events of entries of tiers, a run of one kind at a time, of at most ``most`` entries."""
+    for tier in tiers:
+        for run in _runs(np.arange(len(tier)), np.diff(tier.kinds) != 0):
+            for begin in range(0, len(run), most or len(run)):
+                keys = _hashes(tier.keys[run[begin : begin + (most or len(run))]])
+                if tier.kinds[run[0]] == STORED:
+                    yield BlockStored(keys, None, [], tier.run_tokens, None, tier.medium, None)
+                else:
+                    yield BlockRemoved(keys, tier.medium)
 
 
 def _is_sent(pool: ChangedPool, first: int) -> BoolArray:

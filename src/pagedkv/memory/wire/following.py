@@ -25,7 +25,7 @@ from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias, assert_never, final
 
 from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.contract.events import CacheEvents, StoredBlocks
+from pagedkv.memory.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.wire.cache_events import CacheEventReader
 from pagedkv.memory.wire.decoding import EventBatch, decode_batch
@@ -53,12 +53,12 @@ class Applied:
     Args:
         lifetime: name of the publisher's process.
         batch: number of the batch in this lifetime.
-        events: events of each pool, oldest first. Ids of blocks are not sent and are 0.
+        events: events of each pool and each further medium, oldest first. Ids of blocks are not sent and are 0.
     """
 
     lifetime: str
     batch: int
-    events: tuple[CacheEvents, ...]
+    events: tuple[CacheEvents | TierEvents, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,13 @@ class Snapshot:
     Args:
         lifetime: name of the publisher's process.
         next_batch: number of the first batch whose events the snapshot does not contain.
-        blocks: blocks of each pool, each after its parent. Ids of blocks are not sent and are 0.
+        blocks: blocks of each pool, each after its parent, and the entries of each further medium. Ids of blocks are
+            not sent and are 0.
     """
 
     lifetime: str
     next_batch: int
-    blocks: tuple[StoredBlocks, ...]
+    blocks: tuple[StoredBlocks | TierEvents, ...]
 
 
 FollowedMessage: TypeAlias = Applied | Alive | Snapshot
@@ -90,12 +91,14 @@ FollowedMessage: TypeAlias = Applied | Alive | Snapshot
 class Index(Protocol):
     """The methods of :class:`~pagedkv.routing.ReplicaIndex` that apply messages; documented there."""
 
-    def apply(self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents], now_s: float) -> bool: ...
+    def apply(
+        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents | TierEvents], now_s: float
+    ) -> bool: ...
 
     def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool: ...
 
     def restore(
-        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks], now_s: float
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks | TierEvents], now_s: float
     ) -> None: ...
 
 

@@ -7,7 +7,7 @@ takes a digest of 32 bytes, whatever its size.
 
 from collections import Counter
 
-from pagedkv.memory.wire import BlockHash, BlocksStored
+from pagedkv.memory.wire import DEVICE, BlockHash, BlocksStored
 from pagedkv.planner.traces.token_blocks import chain_digests
 
 __all__ = ["Contents"]
@@ -31,7 +31,8 @@ class Contents:
     def store(self, stored: BlocksStored) -> None:
         """Record stored blocks. O(tokens)."""
         num_blocks, size = len(stored.block_hashes), stored.block_size
-        if size and num_blocks:
+        is_entry = stored.medium != DEVICE and stored.token_ids is None  # of a tier; its size is no block's
+        if size and num_blocks and not is_entry:
             self.num_by_block_size[size] += num_blocks
         self.num_with_keys += num_blocks if stored.has_keys else 0
         self.num_with_lookahead += num_blocks if stored.has_lookahead else 0

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Final, Protocol, assert_never
 
 from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
-from pagedkv.memory.wire import BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
+from pagedkv.memory.wire import DEVICE, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.numbering import MessageNumbers, Place
 from pagedkv.planner.recording.residency import Residency
@@ -297,7 +297,7 @@ class Recorder:
             self._restart()
         elif next_number < self._numbers.expected:
             return False
-        self.residency.begin_listed(first.sent_s, stored)
+        self.residency.begin_listed(first.sent_s, [event for event in stored if event.medium == DEVICE])
         for event in stored:
             if not self.contents.has_content(event):
                 self.contents.store(event)

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from pagedkv.memory import scheduling
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TraceError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.scheduling import Batch, Progress
 from pagedkv.memory.space import BlockSpace
@@ -117,6 +118,14 @@ class VirtualClock:
         self._intents: dict[str | None, scheduling.CacheIntent] = {
             name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
         }
+
+    def drain_tier_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of tiers' entries since the last call, by medium."""
+        return () if self._tiers is None else self._tiers.drain_events()
+
+    def tier_entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries of tiers whose events were drained, by medium."""
+        return () if self._tiers is None else self._tiers.entries()
 
     def _open_tiers(self) -> SimulatedTiers | None:
         """Open the tiers of the configuration; None: there are none."""

@@ -23,6 +23,7 @@ from pagedkv.memory.contract.arguments import as_choice, as_count
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.routing import ROUTINGS, Routing
+from pagedkv.serving.cluster.autoscaling import POLICY
 from pagedkv.serving.cluster.messages import ReplicaFacts
 from pagedkv.serving.cluster.replica import EngineReplica
 from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
@@ -36,10 +37,10 @@ from pagedkv.serving.server.built_engine import tokenizer_of
 with needing("cluster", "replicas"):
     import ray
     from ray import serve
-    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
     from ray.serve.handle import DeploymentHandle
 
-__all__ = ["ClusterSpec", "deploy", "front", "shut_down"]
+__all__ = ["ClusterSpec", "autoscaling_of", "deploy", "front", "shut_down"]
 
 APPLICATION: Final = "pagedkv"
 ROUTER: Final = "pagedkv.serving.cluster.request_router:PrefixRequestRouter"
@@ -65,7 +66,8 @@ class ClusterSpec:
         rules: fields of :class:`~pagedkv.routing.RoutingRules`, by name.
         router: import path of another router of Serve, for comparisons; None: :class:`PrefixRequestRouter`.
         num_cpus, num_gpus: Ray's resources of each replica.
-        autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number of replicas is fixed.
+        autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number of replicas is fixed. Without ``policy``
+            and ``target_ongoing_requests`` the policy is :func:`~pagedkv.serving.cluster.autoscaling.scale_by_blocks`.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -150,7 +152,7 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
     scaling = (
         {"num_replicas": spec.num_replicas}
         if spec.autoscaling is None
-        else {"autoscaling_config": AutoscalingConfig(**{"min_replicas": spec.num_replicas, **spec.autoscaling})}
+        else {"autoscaling_config": AutoscalingConfig(**autoscaling_of(spec))}
     )
     ours = {"routing": spec.routing, "rules": dict(spec.rules)}
     routing: dict[str, Any] = {
@@ -170,6 +172,14 @@ def _engines(spec: ClusterSpec) -> Any:  # noqa: ANN401 - an application of Serv
         **scaling,
     )
     return deployment.bind(spec.replica)
+
+
+def autoscaling_of(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the fields of Serve's ``AutoscalingConfig``: our policy, unless the given fields name or need another."""
+    given = dict(spec.autoscaling or {})
+    ours: Any = AutoscalingPolicy(policy_function=POLICY)  # type: ignore[no-untyped-call]
+    by_blocks = {} if "target_ongoing_requests" in given else {"policy": ours}
+    return {"min_replicas": spec.num_replicas, **by_blocks, **given}
 
 
 def _facts_of(answer: object) -> ReplicaFacts:

@@ -5,7 +5,7 @@ Ray pickles them. ``SamplingParams`` has read-only mappings, which cannot be pic
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from pagedkv.memory.routing import Choice
 from pagedkv.serving.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
 from pagedkv.serving.server import EngineFacts
 
-__all__ = ["ReplicaFacts", "ReplicaMessage", "RoutedRequest", "as_sendable"]
+__all__ = ["WEIGHTS", "ReplicaFacts", "ReplicaMessage", "RoutedRequest", "as_sendable"]
+
+WEIGHTS: Final = "tier_weights"
+"""Name of the measured weights of media among a replica's numbers."""
 
 
 @dataclass(frozen=True, slots=True)

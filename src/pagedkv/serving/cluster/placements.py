@@ -10,16 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
 from pagedkv.memory.wire import FollowedMessage, follow
-from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
+from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, RoutedRequest
 
 __all__ = ["Placed", "Placements", "ReplicaStatus"]
 
 MOST_CHOICES: Final = 1000
+HOST: Final = "CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Placements:
         with self._lock:
             if name in self._facts:
                 self._numbers[name] = numbers
+                self._weigh()
 
     def place(self, request: RoutedRequest, names: Sequence[str]) -> Choice | None:
         """Choose among replicas; None: the facts of none have arrived yet. O(tokens + blocks x replicas).
@@ -203,6 +206,16 @@ class Placements:
         """Number of requests that were placed and have not ended."""
         with self._lock:
             return 0 if self._router is None else len(self._router.loads)
+
+    def _weigh(self) -> None:
+        """Set the router's weight of each medium: the mean of what replicas have measured."""
+        measured: dict[str, list[float]] = {}
+        for numbers in self._numbers.values():
+            for medium, weight in numbers.get(WEIGHTS, {}).items():
+                measured.setdefault(medium, []).append(weight)
+        for medium, weights in measured.items():
+            if medium != HOST:  # its weight is one of the rules
+                self._require_router().weigh(medium, round(fmean(weights), 2), self._clock())
 
     def _status(self, name: str, now_s: float) -> ReplicaStatus:
         router = self._require_router()

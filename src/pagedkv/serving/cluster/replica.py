@@ -8,13 +8,15 @@ the replica.
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, final
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets import EventPublisher
-from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
+from pagedkv.serving.cluster.autoscaling import BLOCKS_IN_USE, NUM_WAITING
+from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
 from pagedkv.serving.cluster.remote_formats import with_matchers
 from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream
@@ -69,14 +71,16 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return this replica's numbers. Serve calls it periodically, and sends them to routers."""
-        numbers = asdict(await self._engine.numbers())
-        del numbers["tiers"]
-        return numbers
+        numbers = await self._engine.numbers()
+        weights: dict[str, float] = {}
+        with suppress(EngineError):  # the engine has ended
+            weights = await self._engine.between_steps(lambda llm: llm.core.tier_weights())
+        return {**asdict(numbers), "tiers": numbers.tiers, WEIGHTS: weights}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the numbers by which Serve may scale: waiting requests, and the fraction of blocks in use."""
         numbers = await self._engine.numbers()
-        return {"num_waiting": float(numbers.num_waiting), "blocks_in_use": numbers.num_live / numbers.num_blocks}
+        return {NUM_WAITING: float(numbers.num_waiting), BLOCKS_IN_USE: numbers.num_live / numbers.num_blocks}
 
     async def check_health(self) -> None:
         """Raise EngineError if the engine has failed; Serve then replaces this replica."""

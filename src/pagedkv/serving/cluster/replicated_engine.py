@@ -24,6 +24,7 @@ from pagedkv.serving.cluster.answer_so_far import AnswerSoFar
 from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
 from pagedkv.serving.cluster.placements import Placements
 from pagedkv.serving.cluster.remote_formats import RemoteFormats
+from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
 from pagedkv.serving.server import EngineFacts, Route
@@ -136,11 +137,15 @@ class ReplicatedEngine:
         return None if choice is None else Route(choice.replica, str(choice.reason), choice.explain())
 
     async def numbers(self) -> EngineNumbers:
-        """Return the sums of the replicas' last reported numbers, which are at most some seconds old."""
+        """Return the sums of the replicas' last reported numbers, which are at most some seconds old.
+
+        An entry of a shared tier counts for each replica whose store lists it.
+        """
         reported = [] if self.placements is None else self.placements.numbers()
         names = ("num_running", "num_waiting", "num_live", "num_blocks", "num_leased", "num_evictions")
         sums = {name: sum(int(each.get(name, 0)) for each in reported) for name in names}
-        self.last_numbers = EngineNumbers(**{**sums, "num_blocks": max(1, sums["num_blocks"])}, tiers=())
+        tiers = sums_by_tier([tier for each in reported for tier in each.get("tiers", ())])
+        self.last_numbers = EngineNumbers(**{**sums, "num_blocks": max(1, sums["num_blocks"])}, tiers=tiers)
         return self.last_numbers
 
     async def stop(self) -> None:

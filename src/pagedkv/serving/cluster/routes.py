@@ -63,10 +63,11 @@ def _replica(status: ReplicaStatus) -> dict[str, Any]:
         "kv_events_replay": status.facts.replays,
         "state": str(view.state),
         "num_cached_blocks": view.num_blocks,
+        "num_tier_entries": dict(view.num_tier_entries),
         "num_lost_batches": view.num_lost_batches,
         "num_prefill_tokens": status.num_prefill_tokens,
         "num_decoding": status.num_decoding,
-        "numbers": dict(status.numbers),
+        "numbers": {name: value for name, value in status.numbers.items() if name != "tiers"},
     }
 
 
@@ -88,6 +89,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "replica": candidate.name,
         "state": str(candidate.state),
         "num_hit_tokens": candidate.num_hit_tokens,
+        "tier_tokens": dict(candidate.tier_tokens),
         "num_promised_tokens": candidate.num_promised_tokens,
         "num_prefill_tokens": candidate.num_prefill_tokens,
         "num_decoding": candidate.num_decoding,

@@ -68,7 +68,7 @@ from pagedkv.serving.engine.ranks import RankGroup
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sample import Sample
 from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
-from pagedkv.serving.engine.tiering import TierCause, TierNote, TierStatistics
+from pagedkv.serving.engine.tiering import HandOff, TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.updates import TokenUpdate
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "EngineConfig",
     "EngineCore",
     "EngineRequest",
+    "HandOff",
     "Intent",
     "KVScales",
     "PromptLookup",

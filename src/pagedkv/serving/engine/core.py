@@ -28,6 +28,7 @@ from typing import final
 from pagedkv.memory.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError, DeviceLostError, EngineError, RequestError, TokenError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.device import is_device_failure
 from pagedkv.memory.scheduling import Request, Scheduler
@@ -52,7 +53,7 @@ from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.step_loop import StepLoop
-from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.tiering import EngineTiers, HandOff, LoadUnderWay, TierStatistics, read_prefix, write_prefix
 
 __all__ = ["EngineCore"]
 
@@ -369,6 +370,45 @@ class EngineCore:
             storage, keys = self.executor.storage, Intent(salt=salt).keys
             return read_prefix(Path(path), self._model, self.space, storage, keys, draft=self._draft_model)
 
+    def hand_over(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", timeout_s: float = 60.0) -> HandOff:
+        """Store the computed blocks of a prompt in the shared tiers; return where they are, for another engine.
+
+        Args:
+            prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
+            timeout_s: longest time to wait for the stores; what is not stored by then is not in the hand-off. Neither
+                is what the tiers do not admit.
+
+        Raises:
+            ConfigurationError: the engine has no tiers.
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(tokens + bytes that are not stored yet), and the weights are read once.
+        """
+        with self._driving():
+            self._land()
+            return self._live.tiers.hand_over(as_token_array(prompt_token_ids), Intent(salt=salt).keys, timeout_s)
+
+    def take_over(self, hand_off: HandOff, prompt_token_ids: Int32Array, *, salt: bytes = b"") -> int:
+        """Take the blocks of a prompt over from another engine: later requests with this prompt load them.
+
+        Args:
+            hand_off: from :meth:`hand_over` of an engine with the same model and settings.
+            prompt_token_ids: int32 ``[n]``, the same prompt; salt: the same salt, else nothing is found.
+
+        Returns the number of leading tokens that can be loaded. Their bytes are verified when they are loaded.
+
+        Raises:
+            ConfigurationError: the fingerprint differs, the prompt is shorter, or a tier is missing here; nothing is
+                changed.
+            EngineError: the engine has failed, or another thread drives it.
+
+        Cost: O(tokens), and the weights are read once.
+        """
+        require_instance(hand_off, HandOff, "hand_off")
+        with self._driving():
+            self._land()
+            return self._live.tiers.take_over(hand_off, as_token_array(prompt_token_ids), Intent(salt=salt).keys)
+
     # Tiers
 
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
@@ -378,6 +418,18 @@ class EngineCore:
     def tier_loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads from tiers that are under way. O(loads)."""
         return self._live.tiers.loads()
+
+    def drain_tier_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries of tiers since the last call, by medium; none unless ``EngineConfig.events``."""
+        return self._live.tiers.drain_events()
+
+    def tier_entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries of tiers whose events were drained, by medium. O(entries)."""
+        return self._live.tiers.entries()
+
+    def tier_weights(self) -> dict[str, float]:
+        """Return by medium the measured part of the time of computing that loading saves, between 0 and 1."""
+        return self._live.tiers.weights()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
         """Wait until all computed blocks are stored in the tiers that admit them; return whether they are in time.

@@ -5,15 +5,19 @@
 """
 
 from collections.abc import Mapping
-from typing import final
+from typing import Final, final
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.scheduling import Batch, Loader, Request
 from pagedkv.serving.engine.engine_request import EngineRequest
-from pagedkv.serving.engine.tiering import EngineTiers, LoadUnderWay, TierStatistics
+from pagedkv.serving.engine.tiering import EngineTiers, HandOff, LoadUnderWay, TierStatistics
 
 __all__ = ["NoTiers", "RequestTiers"]
+
+NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
 
 
 class NoTiers:
@@ -76,6 +80,28 @@ class NoTiers:
     def loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads that are under way."""
         return ()
+
+    # For other engines and routers
+
+    def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:  # noqa: ARG002
+        """Refuse: there is no shared tier."""
+        raise ConfigurationError(NO_SHARED_TIER)
+
+    def take_over(self, hand_off: HandOff, token_ids: Int32Array, keys: RequestKeys) -> int:  # noqa: ARG002
+        """Refuse: there is no shared tier."""
+        raise ConfigurationError(NO_SHARED_TIER)
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries since the last call, by medium."""
+        return ()
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium."""
+        return ()
+
+    def weights(self) -> dict[str, float]:
+        """Return the measured saving by loading, by medium."""
+        return {}
 
 
 @final
@@ -165,3 +191,23 @@ class RequestTiers(NoTiers):
     def loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads that are under way."""
         return self._tiers.loads()
+
+    def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:
+        """Store what is computed, and list the entries of a prompt in shared tiers."""
+        return self._tiers.hand_over(token_ids, keys, timeout_s)
+
+    def take_over(self, hand_off: HandOff, token_ids: Int32Array, keys: RequestKeys) -> int:
+        """List the entries of a hand-off; return how many leading tokens of the prompt can be loaded."""
+        return self._tiers.take_over(hand_off, token_ids, keys)
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries since the last call, by medium."""
+        return self._tiers.drain_events()
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium."""
+        return self._tiers.entries()
+
+    def weights(self) -> dict[str, float]:
+        """Return the measured saving by loading, by medium."""
+        return self._tiers.weights()

@@ -31,6 +31,7 @@ class EventsOut:
     def __init__(self, engine: LocalEngine, publisher: EventPublisher) -> None:
         self._engine = engine
         self._publisher = publisher
+        self._core = engine.llm.core
         self._space = engine.llm.core.space
         publisher.serve_snapshots(self._take_snapshot, before_beat=self._request_publishing)
 
@@ -39,14 +40,20 @@ class EventsOut:
         self._publish()
 
     def _publish(self) -> None:
-        if self._space.has_events:
-            self._publisher.publish(self._space.drain_events(), self._space)
+        tiers = self._core.drain_tier_events()
+        if self._space.has_events or tiers:
+            self._publisher.publish(self._space.drain_events(), self._space, tiers)
 
     # Called by the publisher's thread
 
     def _take_snapshot(self) -> CacheSnapshot:
         """Take a snapshot in the engine's thread, and wait for it. Raises EngineError, TimeoutError."""
-        return self._engine.call_soon(lambda _: self._publisher.snapshot(self._space)).result(STEP_S)
+
+        def take(llm: LLM) -> CacheSnapshot:
+            self._publish()
+            return self._publisher.snapshot(self._space, llm.core.tier_entries())
+
+        return self._engine.call_soon(take).result(STEP_S)
 
     def _request_publishing(self) -> None:
         """Schedule the publishing of waiting events in the engine's thread; do not wait for it."""

@@ -24,7 +24,7 @@ import numpy as np
 from pagedkv.memory import scheduling
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import CacheEvents, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.memory.routing import Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.memory.space import StoredBlocks
@@ -253,7 +253,8 @@ class VirtualCluster:
         now_s = replica.clock.now_s
         place = (replica.name, minute)
         self._computed[place] = self._computed.get(place, 0) + replica.meters.num_computed_tokens - before
-        events = [each for each in replica.space.drain_events() if len(each)]
+        changed: list[CacheEvents | TierEvents] = [*replica.space.drain_events(), *replica.clock.drain_tier_events()]
+        events = [each for each in changed if len(each)]
         if events:
             batch, replica.next_batch = replica.next_batch, replica.next_batch + 1
             if self._random.random() < self._network.loss:
@@ -293,7 +294,7 @@ class VirtualCluster:
         """Whether the router has noticed that a replica was killed, so that messages of that lifetime are dropped."""
         return self._replicas.get(replica.name) is not replica
 
-    def _apply(self, replica: Replica, batch: int, events: list[CacheEvents], at_s: float) -> None:
+    def _apply(self, replica: Replica, batch: int, events: list[CacheEvents | TierEvents], at_s: float) -> None:
         if self._is_gone(replica):
             return
         is_exact = self.router.apply(replica.name, replica.lifetime, batch, events, at_s)
@@ -309,10 +310,11 @@ class VirtualCluster:
         """Send the snapshot that the index needs since it noticed a gap."""
         replica.needs_snapshot = False
         self._num_snapshots += 1
-        blocks = [replica.space.stored_blocks(pool) for pool in replica.space.config.pool_names]
+        listed = [replica.space.stored_blocks(pool) for pool in replica.space.config.pool_names]
+        blocks: list[StoredBlocks | TierEvents] = [*listed, *replica.clock.tier_entries()]
         self._send(now_s, partial(self._restore, replica, replica.next_batch, blocks))
 
-    def _restore(self, replica: Replica, next_batch: int, blocks: list[StoredBlocks], at_s: float) -> None:
+    def _restore(self, replica: Replica, next_batch: int, blocks: list[StoredBlocks | TierEvents], at_s: float) -> None:
         if self._is_gone(replica):
             return
         self.router.index.restore(replica.name, replica.lifetime, next_batch, blocks, at_s)

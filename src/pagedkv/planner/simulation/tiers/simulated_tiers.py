@@ -9,14 +9,27 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.scheduling import Batch, Progress, Request
 from pagedkv.memory.space import BlockSpace, PrefixHit
-from pagedkv.memory.tiering import ComputeRate, EntryLayout, RequestLoads, ServedTier, TierCause, TierLoads, TierOffers
+from pagedkv.memory.tiering import (
+    MOST_TIER_EVENTS,
+    ComputeRate,
+    EntryLayout,
+    RequestLoads,
+    ServedTier,
+    TierCause,
+    TierEventLog,
+    TierLoads,
+    TierOffers,
+)
+from pagedkv.memory.tiers import StoreConfig
 from pagedkv.planner.simulation.tiers.config import SimulatedTier
 from pagedkv.planner.simulation.tiers.medium import Medium
 from pagedkv.planner.simulation.tiers.no_bytes import NoBytes
@@ -53,13 +66,14 @@ class SimulatedTiers:
         entry_nbytes = max(layout.run_nbytes, layout.end_nbytes)
         self._layout = layout
         self._stores = [
-            VirtualStore(each.store_config(entry_nbytes), Medium(each.bandwidth, each.latency_s), block_nbytes)
+            VirtualStore(_store_config(each, entry_nbytes, space), Medium(each.bandwidth, each.latency_s), block_nbytes)
             for each in tiers
         ]
         self._tiers = [
             ServedTier(each.medium, each.medium, each.loads, each.deadline_s, store)
             for each, store in zip(tiers, self._stores, strict=True)
         ]
+        self._events = TierEventLog(layout.run_tokens if layout.has_runs else 0)
         self._rate = ComputeRate()
         self._records: dict[Request, RequestLoads] = {}
         self._tokens: dict[Request, Int32Array] = {}
@@ -81,6 +95,14 @@ class SimulatedTiers:
     def tiers(self) -> Sequence[ServedTier]:
         """The tiers with their counts, the fastest first."""
         return self._tiers
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of entries since the last call, by medium; none unless ``SpaceConfig.events``."""
+        return self._events.drain([(tier.medium, store) for tier, store in zip(self._tiers, self._stores, strict=True)])
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium. O(entries)."""
+        return self._events.entries()
 
     def _record(self, request: Request) -> RequestLoads:
         if request not in self._records:
@@ -185,3 +207,9 @@ class SimulatedTiers:
 
 def _ignore_arrival() -> None:
     """Do nothing: the clock polls for answers."""
+
+
+def _store_config(tier: SimulatedTier, entry_nbytes: int, space: BlockSpace) -> StoreConfig:
+    """Return the settings of a tier's store, with a log of events if the space has one."""
+    config = tier.store_config(entry_nbytes)
+    return replace(config, max_events=config.max_entries + MOST_TIER_EVENTS) if space.config.events else config

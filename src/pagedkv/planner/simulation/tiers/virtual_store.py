@@ -19,6 +19,7 @@ from pagedkv.memory.tiers import (
     Run,
     StoreConfig,
     StoreCore,
+    StoreEvents,
     StoreStatistics,
     array_of,
 )
@@ -138,6 +139,10 @@ class VirtualStore:
         removed = self._core.withdraw(array_of(keys), self._now_s)
         self._pass_on()
         return removed
+
+    def drain_events(self) -> StoreEvents:
+        """Take the events of entries since the last call."""
+        return self._core.drain_events()
 
     def statistics(self) -> StoreStatistics:
         """Take a snapshot."""

@@ -7,6 +7,7 @@
     tier_memory    host memory of tiers
     open_tier      a tier as its user wrote it, and its store
     engine_tiers   EngineTiers: what the loop calls
+    hand_off       where a prompt lies in shared tiers, for another engine
     prefix_file    a prefix as a file, without any tier
 
 What is loaded and offered is decided by :mod:`pagedkv.memory.tiering`, which a simulation shares.
@@ -15,6 +16,16 @@ The store is :mod:`pagedkv.memory.tiers`, which is independent of engines. ``doc
 
 from pagedkv.memory.tiering import LoadUnderWay, TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.tiering.engine_tiers import EngineTiers
+from pagedkv.serving.engine.tiering.hand_off import HandOff
 from pagedkv.serving.engine.tiering.prefix_file import read_prefix, write_prefix
 
-__all__ = ["EngineTiers", "LoadUnderWay", "TierCause", "TierNote", "TierStatistics", "read_prefix", "write_prefix"]
+__all__ = [
+    "EngineTiers",
+    "HandOff",
+    "LoadUnderWay",
+    "TierCause",
+    "TierNote",
+    "TierStatistics",
+    "read_prefix",
+    "write_prefix",
+]

@@ -23,6 +23,7 @@ from typing import Final, final
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
@@ -33,14 +34,17 @@ from pagedkv.memory.tiering import (
     LoadUnderWay,
     RequestLoads,
     TierCause,
+    TierEventLog,
     TierLoads,
     TierNote,
     TierOffers,
     TierStatistics,
+    published_medium,
 )
 from pagedkv.memory.tiers import Identity, Tier, end_key_of
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
+from pagedkv.serving.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
@@ -94,10 +98,12 @@ class EngineTiers:
         self._tiers: list[OpenTier] = []
         try:
             for spec, memory in zip(specs, memories, strict=True):
-                self._tiers.append(OpenTier(spec, identity, entry_nbytes, memory))
+                opened = OpenTier(spec, identity, entry_nbytes, memory, records_events=space.config.events)
+                self._tiers.append(opened)
         except BaseException:
             _close(self._tiers)
             raise
+        self._events = TierEventLog(self._layout.run_tokens if self._layout.has_runs else 0)
         self._rate = ComputeRate()
         self._records: dict[Request, RequestLoads] = {}
         self._arrived = threading.Event()
@@ -218,6 +224,23 @@ class EngineTiers:
         self._loads.leave(request)
         self._records.pop(request, None)
 
+    # Hand-off to another engine
+
+    def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:
+        """Store what is computed, and list the entries of a prompt in shared tiers."""
+        self.flush(timeout_s)
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        num_tokens = self._loads.num_loadable(chain, len(token_ids))
+        return entries_of(self._tiers, self._layout, chain, self._identity().fingerprint, num_tokens)
+
+    def take_over(self, hand_off: HandOff, token_ids: Int32Array, keys: RequestKeys) -> int:
+        """List the entries of a hand-off; return how many leading tokens of the prompt can be loaded now."""
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        announce(hand_off, self._tiers, self._layout, chain, self._identity().fingerprint)
+        return self._loads.num_loadable(chain, len(token_ids))
+
     # All of it
 
     def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> int:
@@ -279,6 +302,28 @@ class EngineTiers:
             is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
             if not is_quiet or self._offers.is_empty:
                 return is_quiet
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of all entries since the last call, by medium; none unless ``EngineConfig.events``."""
+        return self._events.drain([(tier.medium, tier.store) for tier in self._tiers])
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium. O(entries)."""
+        return self._events.entries()
+
+    def weights(self) -> dict[str, float]:
+        """Return for each medium with loads so far the measured saving: 1 less the time of loading over computing.
+
+        Of several tiers of one medium the least; between 0 and 1.
+        """
+        weights: dict[str, float] = {}
+        for tier in self._tiers:
+            computing_s = self._rate.predict_s(tier.num_loaded_tokens)
+            if tier.num_loaded_tokens and computing_s:
+                medium = published_medium(tier.medium)
+                saved = max(0.0, 1.0 - tier.loaded_s / computing_s)
+                weights[medium] = min(saved, weights.get(medium, 1.0))
+        return weights
 
     def statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier."""

@@ -1,10 +1,11 @@
 """One tier of an engine: what its user wrote, its store, and what was counted of it."""
 
 import logging
+from dataclasses import replace
 from typing import Final, final
 
-from pagedkv.memory.tiering import ServedTier
-from pagedkv.memory.tiers import HostMemory, Identity, Tier, TierStore
+from pagedkv.memory.tiering import MOST_TIER_EVENTS, ServedTier
+from pagedkv.memory.tiers import HostMemory, Identity, SharedStore, Tier
 
 __all__ = ["LOG", "OpenTier"]
 
@@ -20,6 +21,7 @@ class OpenTier(ServedTier):
         identity: of the content.
         entry_nbytes: about the bytes of an entry.
         memory: host memory for what is read; None: plain memory.
+        records_events: whether the store records events of its entries, to be drained.
 
     Attributes:
         store: the store of the present identity.
@@ -28,19 +30,29 @@ class OpenTier(ServedTier):
         ConfigurationError: the medium does not answer; the message states what was tried.
     """
 
-    store: TierStore
+    store: SharedStore
 
-    def __init__(self, spec: Tier, identity: Identity, entry_nbytes: int, memory: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        spec: Tier,
+        identity: Identity,
+        entry_nbytes: int,
+        memory: HostMemory | None = None,
+        *,
+        records_events: bool = False,
+    ) -> None:
         self.spec = spec
         self._memory = memory
-        self._config = spec.store_config(entry_nbytes)
+        config = spec.store_config(entry_nbytes)
+        most = min(2**31 - 1, config.max_entries + MOST_TIER_EVENTS)
+        self._config = replace(config, max_events=most) if records_events else config
         super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
         self._was_out = False
 
-    def _opened(self, identity: Identity) -> TierStore:
+    def _opened(self, identity: Identity) -> SharedStore:
         body = self.spec.open_body(identity.fingerprint, self._memory)
         try:
-            return TierStore(body, identity, self._config, secret=self.spec.secret)
+            return SharedStore(body, identity, self._config, secret=self.spec.secret)
         except BaseException:
             body.close()
             raise

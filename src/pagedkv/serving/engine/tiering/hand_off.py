@@ -1,0 +1,117 @@
+"""HandOff: where a prompt's blocks lie in shared tiers, for another engine, which goes on from there.
+
+::
+
+    engine A, which computes prompts           engine B, which decodes
+    hand_over(prompt): flush, list    ----->   take_over(hand_off, prompt): compare the fingerprint, list
+                                               generate(prompt): its blocks are loaded
+
+The bytes go through a medium that both engines have: a folder, Redis, an object store. A hand-off has positions and the
+fingerprint of the content, and no tokens and no salt: the second engine computes the names of the blocks from its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.tiering import EntryLayout
+from pagedkv.memory.tiers import RunChain
+from pagedkv.serving.engine.tiering.open_tier import OpenTier
+
+__all__ = ["HandOff", "announce", "entries_of"]
+
+PRIVATE: Final = "host"
+"""The medium that only its own process can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """The entries of one prompt in shared tiers. Its fields are plain values, which JSON has too.
+
+    Args:
+        fingerprint: of layout, weights and versions, as hexadecimal digits: equal where keys and values are.
+        num_tokens: leading tokens of the prompt that can be loaded.
+        run_tokens: tokens of a run.
+        runs: by name of the tier: numbers of the stored runs, and their bytes.
+        ends: by name of the tier: positions, in tokens, of the stored ends, and their bytes.
+        media: by name of the tier: its medium.
+    """
+
+    fingerprint: str
+    num_tokens: int
+    run_tokens: int
+    runs: Mapping[str, Sequence[tuple[int, int]]]
+    ends: Mapping[str, Sequence[tuple[int, int]]]
+    media: Mapping[str, str]
+
+
+def entries_of(
+    tiers: Sequence[OpenTier], layout: EntryLayout, chain: RunChain, fingerprint: bytes, num_tokens: int
+) -> HandOff:
+    """List the entries of a chain in all tiers but those in host memory.
+
+    Args:
+        tiers: the engine's tiers; layout: of entries.
+        chain: the runs and ends of the prompt.
+        fingerprint: of the engine's content.
+        num_tokens: leading tokens that can be loaded.
+    """
+    shared = [tier for tier in tiers if tier.medium != PRIVATE]
+    numbers = range(num_tokens // layout.run_tokens) if layout.has_runs else range(0)
+    places = range(1, num_tokens // layout.block_size + 1) if layout.has_ends else range(0)
+    return HandOff(
+        fingerprint.hex(),
+        num_tokens,
+        layout.run_tokens,
+        {tier.name: _there(tier, numbers, [chain.runs[number].key for number in numbers]) for tier in shared},
+        {
+            tier.name: _there(tier, [place * layout.block_size for place in places], list(map(chain.end_key, places)))
+            for tier in shared
+        },
+        {tier.name: tier.medium for tier in shared},
+    )
+
+
+def announce(
+    hand_off: HandOff, tiers: Sequence[OpenTier], layout: EntryLayout, chain: RunChain, fingerprint: bytes
+) -> None:
+    """List the entries of a hand-off in the tiers of the same name, or else in the only one of the same medium.
+
+    Args:
+        hand_off: of the other engine.
+        tiers, layout, chain, fingerprint: of this one, as in :func:`entries_of`.
+
+    Raises:
+        ConfigurationError: the content is another one, the prompt is shorter, or there is no such tier.
+    """
+    if hand_off.fingerprint != fingerprint.hex():
+        raise ConfigurationError(
+            f"the hand-off has content of fingerprint {hand_off.fingerprint:.12}..., this engine "
+            f"{fingerprint.hex():.12}...: both need the same weights, dtype, block size and versions"
+        )
+    if hand_off.num_tokens > chain.num_blocks * layout.block_size:
+        raise ConfigurationError(
+            f"the hand-off has {hand_off.num_tokens} tokens of its prompt, and this prompt has "
+            f"{chain.num_blocks * layout.block_size} in whole blocks: pass the prompt that was handed over"
+        )
+    for name, medium in hand_off.media.items():
+        tier = _same_tier(name, medium, tiers)
+        keys = [chain.runs[number].key for number, _ in hand_off.runs[name]]
+        keys += [chain.end_key(place // layout.block_size) for place, _ in hand_off.ends[name]]
+        tier.store.announce(keys, [nbytes for _, nbytes in (*hand_off.runs[name], *hand_off.ends[name])])
+
+
+def _there(tier: OpenTier, places: Sequence[int], keys: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return the places whose keys a tier has, and the bytes of their entries."""
+    return [(place, nbytes) for place, nbytes in zip(places, tier.store.sizes_of(keys), strict=True) if nbytes]
+
+
+def _same_tier(name: str, medium: str, tiers: Sequence[OpenTier]) -> OpenTier:
+    same = [tier for tier in tiers if tier.name == name] or [tier for tier in tiers if tier.medium == medium]
+    if len(same) != 1:
+        raise ConfigurationError(
+            f"the hand-off is in the tier {name!r}, and this engine has {[tier.name for tier in tiers]}: configure "
+            "that tier, or one of its medium"
+        )
+    return same[0]
