@@ -31,7 +31,7 @@ TRACES: Final = ROOT.parent / "shared" / "traces"
 NEAR_IDEAL: Final = 0.001
 """Capacities where LRU comes as near to the ideal hit ratio are left out."""
 SHOWN: Final = ("lru", "adaptive")
-"""Policies that the page shows, beside the optimum; another policy changes no table."""
+"""Policies that the page shows, beside the optimum; adding a policy changes no table."""
 BOOKKEEPING_SIZES: Final = MappingProxyType({1_000_000: "", 700_000: "", 2**20 + 2: ", just above a power of two"})
 
 Result: TypeAlias = Mapping[str, Any]

@@ -32,7 +32,7 @@ OVERLOADS: Final = (0.5, 1.0, 2.0, 5.0)
 
 
 def costs(num: int) -> dict[str, float]:
-    """Measure processor time of the event loop a request and a streamed chunk, beyond AsyncLLM's for the same work."""
+    """Measure the event loop's processor time per request and per chunk, beyond AsyncLLM's for the same work."""
     num_tokens, num_connections = 16, 50
     prompts = _prompts(num)
     chats, llm = _engine(prompts, 64)
@@ -57,7 +57,7 @@ def costs(num: int) -> dict[str, float]:
 
 
 def tokens(num: int) -> dict[str, float]:
-    """Measure tokens a second of 256 streams as a ratio to LLM.generate's, of the same prompts, in turns."""
+    """Measure tokens per second of 256 streams, as a ratio to LLM.generate with the same prompts, alternately."""
     num_tokens = 16
     prompts = _prompts(max(num, 256))[:256]
     chats, llm = _engine(prompts, 256)

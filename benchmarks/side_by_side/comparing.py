@@ -31,7 +31,7 @@ class Difference:
 
     @property
     def life(self) -> int | None:
-        """The life of the differing line, if the line of either process has its number."""
+        """Number of the life in which the lines differ; None if neither line is a call."""
         records = [json.loads(line) for line in (self.now, self.then) if line is not None]
         return next((int(record[0]) for record in records if isinstance(record, list)), None)
 

@@ -1,6 +1,6 @@
 """The process of one package: plays lives, and prints each call as a line of JSON, and behind each life its tally.
 
-It finds its package by ``PYTHONPATH``, as a trial of the benchmarks does.
+It finds its package through ``PYTHONPATH``, as a trial of the benchmarks does.
 
     python -m benchmarks.side_by_side.process SOURCE SEED NUM_CALLS [LIFE]
 """

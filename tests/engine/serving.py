@@ -65,7 +65,7 @@ def reference(
     num_new: int = NUM_NEW,
     **wishes: object,
 ) -> list[Reference]:
-    """Generate answers densely, prompt by prompt; ``wishes`` are arguments of ``generate``."""
+    """Generate answers by the model's own ``generate``, prompt by prompt; ``wishes`` are its arguments."""
     answers = []
     for prompt in prompts:
         with torch.inference_mode():

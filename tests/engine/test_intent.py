@@ -1,4 +1,4 @@
-"""Intent: what a request has beside its prompt and parameters reaches the scheduler and the blocks."""
+"""Intent: a caller's hints about a request (tenant, salt, leases, priority) reach the scheduler and the blocks."""
 
 import asyncio
 from collections.abc import Sequence

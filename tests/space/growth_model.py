@@ -340,7 +340,7 @@ class GrowthModel(DraftStatesModel):
         self.seen["fork"] += 1
 
     def may_branch(self, parent: ModelSequence, length: int) -> Refusal:
-        """Return whether a row must not, or may not, be forked at a length below its own."""
+        """Return whether forking a row at a length below its own is refused: surely, or possibly."""
         is_unplanned = self.is_recurrent and length > min(parent.planned_in(group) for group in self.groups)
         is_draft = self.keeps_draft_states and parent.num_accepted < length
         if is_unplanned or is_draft or any(self._is_gone(group, parent, length) for group in self.groups):

@@ -114,7 +114,7 @@ class StepModel(LiveModel):
         self.device.arrive(self.planned[0].plan.step_id if self.planned else self.num_plans + 1)
 
     def _require_held(self, view: View) -> None:
-        """What a sequence's blocks were to hold at the plan is in memory, with all that its next token reads.
+        """After the step, blocks contain the tokens of the plan's view, and all that the next token reads.
 
         Blocks that left the row's table since then, and that the plan does not touch, may have any content.
         """

@@ -157,7 +157,7 @@ class Holds(RuleBasedStateMachine):
             self.tickets[ticket] = {block: self._content(block) for block in wanted}
 
     def _obstacle(self, block: int) -> str:
-        """The message of a refusal to hold a block."""
+        """Text of the error if holding a block is refused; "" if it may be held."""
         pool = only_pool(self.space)
         record, seen = pool.arrays.records[block], pool.block(block)
         if seen.place == "free" and seen.digest is None:

@@ -1,4 +1,4 @@
-"""What is stored, on request: the content of a digest, and all names, for a follower that missed events."""
+"""What is stored, on request: the block of a digest, and all digests, for a follower that missed events."""
 
 import numpy as np
 import pytest

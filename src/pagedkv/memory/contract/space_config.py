@@ -73,7 +73,7 @@ class SpaceConfig:
             writes it next runs later. If False, a freed block waits until the last step that may read or write it is
             acknowledged.
         events: record stored/removed/cleared events.
-        max_events: events a pool that wait to be drained; beyond that the oldest are dropped, and a GAP event is
+        max_events: events per pool kept until drained; beyond that the oldest are dropped, and a GAP event is
             recorded.
         receipts: count what each sequence uses (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
         explain: remember lost content, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can distinguish

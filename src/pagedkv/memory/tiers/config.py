@@ -41,7 +41,7 @@ class StoreConfig:
         breaker_failures: failures in a row that open the circuit breaker.
         breaker_pause_s, breaker_longest_pause_s: its pauses.
         full_pause_s: how long nothing is written after the medium was full.
-        max_events: most events that are not drained yet; 0: no event is recorded.
+        max_events: most events kept until drained, beyond which the oldest are lost; 0: none is recorded.
 
     Raises:
         ConfigurationError: a setting out of range.

@@ -34,7 +34,7 @@ class GroupLayout:
         name: name of the group.
         block_size: tokens of a block.
         dtype: the numbers' type, as in NumPy and torch: "bfloat16", "float8_e4m3fn".
-        letters: one letter for each dimension, outermost first: "LNHC" and, for keys and values, "2".
+        letters: one letter for each dimension, outermost first: "LKNHC", and "LNC" for latents.
         shape: size of each dimension.
         strides: distance of neighbours along each dimension, in elements.
         scales: factors of fp8 numbers, one for each tensor, or for each head of each tensor; empty for other types.
@@ -133,7 +133,7 @@ def _canonical(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """The content of the blocks of one frame: tokens, extra keys and chain digests.
+    """Identifies the blocks of one frame: their tokens and position, salt, extra keys and chain digests.
 
     Args:
         key: chain digest of its last block, 32 bytes.

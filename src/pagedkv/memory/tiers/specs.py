@@ -95,7 +95,7 @@ class Tier(ABC):
         loads: "if-faster" loads where that is predicted to be faster than computing, by what both took so far;
             "always" loads whatever is there.
         deadline_s: longest time that a request waits for a load.
-        floor_nbytes: free space of the medium that stays free.
+        floor_nbytes: bytes of the medium that stay free.
         eviction: the eviction policy, as in ``SpaceConfig.eviction``.
         secret: 32 bytes for keyed checks, where other tenants can write to the medium; None: xxh3-128.
         settings: further settings of the store (:class:`~pagedkv.tiers.StoreConfig`), by name.

@@ -39,7 +39,7 @@ class Document:
         return np.array([QUESTION, *self.facts[fact, :2]], np.int32)
 
     def answer(self, fact: int) -> Int32Array:
-        """Return the right answer to that question: int32 ``[3]``, place, number, full stop."""
+        """Return the right answer to the question about one fact: int32 ``[3]``: place, number, full stop."""
         return self.facts[fact, 2:]
 
 

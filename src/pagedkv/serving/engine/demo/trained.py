@@ -17,14 +17,14 @@ FOLDER: Final = Path(__file__).parent / "model"
 """``config.json`` and ``model.safetensors``, as transformers reads them."""
 
 SHA256: Final = "2a79a8c2e7211af9a23af53ed508716b56492e24de65cd1ebdd3182c9cf73517"
-"""Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other bytes."""
+"""Digest of ``model.safetensors``. Another training run reaches the same accuracy, with other weights."""
 
 
 def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> compat.Model:
     """Load the model in float32, in evaluation mode.
 
     Args:
-        folder: the folder of its files.
+        folder: folder of the model's files.
         max_positions: most positions of a sequence, for benchmarks that do not use the answers; None: as trained.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The loop of every rank but rank 0: it carries out the steps that rank 0 sends, until rank 0 ends."""
+"""The loop of every rank but rank 0: it carries out the steps that rank 0 sends, until rank 0 sends the end."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ def _compute(runner: ModelRunner, plan: StepPlan, batch: FlatBatch, inputs: Step
 
 
 def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int:
-    """Carry out steps until rank 0 ends; return their number.
+    """Carry out steps until rank 0 sends the end; return their number.
 
     Args:
         ranks: the group; executor: storage and tables of this rank; runner: its part of the model.

@@ -78,7 +78,7 @@ def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num
 
 
 def _cut_inputs(name: str, linear: nn.Linear, rank: int, num_ranks: int, add_up: AddUp) -> None:
-    """Keep a rank's inputs of a linear layer. The ranks sum its outputs; only rank 0 adds the bias."""
+    """Keep a rank's input features of a linear layer (row-parallel); outputs are summed, rank 0 adds the bias."""
     part = _part(name, "inputs", linear.in_features, rank, num_ranks)
     linear.weight = nn.Parameter(linear.weight.data[:, part].clone(), requires_grad=False)
     if rank > 0:

@@ -69,7 +69,7 @@ def _mix_(word: torch.Tensor) -> torch.Tensor:
 
 
 def keys_of(seeds: torch.Tensor, samples: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Compute the key of each row, int64 ``[rows]``, from seeds, samples and positions of the same shape."""
+    """Compute the key of each row from seeds, samples and positions; all are int64 ``[rows]``."""
     return words(words(words(seeds, torch.zeros_like(seeds)), samples), positions)
 
 
