@@ -1,8 +1,8 @@
 """One operation, measured in a process of its own, with the ``pagedkv`` package of a chosen source folder.
 
 The process finds its package through ``PYTHONPATH`` and keeps its machine code in a cache folder of its own, since a
-cache that both versions wrote could give one version the loops of the other. It prints each row as a line of JSON as soon as
-it is measured, and at the end the failure, if there was one: an older package may lack what the operation needs.
+cache that both versions wrote could give one version the loops of the other. It prints each row as a line of JSON as
+soon as it is measured, and at the end the failure, if there was one: an older package may lack what an operation needs.
 
     python -m benchmarks.trial MODULE OPERATION SOURCE
 """

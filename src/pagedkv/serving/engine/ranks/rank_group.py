@@ -107,7 +107,7 @@ class RankGroup:
         self._broadcast(_Kind.STEP, pickle.dumps((plan.buffer.tobytes(), _parts_of(batch)), pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> SentStep | None:
-        """Wait for the next step and return it; None at the end, which rank 0 sends. Raises RankLostError: rank 0 is lost."""
+        """Wait for the next step and return it; None at the end. Raises RankLostError: rank 0 is lost."""
         header = torch.zeros(2, dtype=torch.int64)
         try:
             distributed.broadcast(header, 0, group=self._steps)
