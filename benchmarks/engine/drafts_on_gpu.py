@@ -76,7 +76,7 @@ def serve(
     llm = LLM(model, config, draft_model=draft)
     drafter = llm.core._parts.drafter  # noqa: SLF001 - there is no other way to it
     if drafter is not None and not are_graphs:
-        drafter._captured = None  # noqa: SLF001 - as above
+        drafter._buffers = None  # noqa: SLF001 - as above
     generator = torch.Generator().manual_seed(2)
     prompts = torch.randint(5, VOCABULARY, (num_rows, NUM_PROMPT), generator=generator).tolist()
     taken = Taken()

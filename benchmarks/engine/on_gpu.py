@@ -215,7 +215,7 @@ class Gaps:
 
 def _graph_ms(llm: LLM, num_tokens: int) -> float:
     """Time a graph by itself."""
-    captured = llm.core._parts._captured  # noqa: SLF001 - there is no other way to it
+    captured = llm.core._parts.runner._captured  # noqa: SLF001 - there is no other way to it
     assert captured is not None
     graph = captured._graphs[num_tokens].recording  # noqa: SLF001 - as above
     times: list[float] = []

@@ -21,7 +21,7 @@ from tests.choosing import long_but
 from tests.engine.drafts import ROOMY, counts_of, near, serve_drafted
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, compare, reference
-from tests.engine.test_captured_passes import Again, Otherwise
+from tests.engine.test_captured_passes import Again, recording_otherwise
 from tests.engine.test_speculation import GREEDY, prompt_of
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,7 +55,7 @@ def replay_on_cpu(llm: LLM, record: Callable[[Callable[[], None]], Recording]) -
         num_vocabulary=core.vocabulary_size,
         record=record,
     )
-    drafter._captured = drafter._runner._captured = captured
+    drafter._runner._captured = captured
     drafter.prepare()
     return captured
 
@@ -93,7 +93,7 @@ def test_replayed_passes_propose_as_calls_do() -> None:
     for captures in (True, False):
         llm = drafting_llm(draft=draft)
         if not captures:
-            llm.core._parts.drafter._captured = None  # type: ignore[union-attr]
+            llm.core._parts.drafter._buffers = None  # type: ignore[union-attr]
         counts.append(counts_of(serve_drafted(llm, DRAWN)))
     assert counts[0] == counts[1]
     assert 0 < counts[0][1] < counts[0][0]
@@ -143,15 +143,7 @@ def test_a_pass_that_is_put_wrongly_would_be_noticed(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(DEVICE == "cuda", reason="a graph answers as its calls")
 def test_passes_that_are_replayed_otherwise_never_propose() -> None:
     llm = LLM(make_model("llama"), ROOMY, draft_model=make_model("llama"))
-    made: list[Otherwise] = []
-
-    def record(calls: Callable[[], None]) -> Recording:
-        made.append(Otherwise(calls))
-        return made[-1]
-
-    logits = replay_on_cpu(llm, record)._logits
-    for each in made:
-        each.logits = logits
+    recording_otherwise(lambda record: replay_on_cpu(llm, record))
     num_drafted, num_accepted = counts_of(serve_drafted(llm, [GREEDY] * 4))
     assert num_drafted == num_accepted > 0
     assert "answers otherwise than its calls" in str(llm.core.draft_capture_state.refusal)

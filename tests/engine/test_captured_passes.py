@@ -73,7 +73,7 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
         min_tokens=min_tokens,
         record=record,
     )
-    core._parts._captured = core._parts.runner._captured = captured
+    core._parts.runner._captured = captured
     core._parts.runner.prepare(core.config.max_sequences)
     return captured
 
@@ -127,18 +127,24 @@ def test_an_engine_says_what_is_replayed() -> None:
         assert refusals == ["there are no CUDA graphs on cpu"] * 2
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="a graph answers as its calls")
-def test_a_recording_that_answers_otherwise_never_serves() -> None:
-    llm = LLM(make_model("llama"), ROOMY)
+def recording_otherwise(replay: Callable[[Recorder], CapturedPasses]) -> list[Otherwise]:
+    """Let an engine replay recordings that answer otherwise than their calls, and list them."""
     made: list[Otherwise] = []
 
     def record(calls: Callable[[], None]) -> Recording:
         made.append(Otherwise(calls))
         return made[-1]
 
-    logits = replay_on_cpu(llm, record)._logits
+    logits = replay(record)._logits
     for each in made:
         each.logits = logits
+    return made
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a graph answers as its calls")
+def test_a_recording_that_answers_otherwise_never_serves() -> None:
+    llm = LLM(make_model("llama"), ROOMY)
+    made = recording_otherwise(lambda record: replay_on_cpu(llm, record))
     requests, _ = serve(llm)
     compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert "answers otherwise than its calls, by 0.25" in str(llm.core.capture_state.refusal)

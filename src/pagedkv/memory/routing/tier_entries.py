@@ -1,8 +1,8 @@
 """TierEntries: the entries of media below device memory by replica, and the tokens of a prompt that they hold.
 
 A replica has those entries of a medium that its own store lists: what it stored, what a scan found when it started,
-and what it was told of. So entries of a shared folder, server or bucket belong to each replica that can load them, and
-an entry that a replica has not seen yet does not count for it. The rule is that of
+and what was announced to it. So entries of a shared folder, server or bucket belong to each replica that can load them,
+and an entry that a replica has not seen yet does not count for it. The rule is that of
 :class:`~pagedkv.memory.tiering.TierLoads`: behind a hit, consecutive runs, each from the first medium that has it; and
 for models with windows or states the last end whose runs are all there.
 """

@@ -17,7 +17,7 @@ __all__ = ["SharedStore"]
 
 @final
 class SharedStore(TierStore):
-    """As :class:`TierStore`, and it can be told of entries."""
+    """As :class:`TierStore`, with entries that other processes announce."""
 
     def sizes_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the bytes of each key's entry; 0 where there is none. O(keys). Changes nothing."""

@@ -249,8 +249,13 @@ def of_tables(tables: BlockTables, max_places: int) -> MetadataOf:
     return lambda num_tokens: StepMetadata.of(tables.inputs_of_all(max_places, num_tokens), is_padded=True)
 
 
-def what_prevents_graphs(groups: EngineGroups, device: torch.device) -> str | None:
-    """Return why the passes of a model are not captured; None if nothing prevents it."""
+def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_wanted: bool) -> str | None:
+    """Return why the passes of a model are not captured; None if nothing prevents it.
+
+    ``are_wanted``: ``EngineConfig.capture_steps``.
+    """
+    if not are_wanted:
+        return "capture_steps is off"
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
     return groups.varying_shapes

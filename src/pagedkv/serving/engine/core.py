@@ -149,12 +149,13 @@ class EngineCore:
     @property
     def capture_state(self) -> CaptureState:
         """The sizes of steps that are captured as graphs, and the reason where none are."""
-        return self._parts.capture_state
+        return self._parts.runner.capture_state
 
     @property
     def draft_capture_state(self) -> CaptureState:
         """The same of the draft model's passes."""
-        return self._parts.draft_capture_state
+        drafter = self._parts.drafter
+        return CaptureState(0, "there is no draft model") if drafter is None else drafter.capture_state
 
     # Requests
 

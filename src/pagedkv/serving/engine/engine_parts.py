@@ -20,7 +20,7 @@ from pagedkv.memory.contract.space_config import SpaceConfig
 from pagedkv.memory.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.memory.space import BlockSpace
 from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState, of_tables, what_prevents_graphs
+from pagedkv.serving.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
 from pagedkv.serving.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
 from pagedkv.serving.engine.config import EngineConfig
 from pagedkv.serving.engine.drafting import Drafter, DraftModel
@@ -81,9 +81,7 @@ class EngineParts:
         self.num_vocabulary = compat.vocabulary_size(model)
         self.space = BlockSpace(space_config)
         self.executor = self._new_executor(space_config, groups)
-        prevented = what_prevents_graphs(groups, model.device)
-        self._uncaptured = prevented if config.capture_steps else "capture_steps is off"
-        self._captured = None if self._uncaptured else self._new_graphs()
+        uncaptured = what_prevents_graphs(groups, model.device, are_wanted=config.capture_steps)
         self.runner = ModelRunner(
             model,
             groups,
@@ -91,22 +89,13 @@ class EngineParts:
             self._backend(model, groups, self.absorbed.latent_dim),
             replays_steps=traits.replays_steps,
             continues=traits.continues,
-            captured=self._captured,
+            captured=None if uncaptured else self._new_graphs(),
+            uncaptured=uncaptured,
             compiled=_compiled(model, groups) if config.compile_model else None,
             unfoldings=self.absorbed.by_call(groups),
         )
         self.memory: MemoryUse = self.runner.prepare(config.max_sequences)
         self.drafter = None if draft is None else self._new_drafter(draft)
-
-    @property
-    def capture_state(self) -> CaptureState:
-        """The sizes of steps that are captured as graphs, and the reason where none are."""
-        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
-
-    @property
-    def draft_capture_state(self) -> CaptureState:
-        """The same of the draft model's passes."""
-        return CaptureState(0, "there is no draft model") if self.drafter is None else self.drafter.capture_state
 
     def _new_executor(self, space_config: SpaceConfig, groups: EngineGroups) -> PlanExecutor:
         config, device = self._config, self._model.device

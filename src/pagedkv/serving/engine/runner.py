@@ -27,7 +27,7 @@ from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.device import PlanExecutor, StepInputs
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
-from pagedkv.serving.engine.captured_passes import CapturedPasses
+from pagedkv.serving.engine.captured_passes import CapturedPasses, CaptureState
 from pagedkv.serving.engine.compiled_model import COMPILED, CompiledModel, first_tokens
 from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.serving.engine.flat_batch import FlatBatch
@@ -86,6 +86,7 @@ class ModelRunner:
         continues: whether recurrent layers continue a state over several tokens in a pass; else the tokens after a
             state are computed one by one (Mamba).
         captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
+        uncaptured: why there are no graphs.
         compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
 
@@ -104,12 +105,14 @@ class ModelRunner:
         replays_steps: bool = False,
         continues: bool = True,
         captured: CapturedPasses | None = None,
+        uncaptured: str | None = None,
         compiled: CompiledModel | None = None,
         unfoldings: Mapping[int, Unfolding] | None = None,
     ) -> None:
         self._unfoldings = unfoldings
         self._continues = continues
         self._captured = captured
+        self._uncaptured = uncaptured
         self._compiled = compiled
         self._replays_steps = replays_steps
         self._model = model
@@ -123,6 +126,11 @@ class ModelRunner:
         self._decodes_together = not groups.unfolds
         sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
         self._interval = min(sizes, default=0)
+
+    @property
+    def capture_state(self) -> CaptureState:
+        """The sizes of passes that are captured as graphs, and the reason where none are."""
+        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
 
     def prepare(self, max_places: int) -> MemoryUse:
         """Compile the model, measure its largest step, and capture graphs; before the first step.

@@ -81,21 +81,23 @@ class Drafter:
         self._first_group = min(layer.group for layer in draft.groups.attention)
         self._max_places = max_places
         self._sampler = BatchSampler(vocab_size, gives_logprobs=False)
-        prevented = what_prevents_graphs(draft.groups, self._device)
-        self._uncaptured = prevented if capture_passes else "capture_steps is off"
-        self._captured: CapturedPasses | None = None
-        if self._uncaptured is None:
+        self._buffers: PassBuffers | None = None  # there where passes are captured
+        captured = None
+        uncaptured = what_prevents_graphs(draft.groups, self._device, are_wanted=capture_passes)
+        if uncaptured is None:
             most = most_captured(executor.tables.max_batched_tokens)
             self._buffers = PassBuffers(executor.tables, self._first_group, max_places=max_places, max_tokens=most)
-            self._captured = CapturedPasses(
+            captured = CapturedPasses(
                 draft.model, self._buffers.metadata_of, self._device, max_tokens=most, num_vocabulary=vocab_size
             )
-        self._runner = ModelRunner(draft.model, draft.groups, executor, backend, captured=self._captured)
+        self._runner = ModelRunner(
+            draft.model, draft.groups, executor, backend, captured=captured, uncaptured=uncaptured
+        )
 
     @property
     def capture_state(self) -> CaptureState:
         """The sizes of passes that are captured as graphs, and the reason where none are."""
-        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+        return self._runner.capture_state
 
     def prepare(self) -> MemoryUse:
         """Measure the model's largest step, and capture its passes: see :meth:`ModelRunner.prepare`."""
@@ -132,7 +134,7 @@ class Drafter:
 
     def _computed(self, each: DraftPass, step: StepMetadata, token_ids: torch.Tensor) -> torch.Tensor:
         """Compute a pass, by a graph if there is one for its size; return the logits of its wanted tokens."""
-        if self._captured is not None and len(each.tokens) <= self._buffers.max_tokens:
+        if self._buffers is not None and len(each.tokens) <= self._buffers.max_tokens:
             self._buffers.put(each, step)
             logits = self._runner.replay_part(token_ids, each.positions, each.wanted)
             if logits is not None:
