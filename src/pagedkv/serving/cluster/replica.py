@@ -16,13 +16,14 @@ from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets import EventPublisher
 from pagedkv.serving.cluster.autoscaling import BLOCKS_IN_USE, NUM_WAITING
-from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
-from pagedkv.serving.cluster.remote_formats import with_matchers
+from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, ReplicaMessage, RoutedRequest
 from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream
 from pagedkv.serving.server import EngineFacts, LocalEngine
 from pagedkv.serving.server.built_engine import build_engine
 from pagedkv.serving.server.events_out import EventsOut
+from pagedkv.serving.server.remote_formats import with_matchers
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     import ray
