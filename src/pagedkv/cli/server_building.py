@@ -27,6 +27,8 @@ from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from pagedkv.serving.cluster.spec import Inspector
+
 __all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
 
@@ -98,7 +100,7 @@ def applied(
     Args:
         serving: the model and its settings.
         replicas: number of engines, and their routing.
-        inspects: whether there is an inspector; with replicas there is always one, which shows the replicas.
+        inspects: whether there is an inspector of blocks; with replicas there is always a page of the replicas.
         has_texts: whether an inspector shows texts.
 
     Raises:
@@ -106,7 +108,8 @@ def applied(
         MissingExtraError: there are several replicas, and Ray is not installed.
     """
     if replicas.number > 1:
-        with _replicated(serving, replicas) as both:
+        inspector: Inspector = "texts" if has_texts else "blocks" if inspects else "off"
+        with _replicated(serving, replicas, inspector) as both:
             yield both
         return
     settings = replace(serving.engine, events=serving.events is not None)
@@ -121,7 +124,7 @@ def applied(
 
 
 @contextmanager
-def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI", Service]]:
+def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
     from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
         ClusterSpec,
         ReplicaSpec,
@@ -140,6 +143,7 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI
         config.max_waiting,
         config.tool_parser,
         draft_model=_resolved(serving.draft_model),
+        inspector=inspector,
     )
     spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)
     try:
