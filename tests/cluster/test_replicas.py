@@ -22,6 +22,8 @@ from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
 from pagedkv.serving.server.built_engine import tokenizer_of
+from tests.browser.chromium import BROWSER, browser_tab
+from tests.server.inspector.test_in_browser import LEGEND, until
 from tests.server.serving import PATIENCE_S, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -172,6 +174,24 @@ def test_the_blocks_of_each_replica_are_shown(cluster: Cluster) -> None:
     gone = httpx.get(f"{cluster.url}/replicas/none/inspect/prefixes")
     assert gone.status_code == 404
     assert gone.json()["error"]["message"] == "replica 'none' has ended"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+def test_a_browser_gets_from_a_choice_to_the_blocks_of_its_replica(cluster: Cluster) -> None:
+    where = cluster.ask([31, 32, 33, 34] * 12).headers["x-pagedkv-replica"]
+    assert BROWSER is not None
+    with browser_tab(BROWSER) as tab:
+        tab.open(f"{cluster.url}/inspect", 1200)
+        until(tab, f"document.querySelector('#choices tbody')?.textContent.includes('{where}')")
+        tab.evaluate("document.querySelector('#choices tbody tr').click()")
+        until(tab, "document.querySelectorAll('#details:not([hidden]) #candidates tbody tr').length === 2")
+        link = "Array.from(document.querySelectorAll('#replicas a')).find(each => each.textContent === '" + where + "')"
+        until(tab, f"Boolean({link})")
+        tab.evaluate(f"{link}.click()")
+        until(tab, f"document.getElementById('status')?.textContent === 'Live' && {LEGEND}.cached > 0")
+        assert tab.evaluate("document.getElementById('model').textContent") == f"demo, replica {where}"
+        assert tab.complaints == []
+        tab.call("Page.navigate", url="about:blank")
 
 
 def test_what_one_engine_refuses_is_refused(cluster: Cluster) -> None:
