@@ -28,6 +28,8 @@ from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine,
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from pagedkv.serving.cluster.spec import Inspector
+
 __all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
 
@@ -92,8 +94,7 @@ def applied(
     Args:
         serving: the model and its settings.
         replicas: number of engines, and their routing.
-        inspects: whether there is an inspector, which needs the engine in this process; with replicas there is always
-            one, which shows the replicas.
+        inspects: whether there is an inspector of blocks; with replicas there is always a page of the replicas.
         has_texts: whether an inspector shows texts.
 
     Raises:
@@ -101,7 +102,8 @@ def applied(
         MissingExtraError: there are several replicas, and Ray is not installed.
     """
     if replicas.number > 1:
-        with _replicated(serving, replicas) as both:
+        inspector: Inspector = "texts" if has_texts else "blocks" if inspects else "off"
+        with _replicated(serving, replicas, inspector) as both:
             yield both
         return
     build = _in_own_process if serving.has_own_process and not inspects else _in_this_process
@@ -143,7 +145,7 @@ def _in_this_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tu
 
 
 @contextmanager
-def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI", Service]]:
+def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
     from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
         ClusterSpec,
         ReplicaSpec,
@@ -162,6 +164,7 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI
         config.max_waiting,
         config.tool_parser,
         draft_model=_resolved(serving.draft_model),
+        inspector=inspector,
     )
     spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)
     try:

@@ -1,4 +1,4 @@
-"""Values sent between a front and a replica: requests, their results, and the facts of a replica.
+"""Values sent between a front and a replica: requests, their results, questions of pages, and the facts of a replica.
 
 Ray pickles them. ``SamplingParams`` has read-only mappings, which cannot be pickled, so its fields are sent.
 """
@@ -16,7 +16,14 @@ from pagedkv.memory.routing import Choice
 from pagedkv.serving.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
 from pagedkv.serving.server import EngineFacts
 
-__all__ = ["WEIGHTS", "ReplicaFacts", "ReplicaMessage", "RoutedRequest"]
+__all__ = [
+    "WEIGHTS",
+    "ReplicaAnswer",
+    "ReplicaCall",
+    "ReplicaFacts",
+    "ReplicaMessage",
+    "RoutedRequest",
+]
 
 WEIGHTS: Final = "tier_weights"
 """Name of the measured weights of media among a replica's numbers."""
@@ -34,6 +41,7 @@ class ReplicaFacts:
         node: address of its machine.
         events: endpoint of its events.
         replays: endpoint for requests of earlier events and of snapshots.
+        is_inspected: whether it has data for the inspector.
     """
 
     engine: EngineFacts
@@ -43,6 +51,7 @@ class ReplicaFacts:
     node: str
     events: str
     replays: str
+    is_inspected: bool = False
 
 
 @final
@@ -82,6 +91,38 @@ class RoutedRequest:
         """Pickle the request without the fields that stay in the front's process."""
         parts = self.number, self.prompt_token_ids, _fields_of(self.params), self.intent, self.deadline_s
         return _rebuilt, parts
+
+
+@final
+@dataclass(slots=True, eq=False)
+class ReplicaCall:
+    """A question about a replica, for the front's pages.
+
+    Args:
+        replica: name of the replica; None: any.
+        what: ``hello``, which only gives the router this link, or a method of
+            :class:`~pagedkv.serving.server.inspector.Inspected`.
+        arguments: of the method, by name.
+        link: receives the router's placements; not sent to the replica.
+    """
+
+    replica: str | None
+    what: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    link: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the call without what stays in the front's process."""
+        return ReplicaCall, (self.replica, self.what, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer:
+    """The answer to a call: its values; or, with a status of HTTP above 200, why there is none."""
+
+    status: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
