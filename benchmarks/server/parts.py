@@ -91,15 +91,16 @@ def tokens(num: int) -> dict[str, float]:
 def slow(num: int) -> dict[str, float]:
     """Measure the 99th percentile of 32 streams' gaps beside 200 slow readers, against 200 that read at once.
 
-    The readers have a process of their own, so that what they cost delays no other client.
+    The readers have a process of their own, so that what they cost delays no other client, and have all begun.
     """
-    num_tokens, num_others, num_slow = 16, 32, 200
+    num_others, num_slow = 32, 200
     prompts = draw_prompts(max(num, num_others + num_slow))
-    requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
+    requests = [body_of(prompt, 64, stream=True) for prompt in prompts[:num_others]]
+    background = [body_of(prompt, 256, stream=True) for prompt in prompts[num_others:][:num_slow]]
 
     def gaps(*, is_slow: bool) -> float:
-        with _readers(requests[num_others:][:num_slow], is_slow=is_slow):
-            responses = asyncio.run(stream_all(PORT, requests[:num_others], num_others))
+        with _readers(background, is_slow=is_slow):
+            responses = asyncio.run(stream_all(PORT, requests, num_others))
         return _percentile([gap for each in responses for gap in each.gaps_s], 0.99)
 
     options = ("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "256", "--max-waiting", "1024")
@@ -155,7 +156,7 @@ PARTS: Final[dict[str, Callable[[int], dict[str, float]]]] = {
 
 @contextmanager
 def _readers(requests: Sequence[bytes], *, is_slow: bool) -> Iterator[None]:
-    """Read streams in another process while this is open, and until all have ended."""
+    """Read streams in another process, from when all have begun while this is open, and until all have ended."""
     context = multiprocessing.get_context("fork")
     begun = context.Event()
     process = context.Process(target=_read, args=(requests, is_slow, begun))
@@ -168,8 +169,13 @@ def _readers(requests: Sequence[bytes], *, is_slow: bool) -> Iterator[None]:
 
 def _read(requests: Sequence[bytes], is_slow: bool, begun: "Event") -> None:  # noqa: FBT001 - as Process passes it
     async def read() -> None:
-        streams = [asyncio.ensure_future(stream(PORT, request, is_slow=is_slow)) for request in requests]
-        await asyncio.sleep(0)
+        responses = [StreamedResponse(0.0) for _ in requests]
+        streams = [
+            asyncio.ensure_future(stream(PORT, request, is_slow=is_slow, response=response))
+            for request, response in zip(requests, responses, strict=True)
+        ]
+        while not all(each.times_s for each in responses):  # noqa: ASYNC110 - streams set no event
+            await asyncio.sleep(0.005)
         begun.set()
         await asyncio.gather(*streams)
 

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import httpx
 
@@ -22,7 +23,8 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 def serving(*options: str) -> Iterator[int]:
     """Run ``pagedkv serve`` with the model of the demonstration; yield the number of its process."""
     command = [sys.executable, "-m", "pagedkv", "serve", "--port", str(PORT), *options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
+    process = subprocess.Popen(command, stderr=errors)
     try:
         until = time.monotonic() + PATIENCE_S
         while True:
@@ -30,13 +32,19 @@ def serving(*options: str) -> Iterator[int]:
                 httpx.get(f"http://127.0.0.1:{PORT}/health").raise_for_status()
                 break
             except httpx.HTTPError:
-                assert process.poll() is None, "the server has ended"
+                assert process.poll() is None, f"the server has ended: {_end_of(errors)}"
                 assert time.monotonic() < until, "the server did not begin"
                 time.sleep(0.2)
         yield process.pid
     finally:
         process.terminate()
-        assert process.wait(60) == 0, "the server did not end by itself"
+        process.wait(60)
+    assert process.returncode == 0, f"the server failed: {_end_of(errors)}"
+
+
+def _end_of(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    return errors.read()[-2000:].decode(errors="replace")
 
 
 def family(process: int) -> list[int]:

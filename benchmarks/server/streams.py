@@ -51,15 +51,21 @@ def body_of(prompt: str, max_tokens: int, **more: Any) -> bytes:  # noqa: ANN401
     return head.encode() + body
 
 
-async def stream(port: int, request: bytes, *, is_slow: bool = False) -> StreamedResponse:
-    """Send a request on a connection of its own, and read its stream; slowly: by 512 bytes, into a small buffer."""
+async def stream(
+    port: int, request: bytes, *, is_slow: bool = False, response: StreamedResponse | None = None
+) -> StreamedResponse:
+    """Send a request on a connection of its own, and read its stream; slowly: by 512 bytes, into a small buffer.
+
+    ``response`` is filled and returned; None: a new one.
+    """
     place = socket.socket()
     if is_slow:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     place.setblocking(False)  # noqa: FBT003 - as socket has it
     await asyncio.get_running_loop().sock_connect(place, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=place, limit=SLOW_NBYTES if is_slow else 2**16)
-    response = StreamedResponse(time.perf_counter())
+    response = StreamedResponse(0.0) if response is None else response
+    response.asked_s = time.perf_counter()
     writer.write(request)
     tail = b""
     try:

@@ -121,6 +121,11 @@ class ReplicatedEngine:
         """Whether requests can be served. Stays true when a replica dies, since Serve replaces it."""
         return self._is_started and not self._is_over
 
+    @property
+    def is_full(self) -> bool:
+        """Return False: the queues of replicas are not known here."""
+        return False
+
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:  # noqa: ARG002 - as of ServedEngine
         """Begin to serve. The arguments are ignored: replicas have their own limits, and their steps are not here."""
         self._is_started = True

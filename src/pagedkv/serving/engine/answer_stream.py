@@ -81,14 +81,20 @@ class StreamState:
         """Whether the output or the error of the request has arrived."""
         return self.output is not None or self.problem is not None
 
-    def add(self, message: "StreamMessage") -> None:
-        """Add a message, and wake the tasks that wait for it."""
-        self.is_accepted |= message.problem is None
-        self.updates.extend(message.updates)
-        if message.num_cached_tokens is not None:
-            self.num_cached_tokens = message.num_cached_tokens
-        self.output = self.output or message.output
-        self.problem = self.problem or message.problem
+    def add(
+        self,
+        updates: Iterable[TokenUpdate],
+        output: RequestOutput | None = None,
+        problem: Exception | None = None,
+        num_cached_tokens: int | None = None,
+    ) -> None:
+        """Add the contents of a message, and wake the tasks that wait for it."""
+        self.is_accepted |= problem is None
+        self.updates.extend(updates)
+        if num_cached_tokens is not None:
+            self.num_cached_tokens = num_cached_tokens
+        self.output = self.output or output
+        self.problem = self.problem or problem
         self.changed.set()
         if self.is_over:
             self.ended.set()
@@ -117,7 +123,7 @@ def deliver(messages: Iterable[StreamMessage]) -> None:
     """Add messages to the states of their streams; called in the loop of these states. O(messages + updates)."""
     for message in messages:
         assert isinstance(message.recipient, StreamState), "a message for another kind of recipient"
-        message.recipient.add(message)
+        message.recipient.add(message.updates, message.output, message.problem, message.num_cached_tokens)
 
 
 @final

@@ -140,6 +140,11 @@ class AsyncLLM:
         self._thread.send_if_running(End(recipient))
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the engine's queue, as of the last step or submission; any thread may read it."""
+        return self._thread.num_waiting
+
+    @property
     def has_ended(self) -> bool:
         """Whether the engine was closed or has failed, and so serves no requests."""
         return self._thread.has_ended

@@ -176,6 +176,11 @@ class EngineThread:
                 self._commands.put(command)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait in the engine's queue, as of the last step or submission; any thread may read it."""
+        return len(self._waiting)
+
+    @property
     def has_ended(self) -> bool:
         """Whether the thread has ended, or is closing."""
         return self._ended is not None or self._is_closed
@@ -203,6 +208,7 @@ class EngineThread:
                 self._send_messages()  # the last message of an ended request does not wait for the next step
                 if self._llm.core.has_work:
                     self._on_step(self._llm.step())
+                self._count_waiting()
                 self._collect_updates()
                 self._send_messages()
             self._end_all()
@@ -254,9 +260,12 @@ class EngineThread:
             self._messages.append(StreamMessage(command.recipient, problem=problem))
 
     def _has_room(self) -> bool:
-        if len(self._waiting) >= self._max_waiting:  # counted again: some may have been admitted, or ended, since
-            self._waiting = [each for each in self._waiting if each.is_waiting]
         return len(self._waiting) < self._max_waiting
+
+    def _count_waiting(self) -> None:
+        """Forget the requests that wait no more. O(waiting)."""
+        if self._waiting:
+            self._waiting = [each for each in self._waiting if each.is_waiting]
 
     def _submit_backlog(self) -> None:
         while self._backlog and self._has_room():

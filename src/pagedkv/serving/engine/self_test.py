@@ -3,6 +3,11 @@
 Two sequences of different lengths are computed in two chunks and one token more, their tokens beside one another, and
 every logit of every position is compared with a dense pass of each sequence alone. Whatever the probe misread shows
 here. The lengths go beyond windows and chunks where these are short enough to be tried.
+
+Rounding grows with layers and vocabulary. Where the difference is above the tolerance of the type, it is compared with
+the model's own rounding: the difference between its dense logits of a prompt and of the same tokens one by one, for
+which a GPU chooses other kernels. (Random weights of an 8B Llama in bfloat16 on an H200: 0.19 of the spread over
+blocks, 0.15 by the model's own rounding, 0.30 between dense bfloat16 and float32.)
 """
 
 from dataclasses import dataclass
@@ -35,6 +40,8 @@ STEP_SHARE: Final = 0.02
 """Of the tolerance: one step's difference, which a sequence gathers many of."""
 TOLERANCES: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference of a logit that is rounding, in units of the dense logits' spread."""
+ROUNDINGS: Final = 2.0
+"""A difference up to this times the model's own rounding is rounding, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,8 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
     Raises:
         UnsupportedModelError: the two differ by more than rounding, or the model fails over blocks.
 
-    Cost: two dense passes, and three over blocks, of a few tokens, or a few more than the window.
+    Cost: two dense passes, and three over blocks, of a few tokens, or a few more than the window; a pass for each token
+    where rounding is large.
     """
     extents = [*(max(layer.window, layer.chunk) for layer in groups.attention), *compat.extents(model)]
     longest = max([extent for extent in extents if extent <= MOST_EXTENT], default=0)
@@ -80,6 +88,8 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
     continues = difference <= tolerance or not groups.states
     if not continues:
         difference = _difference(dense, _paged(model, groups, sequences, continues=False))
+    if not difference <= tolerance and not groups.states:
+        tolerance = max(tolerance, ROUNDINGS * _own_rounding(model, groups, sequences, dense))
     if not difference <= tolerance:
         raise UnsupportedModelError(
             f"{type(model).__name__} answers otherwise over blocks than dense: its logits differ by {difference:.3g} "
@@ -92,6 +102,13 @@ def self_test(model: compat.Model, groups: EngineGroups) -> SelfTest:
 def _difference(dense: list[torch.Tensor], paged: list[torch.Tensor]) -> float:
     pairs = zip(dense, paged, strict=True)
     return max(float((one - other).abs().max() / one.std().clamp(min=1e-6)) for one, other in pairs)
+
+
+def _own_rounding(
+    model: compat.Model, groups: EngineGroups, sequences: list[Int32Array], dense: list[torch.Tensor]
+) -> float:
+    """Return the difference between the dense model's logits of prompts, and of their tokens one by one."""
+    return _difference(dense, [_dense(model, groups, tokens, num_decoded=len(tokens) - 1) for tokens in sequences])
 
 
 def _step_difference(model: compat.Model, groups: EngineGroups, tokens: Int32Array, dense: torch.Tensor) -> float:

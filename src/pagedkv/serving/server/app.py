@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -22,7 +22,7 @@ from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.anthropic.messages import Messages
 from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
-from pagedkv.serving.server.bodies import documented, read_body, schemas_of
+from pagedkv.serving.server.bodies import Body, documented, read_body, schemas_of
 from pagedkv.serving.server.body_limit import BodyLimit
 from pagedkv.serving.server.descriptions import describe_answers
 from pagedkv.serving.server.disconnects import ClientGoneError
@@ -43,6 +43,8 @@ from pagedkv.serving.server.openai.tokens import detokenize, model_card, models,
 from pagedkv.serving.server.service import Service
 
 __all__ = ["create_app"]
+
+B = TypeVar("B", bound=Body)
 
 LOG: Final = logging.getLogger("pagedkv.server")
 
@@ -108,23 +110,30 @@ def caller_of(service: Service, request: Request) -> Caller:
     return replace(caller, trace=trace) if trace else caller
 
 
+async def _read(service: Service, request: Request, model: type[B]) -> B:
+    """Read the body of a request for answers. Raises ApiError; for a full queue before the body is parsed."""
+    await request.body()
+    service.require_place()
+    return await read_body(request, model)
+
+
 def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         caller = caller_of(service, request)
-        return await complete_chat(service, await read_body(request, ChatRequest), caller, request.receive)
+        return await complete_chat(service, await _read(service, request, ChatRequest), caller, request.receive)
 
     @app.post("/v1/completions", openapi_extra=documented(CompletionRequest))
     async def completions(request: Request) -> Response:
         caller = caller_of(service, request)
-        return await complete_text(service, await read_body(request, CompletionRequest), caller, request.receive)
+        return await complete_text(service, await _read(service, request, CompletionRequest), caller, request.receive)
 
     responses = Responses(service)
 
     @app.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
     async def create_response(request: Request) -> Response:
         caller = caller_of(service, request)
-        return await responses.create(await read_body(request, ResponsesRequest), caller, request.receive)
+        return await responses.create(await _read(service, request, ResponsesRequest), caller, request.receive)
 
     @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
     async def tokenizing(request: Request) -> Response:
@@ -155,7 +164,7 @@ def _add_anthropic(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages", openapi_extra=documented(MessagesRequest))
     async def create_message(request: Request) -> Response:
         caller = caller_of(service, request)
-        return await messages.create(await read_body(request, MessagesRequest), caller, request.receive)
+        return await messages.create(await _read(service, request, MessagesRequest), caller, request.receive)
 
     @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
     async def count_tokens(request: Request) -> Response:

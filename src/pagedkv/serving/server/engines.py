@@ -91,6 +91,11 @@ class ServedEngine(Protocol):
         ...
 
     @property
+    def is_full(self) -> bool:
+        """Whether the queue is known to be full, so that a request would be refused; False if that is not known."""
+        ...
+
+    @property
     def last_numbers(self) -> EngineNumbers:
         """The result of the last :meth:`numbers`."""
         ...
@@ -141,14 +146,21 @@ class LocalEngine:
         self.facts = EngineFacts.of(llm)
         self.last_numbers = EngineNumbers.of(llm)
         self._running: AsyncLLM | None = None
+        self._max_waiting = 0
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine can serve."""
         return self._running is not None and not self._running.has_ended
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is full."""
+        return self._running is not None and self._running.num_waiting >= self._max_waiting
+
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
         """Start the engine's thread. Raises EngineError where another thread already runs the engine."""
+        self._max_waiting = max_waiting
         self._running = AsyncLLM(self.llm, max_waiting=max_waiting, when_full="refuse", on_step=on_step)
 
     def generate(

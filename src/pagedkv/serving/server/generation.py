@@ -7,7 +7,7 @@ A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent`
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import final
 
 from pagedkv.serving.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
@@ -247,8 +247,11 @@ def joined_updates(updates: Sequence[TokenUpdate]) -> Sequence[TokenUpdate]:
 def _joined(updates: Sequence[TokenUpdate]) -> TokenUpdate:
     last = updates[-1]
     logprobs = [each.logprobs for each in updates if each.logprobs is not None]
-    return replace(
-        last,
-        token_ids=tuple(token for each in updates for token in each.token_ids),
-        logprobs=tuple(one for each in logprobs for one in each) if logprobs else None,
+    return TokenUpdate(
+        last.prompt,
+        last.index,
+        tuple(token for each in updates for token in each.token_ids),
+        last.finish_reason,
+        tuple(one for each in logprobs for one in each) if logprobs else None,
+        last.stop,
     )

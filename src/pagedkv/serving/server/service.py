@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar, final
 
+from pagedkv.memory.contract.errors import QueueFullError
 from pagedkv.serving.engine import Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
@@ -225,6 +226,11 @@ class Service:
         if nbytes < LONG_NBYTES:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._preparing, make)
+
+    def require_place(self) -> None:
+        """Refuse a request before anything of it is read, if the queue is full. Raises ApiError."""
+        if self.engine.is_full:
+            raise self.as_api_error(QueueFullError(f"{self.config.max_waiting} requests wait, and no more may"))
 
     async def begin(self, request: GenerationRequest) -> Generation:
         """Submit a request to the engine; return its answers under way once the engine has accepted it.

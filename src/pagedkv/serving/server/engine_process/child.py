@@ -105,11 +105,19 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
 
 @final
 class _Recipient:
-    """A request of the server's process."""
+    """A request of the server's process.
+
+    Args:
+        number: identifies it; outlet: sends its messages.
+
+    Attributes:
+        has_sent: whether a message was sent: that it waits, or was refused.
+    """
 
     def __init__(self, number: int, outlet: "EngineChild") -> None:
         self.number = number
         self.outlet = outlet
+        self.has_sent = False
 
 
 @final
@@ -135,6 +143,7 @@ class EngineChild:
         self._formats = engine.formats(tokenizer, spec.tool_parser)
         self._recipients: dict[int, _Recipient] = {}
         self._records: list[StepRecord] = []
+        self._num_submitted = 0
 
     def run(self) -> None:
         """Serve until there are no more commands, or the engine has failed."""
@@ -190,21 +199,25 @@ class EngineChild:
         """Send the records of steps, and messages. Raises OutletClosedError: the server's process is gone."""
         records, self._records = self._records, []
         try:
-            self._frames.send(News(records, self._items(messages)))
+            self._frames.send(self._news(records, messages))
         except OSError:
             raise OutletClosedError from None
 
     def _send_items(self, messages: Sequence[StreamMessage]) -> None:
         """Send messages from another thread than the engine's."""
         with suppress(OSError):
-            self._frames.send(News((), self._items(messages)))
+            self._frames.send(self._news((), messages))
 
-    def _items(self, messages: Sequence[StreamMessage]) -> list[Item]:
-        return [self._item(each) for each in messages]
+    def _news(self, records: Sequence[StepRecord], messages: Sequence[StreamMessage]) -> News:
+        """Make news. A submitted request that has sent no message yet may be counted as not yet submitted."""
+        items = [self._item(each) for each in messages]
+        return News(records, items, self.engine.running.num_waiting, self._num_submitted)
 
     def _item(self, message: StreamMessage) -> Item:
         assert isinstance(message.recipient, _Recipient), "a message for another kind of recipient"
         number = message.recipient.number
+        self._num_submitted += not message.recipient.has_sent
+        message.recipient.has_sent = True
         problem = None if message.problem is None else as_sendable(message.problem)
         if message.output is not None or problem is not None:
             self._recipients.pop(number, None)

@@ -147,10 +147,18 @@ Item: TypeAlias = tuple[int, Sequence[PackedUpdate], RequestOutput | None, Excep
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has happened since the last news: records of steps, and the news of requests, in order."""
+    """What has happened since the last news.
+
+    Args:
+        records: of steps; items: news of requests; both in order.
+        num_waiting: requests in the engine's queue.
+        num_submitted: requests that have reached the engine, since it began.
+    """
 
     records: Sequence[StepRecord]
     items: Sequence[Item]
+    num_waiting: int
+    num_submitted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,6 @@ def packed(updates: Iterable[TokenUpdate]) -> list[PackedUpdate]:
     return [(each.index, each.token_ids, each.finish_reason, each.logprobs, each.stop) for each in updates]
 
 
-def unpacked(updates: Iterable[PackedUpdate]) -> tuple[TokenUpdate, ...]:
+def unpacked(updates: Iterable[PackedUpdate]) -> list[TokenUpdate]:
     """Return the updates that were packed."""
-    return tuple(TokenUpdate(0, *fields) for fields in updates)  # type: ignore[arg-type]
+    return [TokenUpdate(0, *fields) for fields in updates]  # type: ignore[arg-type]

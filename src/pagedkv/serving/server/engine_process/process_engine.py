@@ -1,7 +1,6 @@
 """ProcessEngine: the engine of another process, as a service needs it."""
 
 import asyncio
-import itertools
 import os
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
-from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState
+from pagedkv.serving.engine.answer_stream import StreamState
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
 from pagedkv.serving.server.engine_process.frames import BlockingFrames, LoopFrames
@@ -72,7 +71,7 @@ class ProcessEngine:
         self.facts = self.built.facts
         self.last_numbers = self.built.numbers
         self._frames: LoopFrames | None = None
-        self._numbers = itertools.count()
+        self._num_sent = self._num_submitted = self._num_waiting = self._max_waiting = 0
         self._states: dict[int, StreamState] = {}
         self._readers: list[asyncio.Future[EngineNumbers]] = []
         self._on_step: Callable[[StepRecord], None] = _ignore
@@ -106,6 +105,11 @@ class ProcessEngine:
         """Whether the engine can serve."""
         return self._frames is not None and not self._has_ended
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is full, with the requests that have not reached the engine yet."""
+        return self.is_alive and self._num_waiting + self._num_sent - self._num_submitted >= self._max_waiting
+
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
         """Begin to serve the running event loop; ``on_step`` is called in it. Raises EngineError.
 
@@ -115,6 +119,7 @@ class ProcessEngine:
         """
         if self._frames is not None:
             raise EngineError("the engine was started before: it serves one event loop")
+        self._max_waiting = max_waiting
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._frames = LoopFrames(self._place, self._received, self._lost)
@@ -126,7 +131,8 @@ class ProcessEngine:
         """Submit a request from the event loop; returns at once. Raises EngineError if the engine has ended."""
         if not self.is_alive:
             raise EngineError("the engine's process has not been started, or has ended")
-        number = next(self._numbers)
+        number = self._num_sent
+        self._num_sent += 1
         state = self._states[number] = StreamState(self._loop)
         self._send(SubmitRequest(number, np.array(prompt, np.int32), params, intent, deadline_s))
         return AnswerStream(state, lambda _: self._end_soon(number))
@@ -194,21 +200,17 @@ class ProcessEngine:
             case News():
                 for record in message.records:
                     self._on_step(record)
+                self._num_waiting, self._num_submitted = message.num_waiting, message.num_submitted
                 for number, updates, output, problem, num_cached in message.items:
-                    self._deliver(
-                        number, StreamMessage(self._states[number], unpacked(updates), output, problem, num_cached)
-                    )
+                    state = self._states[number]
+                    state.add(unpacked(updates), output, problem, num_cached)
+                    if state.is_over:
+                        del self._states[number]
             case NewNumbers():
                 self.last_numbers = message.numbers
                 self._wake_readers()
             case _:
                 assert_never(message)
-
-    def _deliver(self, number: int, message: StreamMessage) -> None:
-        state = self._states[number]
-        state.add(message)
-        if state.is_over:
-            del self._states[number]
 
     def _wake_readers(self) -> None:
         readers, self._readers = self._readers, []
@@ -223,10 +225,11 @@ class ProcessEngine:
         self._frames.close()
         self._ended.set()
         self._wake_readers()
-        if self._states:
+        states, self._states = self._states, {}
+        if states:
             problem = EngineError(f"the engine's process has ended, {self._exit()}")
-            for number, state in list(self._states.items()):
-                self._deliver(number, StreamMessage(state, problem=problem))
+            for state in states.values():
+                state.add((), problem=problem)
 
     def _exit(self) -> str:
         with suppress(subprocess.TimeoutExpired):
