@@ -36,7 +36,8 @@ def run_simulated(num_faults: int, seed: int, told: Callable[[str], None]) -> tu
     ledger, seen = Ledger(), Counter[str]()
     while ledger.num_faults < num_faults:
         rate = RATES[seed // len(POLICIES) % len(RATES)] if seed % FAULTLESS_EVERY else 0.0
-        machine = FaultMachine(seed, POLICIES[seed % len(POLICIES)], rate, is_keyed=seed % 3 == 0)
+        policy = POLICIES[seed % len(POLICIES)]
+        machine = FaultMachine(seed, policy, rate, is_keyed=seed % 3 == 0, is_shared=seed % 2 == 1)
         try:
             machine.run(EACH, CHECKS_EVERY)
         except AssertionError:

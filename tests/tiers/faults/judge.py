@@ -38,7 +38,9 @@ class Judge:
     """What is known of a store and its disk.
 
     ``expected`` can be loaded and no fault touched it; ``touched`` has other bytes on the disk than it should.
-    ``failing`` had a call that failed. ``last`` is the operation at which something happened to a key, or to all.
+    ``failing`` had a call that failed. ``others`` was stored by another process, ``missing`` was not listed by the
+    latest scan, nor written since, and ``old`` was there at a reset, and not written since. ``last`` is the operation at
+    which something happened to a key, or to all.
     """
 
     contents: dict[bytes, Content]
@@ -52,6 +54,9 @@ class Judge:
     expected: set[bytes] = field(default_factory=set)
     touched: set[bytes] = field(default_factory=set)
     failing: set[bytes] = field(default_factory=set)
+    others: set[bytes] = field(default_factory=set)
+    missing: set[bytes] = field(default_factory=set)
+    old: set[bytes] = field(default_factory=set)
     tombstones: set[bytes] = field(default_factory=set)
     asks: dict[int, Ask] = field(default_factory=dict)
     offers: dict[int, tuple[list[Content], set[int]]] = field(default_factory=dict)
@@ -69,6 +74,7 @@ class Judge:
         self.offers.clear()
         self.expected.clear()
         self.tombstones.clear()
+        self.old.clear()
         self.stale.clear()
         self.failures_in_a_row, self.breaker = 0, BreakerState.CLOSED
         self.excess = max(0, self.disk.nbytes - self.cap_nbytes)
@@ -164,7 +170,8 @@ class Judge:
             return
         kinds = events.kinds.tolist()
         names = [row.tobytes() for row in events.keys]
-        removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in self.expected]
+        owed = self.expected - self.missing
+        removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in owed]
         if removed and self.last.get(("withdrawn", ALL)) != self.operation:
             self._judge_evictions(core, kinds.count(REMOVED))
         for kind, key in zip(kinds, names, strict=True):
@@ -192,6 +199,7 @@ class Judge:
             key = content.run.key
             assert self.last.get(("accepted", key), -1) >= ask.begun, "an entry was served that was not read"
             assert key not in self.tombstones, "withdrawn content was served"
+            assert key not in self.old, "content from before a reset was served"
         if answer.cause is LoadEnd.NONE:
             return
         key = chain[answer.num_entries].run.key

@@ -188,6 +188,7 @@ class StoreCore:
         """Remove all entries, as after new weights. Returns how many."""
         self.tick(now_s)
         removed = self._forget(self._entries.keys().union(self._offers.queued_keys, self._writes.keys))
+        self._entries.forget_scans()
         self._entries.events.note(StoreEventKind.CLEARED)
         return removed
 
@@ -202,6 +203,42 @@ class StoreCore:
         num_entered = self._entries.restore([each for each in found if each[0] not in self._writes.keys])
         self._dispatch.send()
         return num_entered
+
+    def begin_scan(self) -> None:
+        """Begin to compare the entries with a scan of the body, which other processes write to. O(max_entries).
+
+        A scan that is open is given up, as by :meth:`reset`. It is ended by :meth:`end_scan`, after calls of
+        :meth:`compare_scan` for all that it lists, of :meth:`lose_vanished` and of :meth:`adopt`. Between these calls
+        anything else may happen to the store.
+        """
+        self._entries.begin_scan()
+
+    def compare_scan(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Take keys, uint8 ``[n, 32]``, that the open scan lists; return which of them have no entry. O(keys)."""
+        return self._entries.compare_scan(words_of(as_keys(keys)))
+
+    def lose_vanished(self, most: int) -> bool:
+        """Remove entries that the whole scan has not listed, among the next ``most`` of the index. O(most).
+
+        Returns whether there are more to be looked at.
+        """
+        return self._entries.lose_vanished(most)
+
+    def adopt(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
+        """List entries of other processes, which :meth:`compare_scan` did not know, the least recently used first.
+
+        Nothing is evicted for them. What is withdrawn, is being written, or was removed since the scan began, is left
+        out. The first scan after a reset deletes what it finds. Returns how many entries are listed. O(keys).
+        """
+        self.tick(now_s)
+        found = zip(names_of(as_keys(keys)), sizes, strict=True)
+        num_listed = self._entries.adopt([each for each in found if each[0] not in self._writes.keys])
+        self._dispatch.send()
+        return num_listed
+
+    def end_scan(self, *, is_whole: bool) -> None:
+        """End the open scan, if there is one; ``is_whole``: it has listed all that is there."""
+        self._entries.end_scan(is_whole=is_whole)
 
     def measured(self, root_nbytes: int, free_nbytes: int | None, now_s: float) -> None:
         """Set the measured bytes of a body: all bytes of its root, and the free bytes of its medium (None: unknown).
@@ -281,6 +318,8 @@ class StoreCore:
             read_nbytes=reads.read_nbytes,
             written_nbytes=writes.written_nbytes,
             num_evicted=self._entries.num_evicted,
+            num_found=self._entries.num_found,
+            num_vanished=self._entries.num_vanished,
             faults=dict(self._dispatch.faults),
             breaker=self._breaker.state,
             times_opened=self._breaker.times_opened,

@@ -264,6 +264,11 @@ class StoreIndex:
         """Return the ids of all entries that can be loaded. O(entries)."""
         return self._pool.prefix_index.named_blocks()
 
+    def entries_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the ids from ``first`` to below ``stop`` of entries that can be loaded. O(stop - first)."""
+        records = self._arrays.records[:-NUM_SENTINELS]
+        return np.flatnonzero(records[first:stop, NAME]) + first
+
     def continuing(self, entries: Iterable[int]) -> list[int]:
         """Return all entries whose chain of known parents leads to one of ``entries``, without these.
 

@@ -168,8 +168,7 @@ class TierStore:
         load = Load(tuple(runs), on_done)
         with self._changed:
             self._require_open()
-            ticket = self._core.load(array_of([run.key for run in runs]), self._clock(), deadline_s)
-            load.ticket = ticket
+            ticket = load.ticket = self._core.load(array_of([run.key for run in runs]), self._clock(), deadline_s)
             self._loads[ticket] = load
             for key in load.run_of:
                 self._waiting_for.setdefault(key, set()).add(ticket)
@@ -295,8 +294,7 @@ class TierStore:
             usage = self.body.usage()
         except OSError as problem:
             raise ConfigurationError(f"the {self.body.medium} tier cannot be scanned: {problem}") from problem
-        keys = np.frombuffer(b"".join(each.key for each in found), np.uint8).reshape(len(found), 32)
-        self._core.restore(keys, [each.nbytes for each in found], self._clock())
+        self._core.restore(array_of([each.key for each in found]), [each.nbytes for each in found], self._clock())
         self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
 
     def _keep_time(self) -> None:
@@ -358,15 +356,17 @@ class TierStore:
 
     def _measure_if_due(self) -> None:
         """Measure the body if it is due; an error is ignored, since the next read or write meets it too."""
-        with self._changed:
-            is_due = self._clock() >= self._measured_s + MEASURE_EVERY_S
-            self._measured_s = self._clock() if is_due else self._measured_s
-        if is_due:
+        if self._clock() >= self._measured_s + MEASURE_EVERY_S:
             with contextlib.suppress(OSError):
-                usage = self.body.usage()
-                with self._changed:
-                    self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
-                    self._pass_on()
+                self._measure()
+
+    def _measure(self) -> None:
+        """Measure the body. Raises OSError."""
+        self._measured_s = self._clock()
+        usage = self.body.usage()
+        with self._changed:
+            self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
+            self._pass_on()
 
     def _report(self, action: Action, result: "_Result") -> None:
         """Report the end of an action to the core, after a comparison of what was read with what is expected."""
