@@ -130,7 +130,7 @@ def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_pa
     scanned = json.loads(run(*ask, "--tier-rescan", "0.5", "--json", "-").stdout)
     assert scanned["outputs"][0]["num_loaded_tokens"] == {"folder": 96}
     wrong = run(*ask, "--tier-rescan", "-1")
-    assert (wrong.exit_code, "--tier-rescan must not be negative, got -1" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "--tier-rescan must be at least 0, got -1" in wrong.stderr) == (2, True)
     wrong = run("generate", "--model", folder, "--prompt", "w7", "--tier", "host:1MiB", "--tier-rescan", "5")
     assert (wrong.exit_code, "--tier-rescan needs a --tier that other processes may share" in wrong.stderr) == (2, True)
 

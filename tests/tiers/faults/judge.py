@@ -39,8 +39,8 @@ class Judge:
 
     ``expected`` can be loaded and no fault touched it; ``touched`` has other bytes on the disk than it should.
     ``failing`` had a call that failed. ``others`` was stored by another process, ``missing`` was not listed by the
-    latest scan, nor written since, and ``old`` was there at a reset, and not written since. ``last`` is the operation at
-    which something happened to a key, or to all.
+    latest scan, nor written since, and ``old`` was there at a reset, and not written since. ``last`` is the
+    operation at which something happened to a key, or to all.
     """
 
     contents: dict[bytes, Content]
