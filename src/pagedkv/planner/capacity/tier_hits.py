@@ -12,7 +12,7 @@ So what a store holds depends on a capacity only where that is below the blocks 
 stores serves all other capacities and all policies of the device.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
@@ -21,21 +21,23 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.arguments import as_choice, as_count
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.arrays import Int32Array, Int64Array
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
+from pagedkv.memory.pool import policy_named
 from pagedkv.memory.tiers import Admission, HostTier, StoreCore
 from pagedkv.planner.capacity.block_tree import write_path
+from pagedkv.planner.capacity.pool_hits import hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.planner.capacity.stack_distances import lru_hits_by_request
 
-__all__ = ["CurveTier", "TierCurve", "measure_tiers"]
+__all__ = ["CurveTier", "TierCurve", "device_hits_of", "measure_tiers"]
 
 MEDIA: Final = ("host", "disk")
 MOST_NBYTES: Final = 2**62
 KEY_WORDS: Final = 8
 SPREAD: Final = 0x9E3779B1
 WORD: Final = 2**32 - 1
-AT_A_TIME: Final = 64
-"""Requests between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,26 @@ class TierCurve:
         }
 
 
+def device_hits_of(
+    references: BlockReferences, policies: Sequence[str], capacities: Sequence[int]
+) -> dict[str, dict[int, Int32Array | Int64Array]]:
+    """Count the hits of each request in the device alone, by policy and capacity. O(references) for each of these."""
+    return {
+        name: {
+            capacity: lru_hits_by_request(references, capacity)
+            if name == DEFAULT_EVICTION
+            else hits_by_request(references, capacity, policy_named(name))
+            for capacity in capacities
+        }
+        for name in policies
+    }
+
+
 def measure_tiers(
     references: BlockReferences,
-    device_hits: Mapping[str, Mapping[int, Int32Array]],
+    device_hits: Mapping[str, Mapping[int, Int32Array | Int64Array]],
     tiers: Sequence[CurveTier],
     block_nbytes: int,
-    show: Callable[[int], None] = lambda _: None,
 ) -> TierCurve:
     """Count the hits of tiers below caches of several capacities and policies.
 
@@ -122,7 +138,6 @@ def measure_tiers(
         device_hits: hits of each request in the device, int32 ``[num_requests]``, by policy and capacity.
         tiers: the tiers, the fastest first.
         block_nbytes: bytes of a block.
-        show: called now and then with the number of requests that were served so far, in all replays.
 
     Raises:
         ConfigurationError: no tier, two of one medium, or a block of less than a byte.
@@ -138,22 +153,15 @@ def measure_tiers(
     limits = {capacity: min(capacity, references.longest_prompt) for capacity in by_policy}
     counted: dict[str, dict[int, tuple[int, ...]]] = {policy: {} for policy in device_hits}
     written: dict[int, tuple[int, ...]] = {}
-    num_served = 0
     for limit in sorted(set(limits.values())):
         capacities = [capacity for capacity, own in limits.items() if own == limit]
-        wanted = [
-            (policy, capacity, device_hits[policy][capacity]) for policy in device_hits for capacity in capacities
-        ]
-        replay = _Replay(tiers, block_nbytes, [hits for _, _, hits in wanted])
+        wanted = list(product(device_hits, capacities))
+        replay = _Replay(tiers, block_nbytes, [device_hits[policy][capacity] for policy, capacity in wanted])
         for place, path in enumerate(_paths(references, limit)):
             replay.serve(place, path, min(int(references.num_prompt_blocks[place]), len(path)))
-            if place % AT_A_TIME == 0:
-                show(num_served + place)
-        num_served += references.num_requests
         for (policy, capacity), counts in zip(wanted, replay.hits.tolist(), strict=True):
             counted[policy][capacity] = tuple(counts)
         written |= dict.fromkeys(capacities, tuple(replay.num_written))
-    show(num_served)
     return TierCurve(
         tiers=tuple(tiers),
         block_nbytes=block_nbytes,
@@ -172,7 +180,7 @@ class _Replay:
 
     tiers: Sequence[CurveTier]
     block_nbytes: int
-    device_hits: Sequence[Int32Array]
+    device_hits: Sequence[Int32Array | Int64Array]
     stores: list[StoreCore] = field(init=False)
     hits: npt.NDArray[np.int64] = field(init=False)
 
