@@ -14,6 +14,7 @@ from pagedkv.planner.models.memory import GIB
 __all__ = ["print_curve", "print_model_curve"]
 
 
+MANY_GIB: Final = 1000
 HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
 """Headings of columns. The optimum could not run as a policy, since it depends on future requests."""
 
@@ -36,17 +37,17 @@ def _print_tiers(curve: CapacityCurve, below: TierCurve) -> None:
     first, *others = below.device_hits
     num_refs = curve.num_block_refs
     media = [tier.medium for tier in below.tiers]
-    sizes = " and ".join(f"{tier.medium} of {tier.nbytes / GIB:,.4g} GiB" for tier in below.tiers)
+    sizes = " and ".join(f"{tier.medium} of {_gib(tier.nbytes)} GiB" for tier in below.tiers)
     rule = "" if below.tiers[0].admission == "always" else f", {below.tiers[0].admission}"
     title = f"Hit ratio by block with {sizes}{rule}; loads take no time; GiB written"
     rows = [
         (
             f"{capacity:,}",
-            f"{capacity * below.block_nbytes / GIB:,.4g}",
+            _gib(capacity * below.block_nbytes),
             f"{below.device_hits[first][capacity] / num_refs:.2%}",
             *(f"{count / num_refs:.2%}" for count in below.tier_hits[first][capacity]),
             *(f"{below.num_hits(policy, capacity) / num_refs:.2%}" for policy in (first, *others)),
-            *(f"{count * below.block_nbytes / GIB:,.4g}" for count in below.num_written[capacity]),
+            *(_gib(count * below.block_nbytes) for count in below.num_written[capacity]),
         )
         for capacity in curve.capacities
     ]
@@ -144,6 +145,12 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
         for capacity in curve.capacities
     ]
     print_numbers(title, ("blocks", *(HEADINGS.get(name, name) for name in columns)), rows)
+
+
+def _gib(nbytes: int) -> str:
+    """Return bytes in GiB, with four digits or all before the point."""
+    gib = nbytes / GIB
+    return f"{gib:,.0f}" if gib >= MANY_GIB else f"{gib:.4g}"
 
 
 def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:
