@@ -73,6 +73,25 @@ def test_what_another_process_stores_is_found_while_the_store_runs(seed: int, fa
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("seed", "eviction", "fault_rate"), [(0, "lru", 0.0), (1, "lru", 0.15), (2, "adaptive", 0.1), (3, "fifo", 0.1)]
+)
+def test_a_salt_has_at_most_its_share(seed: int, eviction: str, fault_rate: float) -> None:
+    if eviction != "lru" and is_compiling_at_all():
+        pytest.skip("the loops of each policy take 20 s to compile; the interpreted run has them all")
+    machine = FaultMachine(seed, eviction, fault_rate, is_shared=seed == 1, salt_share=0.15)
+    machine.run(2000, checks_every=5)
+    assert machine.seen["evictions of a salt's own"] > 5
+
+
+@interpreted
+def test_the_machine_notices_a_salt_beyond_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entries, "evict_own", lambda *_: True)
+    with pytest.raises(AssertionError, match="bytes of a salt whose share is"):
+        FaultMachine(0, fault_rate=0.0, salt_share=0.3).run(2000, checks_every=5)
+
+
+@interpreted
 def test_the_machine_notices_scans_that_list_what_was_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenScan, "has_departed", lambda *_: False)
     with pytest.raises(AssertionError, match=r"written over|deleted twice|is gone"):

@@ -37,7 +37,8 @@ def run_simulated(num_faults: int, seed: int, told: Callable[[str], None]) -> tu
     while ledger.num_faults < num_faults:
         rate = RATES[seed // len(POLICIES) % len(RATES)] if seed % FAULTLESS_EVERY else 0.0
         policy = POLICIES[seed % len(POLICIES)]
-        machine = FaultMachine(seed, policy, rate, is_keyed=seed % 3 == 0, is_shared=seed % 2 == 1)
+        share = 0.4 if seed % 5 == 0 else 1.0
+        machine = FaultMachine(seed, policy, rate, is_keyed=seed % 3 == 0, is_shared=seed % 2 == 1, salt_share=share)
         try:
             machine.run(EACH, CHECKS_EVERY)
         except AssertionError:

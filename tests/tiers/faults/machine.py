@@ -35,7 +35,8 @@ LONGEST_OUTAGE: Final = 100
 class FaultMachine:
     """One run of the machine.
 
-    With ``is_keyed`` frames have keyed checks, and some are forged. With ``is_shared`` there is another process.
+    With ``is_keyed`` frames have keyed checks, and some are forged. With ``is_shared`` there is another process. With a
+    ``salt_share`` below 1 each tree of chains is of a tenant of its own, who has at most that share.
     """
 
     seed: int
@@ -43,6 +44,7 @@ class FaultMachine:
     fault_rate: float = 0.15
     is_keyed: bool = False
     is_shared: bool = False
+    salt_share: float = 1.0
     others: Others = field(init=False)
     rng: random.Random = field(init=False)
     core: StoreCore = field(init=False)
@@ -62,6 +64,9 @@ class FaultMachine:
         self.contents = {each.run.key: each for chain in self.chains for each in chain}
         largest = max(len(each.frame) for each in self.contents.values())
         self.judge = Judge(self.contents, self.disk, CAP, MAX_ENTRIES, BREAKER_FAILURES, largest)
+        if self.salt_share < 1:
+            self.judge.share_nbytes = int(CAP * self.salt_share)
+            self.judge.salt_of = {each.run.key: chain[0].run.key for chain in self.chains for each in chain}
         self.others = Others(self.rng, self.contents, self.judge, self.fault_rate)
         self._begin()
 
@@ -93,6 +98,7 @@ class FaultMachine:
                 breaker_pause_s=0.5,
                 breaker_longest_pause_s=4.0,
                 full_pause_s=0.3,
+                salt_share=self.salt_share,
                 max_events=100_000,
             ),
             self.caller_s,
@@ -140,7 +146,8 @@ class FaultMachine:
 
     def _offer(self) -> None:
         chain = self._some_chain()
-        offer = self.core.offer(keys_of(chain), [len(each.frame) for each in chain], self.caller_s)
+        salt = self.judge.salt_of.get(chain[0].run.key, b"")
+        offer = self.core.offer(keys_of(chain), [len(each.frame) for each in chain], self.caller_s, salt=salt)
         self.judge.offers[offer] = (chain, set())
 
     def _ask(self) -> None:

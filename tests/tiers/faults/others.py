@@ -44,6 +44,7 @@ class Others:
         self.judge.touched.discard(key)
         self.judge.old.discard(key)
         self.judge.others.add(key)
+        self.judge.are_owners_known = False
         self.judge.ledger.settle(key, "written over, unread")
         self.judge.seen["stored by another process"] += 1
 

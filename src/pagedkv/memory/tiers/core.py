@@ -92,7 +92,7 @@ class StoreCore:
         entries, _ = self._entries.index.look_up(words_of(as_keys(keys)))
         return np.asarray(entries != NO_ENTRY)
 
-    def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float, salt: bytes = b"") -> npt.NDArray[np.bool_]:
         """Note content that could be offered; return for each key, uint8 ``[n, 32]``, whether to offer it now.
 
         Content is not to be offered if it is stored, queued, being written or deleted, withdrawn, not admitted yet, or
@@ -101,7 +101,7 @@ class StoreCore:
         """
         keys = as_keys(keys)
         self.tick(now_s)
-        return self._offers.select_for_offer(keys, self._writes.keys)
+        return self._offers.select_for_offer(keys, self._writes.keys, salt)
 
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
@@ -132,7 +132,7 @@ class StoreCore:
         """End a load whose request is gone, and answer it with the entries read so far. Other loads go on."""
         self._reads.end_load(ticket)
 
-    def offer(
+    def offer(  # noqa: PLR0913 - a chain, and what is known of it
         self,
         keys: npt.NDArray[np.uint8],
         sizes: list[int],
@@ -140,6 +140,7 @@ class StoreCore:
         parent: bytes = ZERO_KEY,
         *,
         is_noted: bool = False,
+        salt: bytes = b"",
     ) -> int:
         """Offer the content of a chain, head first; return the offer's number. :class:`Offered` answers each key.
 
@@ -149,6 +150,7 @@ class StoreCore:
             now_s: the caller's clock.
             parent: key of the entry before the first one, if it is known.
             is_noted: :meth:`select_for_offer` has returned True for these keys, so they are admitted.
+            salt: of the tenant to which the content is charged; empty: to none.
 
         Raises:
             ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
@@ -164,7 +166,7 @@ class StoreCore:
         number = self._deadlines.take_number()
         if len(keys):
             self._deadlines.add(number, self.now_s + self.config.write_timeout_s)
-        self._offers.offer(number, keys, sizes, bytes(parent), self._writes.keys, is_noted=is_noted)
+        self._offers.offer(number, keys, sizes, bytes(parent), self._writes.keys, is_noted=is_noted, salt=salt)
         self._dispatch.send()
         return number
 
@@ -323,7 +325,7 @@ class StoreCore:
             faults=dict(self._dispatch.faults),
             breaker=self._breaker.state,
             times_opened=self._breaker.times_opened,
-            index_nbytes=self._entries.index.nbytes + offers.admission_nbytes,
+            index_nbytes=self._entries.index.nbytes + offers.admission_nbytes + self._entries.owners.nbytes,
             cap_nbytes=self.config.cap_nbytes,
         )
 

@@ -24,6 +24,7 @@ from pagedkv.memory.tiers.deletes import Deletes
 from pagedkv.memory.tiers.event_log import StoreEventLog
 from pagedkv.memory.tiers.index import NO_ENTRY, StoreIndex
 from pagedkv.memory.tiers.open_scan import OpenScan
+from pagedkv.memory.tiers.owners import Owners
 from pagedkv.memory.tiers.room import Room
 
 __all__ = ["LARGEST_ENTRY", "Entries"]
@@ -45,6 +46,7 @@ class Entries:
         self.room = Room(config.cap_nbytes, config.floor_nbytes)
         self.deletes = Deletes(config, clock, self.room)
         self.events = StoreEventLog(config.max_events)
+        self.owners = Owners(config)
         self._forbidden: set[bytes] = set()
         self._max_entries = config.max_entries
         self._scan: OpenScan | None = None
@@ -53,10 +55,12 @@ class Entries:
         self.num_found = 0
         self.num_vanished = 0
 
-    def take(self, key: bytes, nbytes: int) -> int:
+    def take(self, key: bytes, nbytes: int, salt: bytes) -> int:
         """Count content that is about to be written, and return its entry, with one reference. There must be room."""
         self.room.reserve(nbytes)
-        return self.index.take(key, nbytes)
+        entry = self.index.take(key, nbytes)
+        self.owners.charge(entry, nbytes, salt)
+        return entry
 
     def publish(self, entry: int, parent: int) -> None:
         """Add an entry to the index, once written or found by a scan; it continues ``parent`` if that is known."""
@@ -68,6 +72,7 @@ class Entries:
     def abandon(self, entry: int) -> None:
         """Release an entry whose write failed, and delete its content, of which any part may have been written."""
         key, nbytes = self.index.key_of(entry), self.index.size_of(entry)
+        self.owners.discharge(entry, nbytes)
         self.index.abandon(entry)
         self._doom(key, nbytes)
 
@@ -87,9 +92,23 @@ class Entries:
             entry = self.index.evict()
             key, size = self.index.key_of(entry), self.index.size_of(entry)
             freed += size
+            self.owners.discharge(entry, size)
             self.num_evicted += 1
             self.events.note(StoreEventKind.REMOVED, key)
             self._doom(key, size)
+
+    def evict_own(self, salt: bytes, nbytes: int) -> bool:
+        """Evict entries of a salt until it may have so many bytes more; return whether it may. O(entries) for each.
+
+        The order is that of the queue; entries in use are not evicted.
+        """
+        while self.owners.excess(salt, nbytes):
+            entry = self.index.first_evictable(self.owners.of_entry, self.owners.number_of(salt))
+            if entry == NO_ENTRY:
+                return False
+            self.num_evicted += 1
+            self.remove(entry)
+        return True
 
     def measure(self, root_nbytes: int, free_nbytes: int | None, unlanded_nbytes: int) -> None:
         """Take what was measured, as :meth:`Room.measure`; evict what exceeds the cap or the floor."""
@@ -102,6 +121,7 @@ class Entries:
         That is also done if its body answered that there is none: a server that answers so for a moment still has it.
         """
         key, nbytes = self.index.key_of(entry), self.index.size_of(entry)
+        self.owners.discharge(entry, nbytes)
         self.index.drop(entry)
         self.events.note(StoreEventKind.REMOVED, key)
         self._doom(key, nbytes)
@@ -203,6 +223,7 @@ class Entries:
         first, scan.first_unseen = scan.first_unseen, scan.first_unseen + most
         for entry in scan.unseen(self.index.entries_between(first, scan.first_unseen)):
             key, nbytes = self.index.key_of(entry), self.index.size_of(entry)
+            self.owners.discharge(entry, nbytes)
             self.index.drop(entry)
             self.room.disown(nbytes)
             self.events.note(StoreEventKind.REMOVED, key)
@@ -222,6 +243,7 @@ class Entries:
         """Check the index, and that all bytes are counted. Raises AssertionError. O(entries)."""
         self.index.check()
         self.deletes.check()
+        self.owners.check(self.index.sizes)
         entries = self.index.all_entries().astype(np.int32)
         ready, doomed = int(self.index.sizes_of(entries).astype(np.int64).sum()), self.deletes.nbytes
         counted = self.room.nbytes

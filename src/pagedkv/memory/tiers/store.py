@@ -147,7 +147,8 @@ class TierStore:
         Stored runs count as used. :meth:`offer` with ``is_noted`` follows for the selected ones.
         """
         with self._changed:
-            return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock())
+            salt = runs[0].salt if runs else b""
+            return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock(), salt)
 
     def cancel(self, load: Load) -> None:
         """End a load that no request waits for any more; it is answered with the runs read so far."""
@@ -200,12 +201,11 @@ class TierStore:
             frame_nbytes(self.identity, run, [memoryview(part).nbytes for part in own])
             for run, own in zip(runs, parts, strict=True)
         ]
-        parent = runs[0].parent if runs else bytes(32)
+        parent, salt = (runs[0].parent, runs[0].salt) if runs else (bytes(32), b"")
+        keys = array_of([run.key for run in runs])
         with self._changed:
             self._require_open()
-            offer = self._core.offer(
-                array_of([run.key for run in runs]), sizes, self._clock(), parent, is_noted=is_noted
-            )
+            offer = self._core.offer(keys, sizes, self._clock(), parent, is_noted=is_noted, salt=salt)
             self._offers[offer] = _Offer(tuple(runs), list(parts), on_answer, len(runs))
             self._pass_on()
         self._call_back()
