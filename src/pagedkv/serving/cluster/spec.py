@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
+from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import EngineConfig
 
-__all__ = ["RESCAN_S", "ReplicaSpec"]
+__all__ = ["RESCAN_S", "Inspector", "ReplicaSpec"]
+
+Inspector: TypeAlias = Literal["off", "blocks", "texts"]
 
 RESCAN_S: Final = 30.0
 """Seconds between two scans of a shared tier. A scan of 100,000 files took 0.6 s of one core (2 % of it); a
@@ -27,6 +30,11 @@ class ReplicaSpec:
         tool_parser: name of the parser of calls.
         host: address at which each replica publishes its events.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks; auto: a GPU where the replica has one.
+        inspector: what each replica shows in the inspector; ``texts``: its blocks, and their texts.
+
+    Raises:
+        ConfigurationError: an unknown inspector.
     """
 
     model: str | None
@@ -37,6 +45,12 @@ class ReplicaSpec:
     tool_parser: str = "auto"
     host: str = "127.0.0.1"
     draft_model: str | None = None
+    device: str = "auto"
+    inspector: Inspector = "off"
+
+    def __post_init__(self) -> None:
+        """Check the inspector's name."""
+        as_choice(self.inspector, get_args(Inspector), "inspector")
 
     @property
     def own_engine(self) -> EngineConfig:

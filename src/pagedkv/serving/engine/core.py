@@ -46,14 +46,22 @@ from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.live_requests import LiveRequests
 from pagedkv.serving.engine.outputs import FinishReason
-from pagedkv.serving.engine.ranks import RankGroup, follow
+from pagedkv.serving.engine.ranks import RankGroup, WholeModel, follow
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
 from pagedkv.serving.engine.sample import Decode
 from pagedkv.serving.engine.sampling import BatchSampler, SamplingParams
 from pagedkv.serving.engine.step_loop import StepLoop
-from pagedkv.serving.engine.tiering import EngineTiers, HandOff, LoadUnderWay, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.tiering import (
+    EngineTiers,
+    HandOff,
+    LoadUnderWay,
+    StoredContent,
+    TierStatistics,
+    read_prefix,
+    write_prefix,
+)
 
 __all__ = ["EngineCore"]
 
@@ -72,6 +80,7 @@ class EngineCore:
         sampler: samples tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
         clock: returns seconds, never backwards.
         ranks: the processes that share the model's heads; None: this process has the whole model.
+        whole: for tiers at rank 0, what was known of the model before it was split; None: there are no tiers.
         draft: a model that proposes tokens, whose groups are the last ones of ``groups``
             (:func:`~pagedkv.serving.engine.drafting.paired`); None: there is none.
 
@@ -101,6 +110,7 @@ class EngineCore:
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
         ranks: RankGroup | None = None,
+        whole: WholeModel | None = None,
         draft: DraftModel | None = None,
     ) -> None:
         require_draft_model(config, draft)
@@ -112,6 +122,7 @@ class EngineCore:
         self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft)
         self.space, self.executor = self._parts.space, self._parts.executor
         self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
+        self._content = self._parts.content(whole)
         tiers = self._new_tiers()
         scheduling = config.scheduling(publishes_answers=not replays_steps)
         self.scheduler = Scheduler(scheduling, self.space, tiers.loader)
@@ -131,12 +142,9 @@ class EngineCore:
         self._failure: str | None = None
 
     def _new_tiers(self) -> NoTiers:
-        if not self.config.tiers:
+        if not self.config.tiers or self._content is None:
             return NoTiers()
-        storage = self.executor.storage
-        return RequestTiers(
-            EngineTiers(self.config.tiers, self._model, self.space, storage, self._note_loaded, draft=self._draft_model)
-        )
+        return RequestTiers(EngineTiers(self.config.tiers, self._content, self.space, self._note_loaded))
 
     def _note_loaded(self, scheduled: Request) -> None:
         self.scheduler.loaded(scheduled)
@@ -349,8 +357,7 @@ class EngineCore:
         with self._driving():
             self._land()
             tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
-            storage = self.executor.storage
-            return write_prefix(Path(path), self._model, self.space, storage, tokens, keys, draft=self._draft_model)
+            return write_prefix(Path(path), self._file_content(), self.space, tokens, keys)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
         """Load a prefix from a file of :meth:`export` into the cache. The file must have been written with this salt.
@@ -368,8 +375,14 @@ class EngineCore:
         """
         with self._driving():
             self._land()
-            storage, keys = self.executor.storage, Intent(salt=salt).keys
-            return read_prefix(Path(path), self._model, self.space, storage, keys, draft=self._draft_model)
+            return read_prefix(Path(path), self._file_content(), self.space, Intent(salt=salt).keys)
+
+    def _file_content(self) -> StoredContent:
+        if self._content is None:
+            raise ConfigurationError(
+                "an engine on several ranks has files of prefixes only at rank 0 and with `tiers`: configure a tier"
+            )
+        return self._content
 
     def hand_over(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", timeout_s: float = 60.0) -> HandOff:
         """Store the computed blocks of a prompt in the shared tiers; return where they are, for another engine.
@@ -467,12 +480,15 @@ class EngineCore:
                 begun, since some weights may be new: try again with another epoch.
 
         Raises:
-            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+            ConfigurationError: an epoch that goes back, text for a number or a number for text, or an engine on several
+                ranks; nothing is changed.
             EngineError: the engine has failed, or another thread drives it; nothing is changed.
 
         Cost: O(blocks + rows).
         """
         with self._driving():
+            if self._ranks is not None:
+                raise ConfigurationError("an engine on several ranks has no new weights: build another engine")
             if not isinstance(weights_epoch, str) and isinstance(self.config.weights_epoch, str):
                 raise ConfigurationError(
                     f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "
