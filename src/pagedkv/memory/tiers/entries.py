@@ -197,8 +197,9 @@ class Entries:
         left as it is. After a reset, what is found is deleted instead.
         """
         scan, num_before = self._scan, self.num_found
-        for key, nbytes in found if scan is not None else ():
-            assert scan is not None
+        if scan is None:
+            return 0
+        for key, nbytes in found:
             if key in self._forbidden or scan.has_departed(key) or self.index.find(key) != NO_ENTRY:
                 continue
             if scan.purges:
