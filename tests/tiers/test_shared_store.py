@@ -15,10 +15,11 @@ from pagedkv.memory.tiers.actions import StoreOutcome
 from pagedkv.memory.tiers.body import Body, Stored
 from pagedkv.memory.tiers.config import StoreConfig
 from pagedkv.memory.tiers.folder_body import FolderBody
+from pagedkv.memory.tiers.frame import write_frame
 from pagedkv.memory.tiers.redis_body import RedisBody
 from pagedkv.memory.tiers.shared_store import SharedStore
 from tests.tiers.bodies import LASTING, SERVERS, TroubledBody, make_body
-from tests.tiers.examples import IDENTITY, some_runs
+from tests.tiers.examples import IDENTITY, parts_of, some_runs
 from tests.tiers.folder_writers import FORKS
 from tests.tiers.test_store import SECONDS, loaded, put
 
@@ -101,6 +102,20 @@ def test_a_reset_reaches_what_others_stored_before_it(make: Callable[[], Body]) 
         other.rescan()
         assert put(other, runs) == {StoreOutcome.STORED: 3}
         assert one.rescan() == 3
+
+
+def test_what_has_no_room_in_the_index_counts_against_the_cap(make: Callable[[], Body]) -> None:
+    """It did not: nothing was listed, so nothing was measured, and the store wrote as if the bytes were not there."""
+    runs = some_runs(11)
+    frames = [write_frame(IDENTITY, run, parts_of(run)) for run in runs]
+    cap_nbytes = sum(map(len, frames[:10]))
+    with shared(make(), cap_nbytes=cap_nbytes) as store:
+        assert put(store, runs[:10]) == {StoreOutcome.STORED: 10}
+        store.body.write(runs[10].key, [frames[10]], 5.0)
+        assert store.rescan() == 0
+        assert store.wait_until_quiet(SECONDS)
+        assert store.body.usage().nbytes <= cap_nbytes
+        assert store.look_up(runs[:10]) == 9
 
 
 def test_what_is_found_and_is_damaged_is_a_miss(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ entry is verified when it is read, as any other: if it is not there, or is anoth
 
     scan of the body, without the lock      listed keys, some thousands at a time
     under the lock, piece by piece          which are new -> which have vanished -> list the new ones
-    only if anything changed                measure the body
+    only if anything differed               measure the body
 
 A piece takes the lock for less than a millisecond, so a request that is looked up waits no longer.
 """
@@ -172,8 +172,8 @@ class SharedStore(TierStore):
         with self._changed:
             self._core.end_scan(is_whole=True)
             num_vanished = self._core.statistics().num_vanished - num_before
-        if num_listed or num_vanished:
-            self._measure()
+        if new or num_vanished:
+            self._measure()  # what has no room in the index has bytes all the same
         return num_listed
 
     def _unlisted(self) -> Iterator[Stored]:
