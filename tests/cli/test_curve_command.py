@@ -154,6 +154,55 @@ def test_the_json_is_golden_whatever_the_order_of_the_capacities(tmp_path: Path,
         assert json.dumps(written, indent=2) + "\n" == GOLDEN.replace("TRACE", str(trace))
 
 
+def test_tiers_below_the_cache_are_shown_by_medium(trace: Path) -> None:
+    """A block has 512 tokens of 256 KiB: host memory holds four, and has the one block that the third prompt lacks."""
+    command = (
+        "curve",
+        trace,
+        "--capacities",
+        "1,3",
+        "--eviction",
+        "lru",
+        "--host-memory",
+        "512MiB,1GiB",
+        "--disk",
+        "0,1TB",
+    )
+    shown = run(*command).stdout
+    assert "Hit ratio by block with host of 0.5 GiB; loads take no time" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["3", "0.375", "45.45%", "9.09%", "54.55%", "0.625"] in rows
+    written = json.loads(run(*command, "--json", "-").stdout)["tiers"]
+    assert [each["tiers"].keys() for each in written] == [{"host"}, {"host", "disk"}] * 2
+    assert written[0]["hits"]["lru"] == {"1": {"device": 3, "host": 0}, "3": {"device": 5, "host": 1}}
+    assert written[1]["hits"]["lru"]["3"] == {"device": 5, "host": 1, "disk": 0}
+    assert written[0]["written_blocks"] == {"1": {"host": 2}, "3": {"host": 5}}
+
+
+def test_a_model_gives_the_bytes_of_a_token(trace: Path) -> None:
+    command = ("curve", trace, "--model", "llama-3.1-8b", "--memory", "1,0.1", "--eviction", "lru", "--disk", "1TB")
+    (below,) = json.loads(run(*command, "--json", "-").stdout)["tiers"]
+    assert below["block_nbytes"] == 512 * 131_072
+    assert below["hits"]["lru"] == {"1": {"device": 3, "disk": 0}, "16": {"device": 6, "disk": 0}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host-memory", "much"), "--host-memory must be a number of bytes"),
+        (("--admission", "second-offer"), "--admission is for tiers: give --host-memory or --disk"),
+        (("--disk", "1GB", "--admission", "never"), "admission"),
+        (("--disk", ",".join(f"{size}GB" for size in range(1, 18))), "17 curves of tiers are more than 16"),
+        (("--disk", "1GB", "--model", "gemma-3-27b", "--memory", "8"), "gemma-3-27b has windows or states"),
+        (("--disk", "1GB", "--model", "llama-3.1-8b", "--memory", "0.01"), "--memory must hold at least one"),
+    ],
+)
+def test_tiers_that_cannot_be_measured_are_refused(trace: Path, options: tuple[str, ...], message: str) -> None:
+    result = run("curve", trace, *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
 def test_the_table_shows_the_figures(trace: Path) -> None:
     result = run("curve", trace, "--capacities", "1,3,4")
     shown = [line.split("  ") for line in result.stdout.splitlines()]

@@ -127,6 +127,12 @@ def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_pa
     wrong = run(*ask, "--tier", "disk:1GiB")
     assert wrong.exit_code == 2
     assert "a tier is host:SIZE, folder:PATH:SIZE, or a URL" in wrong.stderr
+    scanned = json.loads(run(*ask, "--tier-rescan", "0.5", "--json", "-").stdout)
+    assert scanned["outputs"][0]["num_loaded_tokens"] == {"folder": 96}
+    wrong = run(*ask, "--tier-rescan", "-1")
+    assert (wrong.exit_code, "--tier-rescan must be at least 0, got -1" in wrong.stderr) == (2, True)
+    wrong = run("generate", "--model", folder, "--prompt", "w7", "--tier", "host:1MiB", "--tier-rescan", "5")
+    assert (wrong.exit_code, "--tier-rescan needs a --tier that other processes may share" in wrong.stderr) == (2, True)
 
 
 def test_an_answer_that_differs_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

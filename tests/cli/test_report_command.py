@@ -221,3 +221,15 @@ def test_documents_are_checked_when_they_become_a_run() -> None:
     assert as_run("name", run.replay, without_curve=run.without_curve) == run
     with pytest.raises(msgspec.ValidationError, match="trace"):
         as_run("name", {})
+
+
+def test_the_curve_of_a_trace_has_the_tiers_of_its_replay(tmp_path: Path, output: Path) -> None:
+    trace, behind = tmp_path / "trace.jsonl", tmp_path / "behind.json"
+    trace.write_text(HASH_IDS)
+    result = run("report", trace, "-o", output, "--num-blocks", "2000", "--host-memory", "64GiB", "--json", behind)
+    assert (result.exit_code, "written" in result.stderr) == (0, True)
+    (below,) = json.loads(behind.read_text())["runs"][0]["curve"]["tiers"]
+    assert below["tiers"] == {"host": {"nbytes": 64 * 2**30, "admission": "always"}}
+    assert "lru with host" in output.read_text(encoding="utf-8")
+    run("report", trace, "-o", output, "--num-blocks", "2000")
+    assert "lru with host" not in output.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from pagedkv.memory.wire import Alive, Applied, FollowedMessage, Snapshot
 from pagedkv.serving.cluster import ReplicaSpec
 from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
 from pagedkv.serving.cluster.replica import EngineReplica
+from pagedkv.serving.cluster.spec import RESCAN_S
 from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import EngineConfig, Intent, SamplingParams
 from pagedkv.tiers import FolderTier, HostTier
@@ -154,3 +155,11 @@ def test_entries_of_tiers_are_in_the_index_and_their_numbers_are_added_up(tmp_pa
     both = sums_by_tier([*numbers["tiers"], *numbers["tiers"]])
     assert [(tier.medium, tier.store.num_entries) for tier in both] == [("host", 4), ("folder", 4)]
     asyncio.run(replica._engine.stop())
+
+
+def test_replicas_scan_tiers_that_they_share_and_keep_what_was_set(tmp_path: Path) -> None:
+    tiers = (HostTier("16MiB"), FolderTier(tmp_path, "16MiB"), FolderTier(tmp_path, "16MiB", rescan_s=0))
+    engine = EngineConfig(num_blocks=60, tiers=tiers)
+    own = ReplicaSpec(None, "float32", engine).own_engine
+    assert [tier.rescan_s for tier in own.tiers] == [None, RESCAN_S, 0]
+    assert own == replace(engine, events=True, tiers=own.tiers)

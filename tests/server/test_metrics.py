@@ -213,8 +213,11 @@ def test_hits_from_tiers_are_counted_by_medium(tmp_path: Path) -> None:
     script, path = Script(), tmp_path / "served.jsonl"
     service = make_service(script, tiers=(HostTier("16MiB", loads="always"),))
     with log_requests(service, path, writes_tokens=False), running(service) as url:
+        details = []
         for _ in range(2):
-            assert ask(url, PREFIX).status_code == 200
+            answer = ask(url, PREFIX)
+            assert answer.status_code == 200
+            details.append(answer.json()["usage"]["prompt_tokens_details"])
             assert asyncio.run(local_engine(service).between_steps(lambda llm: llm.flush_tiers(30.0)))
             asyncio.run(local_engine(service).between_steps(lambda llm: llm.core.space.reset_prefix_cache()))
         told = numbers(httpx.get(f"{url}/metrics").text)
@@ -226,6 +229,9 @@ def test_hits_from_tiers_are_counted_by_medium(tmp_path: Path) -> None:
     by_medium = rows[1]["x_hits_by_medium"]
     assert by_medium["host"] == told["pagedkv:tier_hits_total/host"]
     assert sum(by_medium.values()) == rows[1]["x_num_cached_tokens"]
+    assert "x_cached_tokens_by_medium" not in details[0]
+    assert details[1]["x_cached_tokens_by_medium"] == by_medium
+    assert sum(by_medium.values()) == details[1]["cached_tokens"]
     with TraceReader(path) as reader:
         assert len(list(reader)) == 2, "the planner reads the log"
 

@@ -101,6 +101,67 @@ def test_what_is_offered_is_written_and_then_found() -> None:
     assert stored(store, 1, 3) == [StoreOutcome.PRESENT, StoreOutcome.STORED]
 
 
+def stored_under(store: StoreCore, salt: bytes, *numbers: int, nbytes: int = 100) -> list[StoreOutcome]:
+    store.offer(keys(*numbers), [nbytes] * len(numbers), 0.0, salt=salt)
+    carry_out(store)
+    return outcomes(store)
+
+
+def test_a_salt_at_its_share_evicts_its_own_entries_and_no_other() -> None:
+    store = core(salt_share=0.3)
+    assert stored_under(store, b"", 10, 11, 12, 13) == [StoreOutcome.STORED] * 4, "without a salt there is no cap"
+    assert stored_under(store, b"one", 1, 2) == [StoreOutcome.STORED] * 2
+    assert stored_under(store, b"one", 3) == [StoreOutcome.STORED]
+    assert stored_under(store, b"two", 20, 21) == [StoreOutcome.STORED] * 2
+    assert stored_under(store, b"one", 4) == [StoreOutcome.STORED]
+    there = [number for number in (1, 2, 3, 4, 10, 11, 12, 13, 20, 21) if store.look_up(keys(number))]
+    assert there == [1, 3, 4, 10, 11, 12, 13, 20, 21], "2 is the tail of the oldest chain"
+    assert store.statistics().num_evicted == 1
+    owners = store._entries.owners
+    assert (owners.nbytes_of(b"one"), owners.nbytes_of(b"two"), owners.nbytes_of(b"three")) == (300, 200, 0)
+
+
+def test_of_a_chain_longer_than_the_share_the_head_is_stored() -> None:
+    store = core(salt_share=0.3)
+    assert stored_under(store, b"one", 1, 2, 3, 4) == [StoreOutcome.STORED] * 3 + [StoreOutcome.NO_ROOM]
+    assert stored_under(store, b"two", 5, nbytes=301) == [StoreOutcome.NO_ROOM]
+    assert store.statistics().num_evicted == 0, "nothing is evicted for what cannot fit"
+
+
+def test_what_a_scan_found_is_charged_to_the_salt_that_offers_it() -> None:
+    store = core(salt_share=0.3)
+    store.restore(keys(1, 2, 3, 4), [100] * 4, 0.0)
+    owners = store._entries.owners
+    assert owners.nbytes_of(b"one") == 0
+    assert stored_under(store, b"one", 1, 2) == [StoreOutcome.PRESENT] * 2
+    assert not store.select_for_offer(keys(3, 4), 0.0, b"one").any()
+    assert owners.nbytes_of(b"one") == 400, "beyond its share, until it stores again"
+    assert stored_under(store, b"one", 5) == [StoreOutcome.STORED]
+    assert owners.nbytes_of(b"one") == 300
+    store.check()
+
+
+def test_a_salt_without_entries_is_forgotten() -> None:
+    store = core(salt_share=0.5)
+    for turn in range(20):
+        assert stored_under(store, bytes([turn + 1]), turn) == [StoreOutcome.STORED]
+        store.withdraw(keys(turn), 0.0)
+        carry_out(store)
+    assert store._entries.owners._accounts == {}
+    store.offer(keys(50), [100], 0.0, salt=b"late")
+    (write,) = store.take_actions()
+    assert store._entries.owners.nbytes_of(b"late") == 100, "from before the write"
+    store.failed(write.action, Fault.IO, 0.0)
+    assert store._entries.owners.nbytes_of(b"late") == 0
+
+
+def test_without_a_share_no_owner_is_kept() -> None:
+    assert core().statistics().index_nbytes + 101 * 4 == core(salt_share=0.9).statistics().index_nbytes
+    for wrong in (0, -1, 1.5, "half"):
+        with pytest.raises(ConfigurationError, match="salt_share"):
+            core(salt_share=wrong)
+
+
 def test_content_is_admitted_when_it_is_offered_again() -> None:
     store = core(admission="second-offer")
     assert stored(store, 1, 2) == [StoreOutcome.NOT_ADMITTED] * 2

@@ -13,6 +13,7 @@ from pagedkv.memory.tiers.deletes import Deletes
 from pagedkv.memory.tiers.entries import Entries
 from pagedkv.memory.tiers.frame import OpenFrame
 from pagedkv.memory.tiers.index import StoreIndex
+from pagedkv.memory.tiers.open_scan import OpenScan
 from pagedkv.memory.tiers.reads import Reads, Ticket
 from tests.tiers.faults.disk import AT_REST
 from tests.tiers.faults.kills import kill_stores
@@ -60,6 +61,76 @@ def test_every_kind_of_fault_happens_and_has_a_fate() -> None:
     assert set(ledger.injected) == calls | answers | others | unreliable | set(AT_REST)
     assert ledger.fates["forged with a valid check", "refused: damaged"] > 0
     assert "\n".join(ledger.lines()).count("crash") >= 2
+
+
+@interpreted
+@pytest.mark.parametrize(("seed", "fault_rate"), [(0, 0.0), (1, 0.15), (2, 0.3)])
+def test_what_another_process_stores_is_found_while_the_store_runs(seed: int, fault_rate: float) -> None:
+    machine = FaultMachine(seed, fault_rate=fault_rate, is_keyed=seed == 1, is_shared=True)
+    machine.run(2000, checks_every=10)
+    assert machine.seen["found by a scan"] > 10
+    assert machine.seen["deleted by another process"] > 10
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("seed", "eviction", "fault_rate"), [(0, "lru", 0.0), (1, "lru", 0.15), (2, "adaptive", 0.1), (3, "fifo", 0.1)]
+)
+def test_a_salt_has_at_most_its_share(seed: int, eviction: str, fault_rate: float) -> None:
+    if eviction != "lru" and is_compiling_at_all():
+        pytest.skip("the loops of each policy take 20 s to compile; the interpreted run has them all")
+    machine = FaultMachine(seed, eviction, fault_rate, is_shared=seed == 1, salt_share=0.15)
+    machine.run(2000, checks_every=5)
+    assert machine.seen["evictions of a salt's own"] > 5
+
+
+@interpreted
+def test_the_machine_notices_a_salt_beyond_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entries, "evict_own", lambda *_: True)
+    with pytest.raises(AssertionError, match="bytes of a salt whose share is"):
+        FaultMachine(0, fault_rate=0.0, salt_share=0.3).run(2000, checks_every=5)
+
+
+@interpreted
+def test_the_machine_notices_scans_that_list_what_was_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenScan, "has_departed", lambda *_: False)
+    with pytest.raises(AssertionError, match=r"written over|deleted twice|is gone"):
+        FaultMachine(0, fault_rate=0.05, is_shared=True).run(6000, checks_every=10)
+
+
+@interpreted
+def test_the_machine_notices_scans_that_remove_what_was_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = Entries.publish
+
+    def unseen(entries: Entries, entry: int, parent: int) -> None:
+        scan, entries._scan = entries._scan, None
+        publish(entries, entry, parent)
+        entries._scan = scan
+
+    monkeypatch.setattr(Entries, "publish", unseen)
+    with pytest.raises(AssertionError, match="removed though there is room"):
+        FaultMachine(0, fault_rate=0.05, is_shared=True).run(6000, checks_every=10)
+
+
+@interpreted
+def test_the_machine_notices_entries_that_stay_listed_though_they_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entries, "lose_vanished", lambda *_: False)
+    with pytest.raises(AssertionError, match="is listed that vanished"):
+        FaultMachine(3, fault_rate=0.05, is_shared=True).run(6000, checks_every=10)
+
+
+@interpreted
+def test_the_machine_notices_scans_that_list_what_is_older_than_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entries, "forget_scans", lambda *_: None)
+    with pytest.raises(AssertionError, match="from before a reset was served"):
+        FaultMachine(0, fault_rate=0.05, is_keyed=True, is_shared=True).run(6000, checks_every=10)
+
+
+@interpreted
+def test_the_machine_notices_scans_that_list_withdrawn_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entries, "forbid", lambda *_: None)
+    with pytest.raises(AssertionError, match="withdrawn content was served"):
+        FaultMachine(0, fault_rate=0.05, is_shared=True).run(6000, checks_every=10)
 
 
 @interpreted
@@ -186,6 +257,7 @@ def test_faults_of_real_media_are_misses_in_time(medium: str, tmp_path: Path) ->
     assert machine.ledger.num_faults > 30
     assert machine.seen["entries served"] > 0
     assert machine.seen["judged at quiet moments"] > 0
+    assert machine.seen["found by a scan"] > 0
 
 
 def test_the_machine_of_real_media_notices_frames_that_are_not_compared(

@@ -66,6 +66,9 @@ def test_settings_are_checked_when_a_tier_is_built() -> None:
         {"settings": {"unknown": 1}},
         {"settings": {"max_reads": 0}},
         {"settings": None},
+        {"rescan_s": -1},
+        {"rescan_s": "often"},
+        {"rescan_s": float("nan")},
     ]
     for more in wrong:
         with pytest.raises(ConfigurationError):
@@ -84,3 +87,12 @@ def test_a_body_that_cannot_be_made_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="tape tier cannot be opened: no such device"):
         BodyTier(fail, "1GiB", "tape").open_body(bytes(32))
+
+
+def test_only_tiers_that_other_processes_may_share_are_scanned_again() -> None:
+    with pytest.raises(ConfigurationError, match="a host tier is of one process: leave out rescan_s=5"):
+        HostTier("1MiB", rescan_s=5)
+    assert HostTier("1MiB", rescan_s=0).rescan_s == 0
+    shared = (FolderTier("/a", "1GiB"), RedisTier("redis://host"), ObjectTier("s3://bucket"))
+    assert all(tier.is_shared and tier.rescan_s is None for tier in shared)
+    assert not HostTier("1MiB").is_shared

@@ -401,3 +401,20 @@ def test_a_load_tells_when_it_is_done_also_if_it_is_cancelled() -> None:
         assert done.wait(SECONDS)
         store.cancel(load)  # too late, and no harm
         assert load.wait(SECONDS).num_runs == 2
+
+
+def test_a_salt_has_its_share_of_a_store_and_evicts_its_own(tmp_path: Path) -> None:
+    ours, theirs = (RequestKeys("tuned", "2", salt, SALTED.media) for salt in (b"ours", b"theirs"))
+    nbytes = len(write_frame(IDENTITY, some_runs(1)[0], parts_of(some_runs(1)[0])))
+    cap = 10 * nbytes + nbytes // 2
+    body = FolderBody(tmp_path / "root", IDENTITY.fingerprint, cap)
+    with store_on(body, cap_nbytes=cap, salt_share=0.4) as store:
+        kept = some_runs(2, keys=theirs)
+        assert put(store, kept) == {StoreOutcome.STORED: 2}
+        for seed in range(1, 6):
+            put(store, some_runs(2, keys=ours, seed=seed))
+            assert store.wait_until_quiet(SECONDS)
+        assert loaded(store, kept).num_runs == 2
+        there = [loaded(store, some_runs(2, keys=ours, seed=seed)).num_runs for seed in range(1, 6)]
+        assert there == [0, 0, 0, 2, 2]
+        assert body.usage().nbytes <= 6 * nbytes

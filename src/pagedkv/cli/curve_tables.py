@@ -8,10 +8,13 @@ from typing import Final
 from pagedkv.cli.tables import print_numbers, print_table, share, shown_parts
 from pagedkv.planner.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
 from pagedkv.planner.capacity.model_curve import ModelCurve
+from pagedkv.planner.capacity.tier_hits import TierCurve
+from pagedkv.planner.models.memory import GIB
 
 __all__ = ["print_curve", "print_model_curve"]
 
 
+MANY_GIB: Final = 1000
 HEADINGS: Final = MappingProxyType({OPTIMAL: "optimal, offline"})
 """Headings of columns. The optimum could not run as a policy, since it depends on future requests."""
 
@@ -25,6 +28,32 @@ def print_curve(title: str, curve: CapacityCurve, read_as: str) -> None:
     gaps = {name: partial(curve.policy_gap, name) for name in curve.hits if name != OPTIMAL}
     title = "Policy gaps, to the offline optimum; and the capacity gap, from there to the ideal"
     _print_by_capacity(title, curve, {**gaps, "capacity gap": curve.capacity_gap})
+    for tiers in curve.tiers:
+        _print_tiers(curve, tiers)
+
+
+def _print_tiers(curve: CapacityCurve, below: TierCurve) -> None:
+    """Print the hits with tiers below the device: by medium for the first policy, in all for the others."""
+    first, *others = below.device_hits
+    num_refs = curve.num_block_refs
+    media = [tier.medium for tier in below.tiers]
+    sizes = " and ".join(f"{tier.medium} of {_gib(tier.nbytes)} GiB" for tier in below.tiers)
+    rule = "" if below.tiers[0].admission == "always" else f", {below.tiers[0].admission}"
+    title = f"Hit ratio by block with {sizes}{rule}; loads take no time; GiB written"
+    rows = [
+        (
+            f"{capacity:,}",
+            _gib(capacity * below.block_nbytes),
+            f"{below.device_hits[first][capacity] / num_refs:.2%}",
+            *(f"{count / num_refs:.2%}" for count in below.tier_hits[first][capacity]),
+            *(f"{below.num_hits(policy, capacity) / num_refs:.2%}" for policy in (first, *others)),
+            *(_gib(count * below.block_nbytes) for count in below.num_written[capacity]),
+        )
+        for capacity in curve.capacities
+    ]
+    together = [f"all, {policy}" for policy in (first, *others)]
+    headings = ("blocks", "GiB", f"device, {first}", *media, *together, *(f"{medium} written" for medium in media))
+    print_numbers(title, headings, rows, num_keys=2)
 
 
 def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
@@ -116,6 +145,12 @@ def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, C
         for capacity in curve.capacities
     ]
     print_numbers(title, ("blocks", *(HEADINGS.get(name, name) for name in columns)), rows)
+
+
+def _gib(nbytes: int) -> str:
+    """Return bytes in GiB, with four digits or all before the point."""
+    gib = nbytes / GIB
+    return f"{gib:,.0f}" if gib >= MANY_GIB else f"{gib:.4g}"
 
 
 def print_model_curve(title: str, curve: ModelCurve, read_as: str) -> None:

@@ -1,6 +1,6 @@
 """The options of the commands that run an engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -9,7 +9,7 @@ from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.tiers import parse_tier
+from pagedkv.memory.tiers import Tier, parse_tier
 from pagedkv.planner.models.memory import GIB
 
 if TYPE_CHECKING:
@@ -76,6 +76,16 @@ class EngineOptions:
         ),
     ] = None
 
+    tier_rescan: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Seconds between scans of --tier for entries of other processes; 0: never. "
+            "Default: 30 with --replicas, else never.",
+            rich_help_panel=opt.MEMORY,
+        ),
+    ] = None
+
     def config(self) -> "EngineConfig":
         """Configure an engine.
 
@@ -101,5 +111,14 @@ class EngineOptions:
             speculation=PromptLookup(self.lookup) if self.lookup else None,
             num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
             overlap=self.overlap,
-            tiers=tuple(map(parse_tier, self.tier or ())),
+            tiers=self._tiers(),
         )
+
+    def _tiers(self) -> tuple[Tier, ...]:
+        """Return the tiers. Raises ConfigurationError."""
+        tiers = tuple(map(parse_tier, self.tier or ()))
+        if self.tier_rescan is None:
+            return tiers
+        if not any(each.is_shared for each in tiers):
+            raise ConfigurationError("--tier-rescan needs a --tier that other processes may share, such as folder:...")
+        return tuple(replace(each, rescan_s=self.tier_rescan) if each.is_shared else each for each in tiers)

@@ -46,6 +46,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "policies": "--eviction",
         "replay": "--replay",
         "replicas": "--replicas",
+        "rescan_s": "--tier-rescan",
         "salt": "--salt",
         "session_interval_s": "--session-interval",
         "skip_bad": "--skip-bad",

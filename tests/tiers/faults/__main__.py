@@ -36,7 +36,9 @@ def run_simulated(num_faults: int, seed: int, told: Callable[[str], None]) -> tu
     ledger, seen = Ledger(), Counter[str]()
     while ledger.num_faults < num_faults:
         rate = RATES[seed // len(POLICIES) % len(RATES)] if seed % FAULTLESS_EVERY else 0.0
-        machine = FaultMachine(seed, POLICIES[seed % len(POLICIES)], rate, is_keyed=seed % 3 == 0)
+        policy = POLICIES[seed % len(POLICIES)]
+        share = 0.4 if seed % 5 == 0 else 1.0
+        machine = FaultMachine(seed, policy, rate, is_keyed=seed % 3 == 0, is_shared=seed % 2 == 1, salt_share=share)
         try:
             machine.run(EACH, CHECKS_EVERY)
         except AssertionError:

@@ -49,7 +49,8 @@ class FaultyBody:
         self._lock = threading.Lock()
 
     def scan(self) -> Iterator[Stored]:
-        """List the entries of the inner body."""
+        """List the entries of the inner body, or fail."""
+        self._suffer("scan", b"")
         return self.body.scan()
 
     def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:

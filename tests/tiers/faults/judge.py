@@ -14,7 +14,7 @@ from typing import Final
 from pagedkv.memory.tiers.actions import Action, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
 from pagedkv.memory.tiers.breaker import BreakerState
 from pagedkv.memory.tiers.core import StoreCore
-from tests.tiers.faults.contents import Content
+from tests.tiers.faults.contents import Content, keys_of_names
 from tests.tiers.faults.disk import SimulatedDisk
 from tests.tiers.faults.ledger import Ledger
 
@@ -38,7 +38,9 @@ class Judge:
     """What is known of a store and its disk.
 
     ``expected`` can be loaded and no fault touched it; ``touched`` has other bytes on the disk than it should.
-    ``failing`` had a call that failed. ``last`` is the operation at which something happened to a key, or to all.
+    ``failing`` had a call that failed. ``others`` was stored by another process, ``missing`` was not listed by the
+    latest scan, nor written since, and ``old`` was there at a reset, and not written since. ``last`` is the
+    operation at which something happened to a key, or to all.
     """
 
     contents: dict[bytes, Content]
@@ -52,6 +54,12 @@ class Judge:
     expected: set[bytes] = field(default_factory=set)
     touched: set[bytes] = field(default_factory=set)
     failing: set[bytes] = field(default_factory=set)
+    others: set[bytes] = field(default_factory=set)
+    missing: set[bytes] = field(default_factory=set)
+    old: set[bytes] = field(default_factory=set)
+    salt_of: dict[bytes, bytes] = field(default_factory=dict)
+    share_nbytes: int = 0
+    are_owners_known: bool = True
     tombstones: set[bytes] = field(default_factory=set)
     asks: dict[int, Ask] = field(default_factory=dict)
     offers: dict[int, tuple[list[Content], set[int]]] = field(default_factory=dict)
@@ -69,6 +77,8 @@ class Judge:
         self.offers.clear()
         self.expected.clear()
         self.tombstones.clear()
+        self.old.clear()
+        self.are_owners_known = False
         self.stale.clear()
         self.failures_in_a_row, self.breaker = 0, BreakerState.CLOSED
         self.excess = max(0, self.disk.nbytes - self.cap_nbytes)
@@ -135,8 +145,20 @@ class Judge:
         """Check the invariants of the store, and that nothing waits beyond its time."""
         core.check()
         assert core.statistics().num_waiting == len(self.asks), "an ask is stuck or was answered twice"
+        self._judge_shares(core)
         late = [ticket for ticket, ask in self.asks.items() if ask.due_s <= self.now_s]
         assert not late, f"asks {late} are stuck beyond their deadlines"
+
+    def _judge_shares(self, core: StoreCore) -> None:
+        """A salt has at most its share, but for what scans found, whose owner is not known before it is offered."""
+        if not self.share_nbytes or not self.are_owners_known:
+            return
+        names = sorted(self.contents)
+        sizes = Counter[bytes]()
+        for key, nbytes in zip(names, core.sizes_of(keys_of_names(names)), strict=True):
+            sizes[self.salt_of[key]] += nbytes
+        beyond = {nbytes for nbytes in sizes.values() if nbytes > self.share_nbytes}
+        assert not beyond, f"{beyond} bytes of a salt whose share is {self.share_nbytes}"
 
     def _judge_breaker(self, core: StoreCore) -> None:
         """The breaker opens by failures in a row, or by a failed probe, and by nothing else."""
@@ -164,23 +186,27 @@ class Judge:
             return
         kinds = events.kinds.tolist()
         names = [row.tobytes() for row in events.keys]
-        removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in self.expected]
+        owed = self.expected - self.missing
+        removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in owed]
         if removed and self.last.get(("withdrawn", ALL)) != self.operation:
-            self._judge_evictions(core, kinds.count(REMOVED))
+            self._judge_evictions(core, kinds.count(REMOVED), {self.salt_of.get(key, b"") for key in removed})
         for kind, key in zip(kinds, names, strict=True):
             if kind == STORED and key not in self.touched:
                 self.expected.add(key)
             elif kind == REMOVED:
                 self.expected.discard(key)
 
-    def _judge_evictions(self, core: StoreCore, num_removed: int) -> None:
-        """Entries that no fault touched are removed only where there is no room for another one."""
+    def _judge_evictions(self, core: StoreCore, num_removed: int, salts: set[bytes]) -> None:
+        """Entries that no fault touched are removed only where there is no room for another, in all or of a salt."""
         now = core.statistics()
         self.seen["evictions"] += num_removed
         is_short = now.nbytes + self.largest > self.cap_nbytes
         is_crowded = now.num_entries + num_removed + now.num_writes >= self.max_entries
         was_full = self.last.get(("full", ALL)) == self.operation
-        assert is_short or is_crowded or was_full, f"an entry was removed though there is room: {now}"
+        of_salts = core._entries.owners.nbytes_of
+        is_own = self.share_nbytes and any(of_salts(salt) + self.largest > self.share_nbytes for salt in salts)
+        self.seen["evictions of a salt's own"] += bool(is_own)
+        assert is_short or is_crowded or was_full or is_own, f"an entry was removed though there is room: {now}"
 
     def _judge_ask(self, answer: Loaded) -> None:
         ask = self.asks.pop(answer.ticket)
@@ -192,6 +218,7 @@ class Judge:
             key = content.run.key
             assert self.last.get(("accepted", key), -1) >= ask.begun, "an entry was served that was not read"
             assert key not in self.tombstones, "withdrawn content was served"
+            assert key not in self.old, "content from before a reset was served"
         if answer.cause is LoadEnd.NONE:
             return
         key = chain[answer.num_entries].run.key

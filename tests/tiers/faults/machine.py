@@ -2,7 +2,8 @@
 
 At rest, bits flip, files are cut, swapped, deleted, or replaced by frames of another salt, model, layout or version,
 by half a set, or by a forged one. Calls fail, hang, end after their deadlines, or bring another answer. Servers are
-dead or slow for a while, and the clock jumps. A crash loses, tears and reorders what is not synchronised.
+dead or slow for a while, and the clock jumps. A crash loses, tears and reorders what is not synchronised. Where the
+disk is shared, another process stores and deletes entries, which scans find (``others``).
 """
 
 import random
@@ -19,6 +20,7 @@ from tests.tiers.faults.contents import IDENTITY, LONGEST_CHAIN, SECRET, Content
 from tests.tiers.faults.disk import AT_REST, SimulatedDisk, damaged, misread
 from tests.tiers.faults.judge import Ask, Judge
 from tests.tiers.faults.ledger import Ledger
+from tests.tiers.faults.others import Others
 
 CAP: Final = 24 * 640
 MAX_ENTRIES: Final = 30
@@ -31,12 +33,19 @@ LONGEST_OUTAGE: Final = 100
 
 @dataclass(slots=True)
 class FaultMachine:
-    """One run of the machine. With ``is_keyed`` frames have keyed checks, and some are forged."""
+    """One run of the machine.
+
+    With ``is_keyed`` frames have keyed checks, and some are forged. With ``is_shared`` there is another process. With a
+    ``salt_share`` below 1 each tree of chains is of a tenant of its own, who has at most that share.
+    """
 
     seed: int
     eviction: str = "lru"
     fault_rate: float = 0.15
     is_keyed: bool = False
+    is_shared: bool = False
+    salt_share: float = 1.0
+    others: Others = field(init=False)
     rng: random.Random = field(init=False)
     core: StoreCore = field(init=False)
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
@@ -55,6 +64,10 @@ class FaultMachine:
         self.contents = {each.run.key: each for chain in self.chains for each in chain}
         largest = max(len(each.frame) for each in self.contents.values())
         self.judge = Judge(self.contents, self.disk, CAP, MAX_ENTRIES, BREAKER_FAILURES, largest)
+        if self.salt_share < 1:
+            self.judge.share_nbytes = int(CAP * self.salt_share)
+            self.judge.salt_of = {each.run.key: chain[0].run.key for chain in self.chains for each in chain}
+        self.others = Others(self.rng, self.contents, self.judge, self.fault_rate)
         self._begin()
 
     @property
@@ -85,6 +98,7 @@ class FaultMachine:
                 breaker_pause_s=0.5,
                 breaker_longest_pause_s=4.0,
                 full_pause_s=0.3,
+                salt_share=self.salt_share,
                 max_events=100_000,
             ),
             self.caller_s,
@@ -107,6 +121,9 @@ class FaultMachine:
             (self._reset, 0.1 * self.fault_rate),
             (self._measure, 0.5),
         ]
+        if self.is_shared:
+            operations += [(self.others.store, 3), (self.others.delete, 1), (self._scan, 12)]
+            operations += [(self._withdraw, 0.5), (self._reset, 0.1)]
         names, weights = zip(*operations, strict=True)
         for number, operation in enumerate(self.rng.choices(names, weights, k=num_operations)):
             self.judge.operation += 1
@@ -129,7 +146,8 @@ class FaultMachine:
 
     def _offer(self) -> None:
         chain = self._some_chain()
-        offer = self.core.offer(keys_of(chain), [len(each.frame) for each in chain], self.caller_s)
+        salt = self.judge.salt_of.get(chain[0].run.key, b"")
+        offer = self.core.offer(keys_of(chain), [len(each.frame) for each in chain], self.caller_s, salt=salt)
         self.judge.offers[offer] = (chain, set())
 
     def _ask(self) -> None:
@@ -207,15 +225,20 @@ class FaultMachine:
     def _write(self, action: Write, fault: Fault | None) -> None:
         key, frame = action.key, self.contents[action.key].frame
         assert len(frame) == action.nbytes
-        is_known = key in self.judge.touched or key in self.judge.failing
+        room = CAP - self.disk.nbytes + len(self.disk.files.get(key, b""))
+        if self.is_shared and len(frame) > room and fault is None:
+            fault = Fault.FULL  # a shared folder counts what all processes have stored
+        is_known = key in self.judge.touched | self.judge.failing | self.judge.others
         assert key not in self.disk.files or is_known, "written over"
         if fault is None:
             self.disk.change(key, frame)
             self.judge.touched.discard(key)
+            self.judge.missing.discard(key)
+            self.judge.old.discard(key)
             self.ledger.settle(key, "written over, unread")
         else:
             if self.rng.random() < 0.5:  # it failed after it had taken effect, wholly or in part
-                self.disk.change(key, frame[: self.rng.randint(0, len(frame))])
+                self.disk.change(key, frame[: self.rng.randint(0, min(len(frame), max(0, room)))])
                 self.judge.touch(key)
             self.judge.failing.add(key)
             if fault is Fault.FULL:
@@ -255,6 +278,7 @@ class FaultMachine:
         self.judge.withdraw(self.in_flight)
         self.core.reset(self.caller_s)
         self.judge.expected.clear()
+        self.judge.old |= self.disk.files.keys()
 
     def _begin_outage(self) -> None:
         """Let the server be dead, or slow, for some operations."""
@@ -295,6 +319,7 @@ class FaultMachine:
                 self.ledger.settle(key, "lost in a crash")
                 self.judge.touched.discard(key)
         self.judge.restart()
+        self.others.restart()
         self._begin()
         names = list(self.disk.files)
         self.rng.shuffle(names)
@@ -307,10 +332,27 @@ class FaultMachine:
     def _measure(self) -> None:
         self.core.measured(self.disk.nbytes, 10**9, self.caller_s)
 
+    def _scan(self) -> None:
+        if not self.outage:
+            self.others.scan(self.core, self.caller_s)
+
+    def _scan_all(self) -> None:
+        """Find all that another process has left: the first whole scan after a reset deletes what it finds."""
+        for _ in range(3 * self.is_shared):
+            while not self.others.scan(self.core, self.caller_s):
+                self._take()
+            while self.in_flight:
+                self._carry_out()
+                self._take()
+            self._measure()
+            self._take()
+        listed = [key for key in self.contents if self.is_shared and self.core.sizes_of(keys_of_names([key]))[0]]
+        assert self.disk.files.keys() >= set(listed), "an entry is listed that vanished"
+
     def _finish(self) -> None:
         """Without further faults all that waits ends, and what is expected is served."""
         self._end_outage()
-        self.fault_rate = 0.0
+        self.fault_rate = self.others.fault_rate = 0.0
         for _ in range(400):
             while self.in_flight:
                 self.judge.operation += 1
@@ -318,6 +360,7 @@ class FaultMachine:
                 self._take()
             self._set_time(self.caller_s + 0.5)
             self._take()
+        self._scan_all()
         self.judge.judge_all(self.core)
         assert not self.judge.asks, "an ask is stuck"
         assert not self.judge.offers, "an offer is stuck"
@@ -330,6 +373,7 @@ class FaultMachine:
     def _read_all(self) -> None:
         """Ask for all that is there: what no fault touched is served, and the rest refused."""
         served = set()
+        not_listed = self._not_listed()
         for key in sorted(self.disk.files.keys() | self.judge.expected | self.ledger.keys()):
             self.judge.operation += 1
             is_expected = key in self.judge.expected
@@ -341,7 +385,8 @@ class FaultMachine:
             assert isinstance(answer, Loaded)
             assert answer.ticket == ticket
             assert not is_expected or answer.num_entries == 1, f"an untouched entry is not served: {answer}"
-            assert answer.num_entries or key in self.judge.touched, f"a file without a fault is not served: {answer}"
+            may_be_absent = self.judge.touched | not_listed
+            assert answer.num_entries or key in may_be_absent, f"a file without a fault is not served: {answer}"
             self.seen["served at the end"] += answer.num_entries
             served |= {key} if answer.num_entries else set()
             self.in_flight += self.core.take_actions()
@@ -349,4 +394,14 @@ class FaultMachine:
                 self._carry_out()
                 self.in_flight += self.core.take_actions()
             self.ledger.settle(key, "not in the index")
-        assert self.disk.files.keys() == served, "files are left that no entry counts"
+        assert self.disk.files.keys() - not_listed == served, "files are left that no entry counts"
+
+    def _not_listed(self) -> set[bytes]:
+        """Files of another process that no entry has: they were withdrawn here, or there is no room in the index."""
+        if not self.is_shared:
+            return set()
+        now = self.core.statistics()
+        room = 0 if now.num_entries == MAX_ENTRIES else CAP - (now.nbytes - now.foreign_nbytes)
+        unlisted = {key for key in self.disk.files if not self.core.sizes_of(keys_of_names([key]))[0]}
+        is_withdrawn = self.core._entries.is_forbidden
+        return {key for key in unlisted if len(self.disk.files[key]) > room or is_withdrawn(key)}

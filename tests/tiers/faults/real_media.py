@@ -1,9 +1,12 @@
 """Faults on real media: a store on threads over a folder, a disk that gets full, and a Redis server.
 
+Another process, which is a second body here, stores entries at the same place, and scans find them.
+
 What threads do beside each other is not repeated by a seed. So answers are judged as they come, and the rest at quiet
 moments: without an outage and with nothing in flight, all entries are served whose content no fault touched.
 """
 
+import contextlib
 import random
 import time
 from collections import Counter
@@ -14,7 +17,8 @@ from typing import Final
 
 from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
 from pagedkv.memory.tiers.config import StoreConfig
-from pagedkv.memory.tiers.store import Load, LoadedRuns, TierStore
+from pagedkv.memory.tiers.shared_store import SharedStore
+from pagedkv.memory.tiers.store import Load, LoadedRuns
 from tests.tiers.faults.contents import IDENTITY, SECRET, Content, make_chains
 from tests.tiers.faults.disk import AT_REST, damaged
 from tests.tiers.faults.faulty_body import FaultyBody
@@ -82,7 +86,7 @@ class RealMachine:
         )
         self._body = FaultyBody(self._medium.open(), self._contents, self._happen, self._rng.randrange(2**32))
         self._is_there.clear()
-        self._store = TierStore(self._body, IDENTITY, config, secret=SECRET, clock=self._clock)
+        self._store = SharedStore(self._body, IDENTITY, config, secret=SECRET, clock=self._clock)
 
     def _clock(self) -> float:
         return time.monotonic() + self._jump_s
@@ -101,6 +105,8 @@ class RealMachine:
             (self._offer, 30),
             (self._load, 40),
             (self._damage, 20),
+            (self._share, 3),
+            (self._rescan, 3),
             (self._begin_outage, 3),
             (self._jump, 2),
             (self._restart, 0.5),
@@ -176,6 +182,40 @@ class RealMachine:
                 with self._lock:
                     self.ledger.rest(kind, each)
 
+    def _share(self) -> None:
+        """Let another process store an entry, if there is room, at a moment at which the store writes nothing."""
+        if self._outage:
+            return
+        self._body.rate = 0.0
+        assert self._store.wait_until_quiet(SECONDS)
+        content = self._rng.choice(list(self._contents.values()))
+        sizes = self._medium.files()
+        if content.run.key in sizes or sum(sizes.values()) + len(content.frame) > CAP:
+            return
+        with contextlib.closing(self._medium.open()) as other, contextlib.suppress(OSError):  # the disk may be full
+            other.write(content.run.key, [content.frame], SECONDS)
+            with self._lock:
+                self._touched.pop(content.run.key, None)
+                self.ledger.settle(content.run.key, "written over, unread")
+            self.seen["stored by another process"] += 1
+
+    def _rescan(self) -> None:
+        """Scan for what another process has stored; scans fail by chance."""
+        if not self._outage:
+            with contextlib.suppress(OSError):
+                self.seen["found by a scan"] += self._store.rescan()
+
+    def _rescan_whole(self) -> None:
+        """Scan until a scan succeeds: on a machine with other work a server may be late without a fault of ours."""
+        until = time.monotonic() + SECONDS
+        while True:
+            try:
+                self.seen["found by a scan"] += self._store.rescan()
+            except OSError:
+                assert time.monotonic() < until, "no scan succeeds"
+                continue
+            return
+
     def _begin_outage(self) -> None:
         """Begin an outage of some operations, unless there is one."""
         if not self._outage:
@@ -217,6 +257,8 @@ class RealMachine:
         self._body.rate = 0.0
         assert self._store.wait_until_quiet(SECONDS), f"the store is not quiet: {self._store.statistics()}"
         self._wait_for_service()
+        self._rescan_whole()
+        assert self._store.wait_until_quiet(SECONDS)
         self._follow_events()
         self._judge_bytes()
         for key in sorted(self._is_there):

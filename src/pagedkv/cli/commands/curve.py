@@ -6,7 +6,7 @@ stored bytes; then it shows the share of the points, one for each policy and cap
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Annotated, Final
@@ -19,6 +19,7 @@ from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.cache_sizes import CacheSizes, SizedModel
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.curve_tables import print_curve, print_model_curve
+from pagedkv.cli.curve_tiers import NO_TIERS, CurveTierOptions, TiersBelow, token_nbytes_of
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.partitions import partitions_of
@@ -27,7 +28,8 @@ from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.warming import Rehearsal, make_ready, of_curves, of_model_curves
+from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
+from pagedkv.memory.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
     MOST_FOR_ALL,
@@ -82,13 +84,14 @@ class CurveOptions:
 
 
 @command
-def curve(
+def curve(  # noqa: PLR0913 - a trace, and groups of options
     traces: Annotated[
         list[str], typer.Argument(help="Trace with block ids, tokens or texts; several are one, a tenant each.")
     ],
     *,
     measured: CurveOptions,
     sizes: CacheSizes,
+    tier: CurveTierOptions,
     reading: SeveralTracesOptions,
     json_file: opt.JsonFile = None,
 ) -> None:
@@ -104,6 +107,9 @@ def curve(
     With --model, hits are those of its groups of layers, including windows and states, each in a pool of its own, split
     as in pagedkv replay. There is no optimum for such models.
 
+    With --host-memory or --disk, hits are also given by medium: those that a tier still has below a cache of each size.
+    There is no clock, so a load always pays and takes no time; pagedkv replay has the times.
+
     For example:
 
     pagedkv curve mooncake_conversation.jsonl.gz
@@ -114,25 +120,34 @@ def curve(
 
     pagedkv curve mooncake_conversation.jsonl.gz --model gemma-3-27b --memory 16,32,64
 
+    pagedkv curve mooncake_conversation.jsonl.gz --model llama-3.1-8b --memory 16,64 --host-memory 64GiB,256GiB
+
     pagedkv curve team-a.jsonl team-b.jsonl --isolate --window 1h
     """
     if json_file is not None:
         require_writable(json_file, *traces)
-    model = sizes.of_model()
+    model, settings = sizes.of_model(), tier.settings()
+    token_nbytes = token_nbytes_of(model) if settings else 0
+    of_pool = model is None or bool(settings)
     names, num_threads = measured.names, measured.num_threads
     read = TraceBlocks(
         traces,
         reading,
-        map(of_curves if model is None else of_model_curves, names or policies_for(0)),
+        [
+            *map(of_curves if of_pool else of_model_curves, names or policies_for(0)),
+            *([of_stores(DEFAULT_EVICTION)] if settings else []),
+        ],
         full_blocks_only=measured.full_blocks_only,
         block_size=sizes.block_size,
-        keeps_answers=model is None,
+        keeps_answers=of_pool,
         merging=reading.merging,
     )
-    if model is None:
-        result: CapacityCurve | ModelCurve = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads)
-    else:
+    result: CapacityCurve | ModelCurve
+    if model is not None and not settings:
         result = _curve_of_model(read, model, names=names)
+    else:
+        below = TiersBelow(settings, token_nbytes, None if model is None else model.sizes_gib)
+        result = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads, below=below)
     if json_file is not None:
         sources: dict[str, object] = {"trace": traces[0]} if len(traces) == 1 else {"traces": traces}
         head = {**sources, "command": command_line(), "read_as": read.recognised, "warnings": read.notes}
@@ -141,7 +156,8 @@ def curve(
         return
     print_warnings(read.notes)
     if isinstance(result, CapacityCurve):
-        print_curve(f"Capacity curve of {name_of(traces)}", result, read.recognised)
+        named = "" if model is None else f", {model.model.name}"
+        print_curve(f"Capacity curve of {name_of(traces)}{named}", result, read.recognised)
     else:
         print_model_curve(f"Capacity curve of {name_of(traces)}, {result.model}", result, read.recognised)
 
@@ -154,6 +170,7 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all options of its curve, by
     options: TraceOptions = DEFAULTS,
     num_tokens: int | None = None,
     block_size: int = BLOCK_SIZE,
+    below: TiersBelow = NO_TIERS,
 ) -> CapacityCurve:
     """Measure a trace at the given capacities or the default ones.
 
@@ -164,15 +181,16 @@ def curve_of_trace(  # noqa: PLR0913 - a trace, and all options of its curve, by
         options: how to read the trace.
         num_tokens: also measure a cache of this many tokens, and two and four times that.
         block_size: tokens of the blocks that are made from tokens and texts.
+        below: tiers below the cache.
 
     Raises:
         ConfigurationError: a size or the limit is out of range.
         TraceError: the trace cannot be read, or has no content.
         InterruptedRunError: Ctrl-C.
     """
-    rehearsals = map(of_curves, policies_for(0))
+    rehearsals = [*map(of_curves, policies_for(0)), *([of_stores(DEFAULT_EVICTION)] if below.settings else [])]
     blocks = TraceBlocks([path], options, rehearsals, full_blocks_only=full_blocks_only, block_size=block_size)
-    return _curve(blocks, capacities, num_tokens=num_tokens)
+    return _curve(blocks, capacities, num_tokens=num_tokens, below=below)
 
 
 class TraceBlocks:
@@ -242,25 +260,34 @@ class TraceBlocks:
             yield f"the content of {how_many} is unknown: they count as sharing nothing"
 
 
-def _curve(
+def _curve(  # noqa: PLR0913 - a trace, and all options of its curve
     blocks: TraceBlocks,
     capacities: list[int] | None,
     *,
     num_tokens: int | None = None,
     names: Sequence[str] | None = None,
     num_threads: int = 1,
+    below: TiersBelow = NO_TIERS,
 ) -> CapacityCurve:
     """Measure a curve. Raises as :func:`curve_of_trace`."""
     with blocks.read() as (references, progress):
-        wanted = capacities or default_capacities(references)
+        wanted = below.capacities(references) or capacities or default_capacities(references)
         if num_tokens is not None:
             capacity = max(1, num_tokens // max(1, references.block_size))
             wanted = with_multiples(wanted, capacity, references.num_unique_blocks)
-        policies = {name: POLICIES[name] for name in (*policies_for(references.num_requests, names), OPTIMAL)}
-        with _shown(progress, len(set(wanted)) * len(policies)) as show:
-            return measure_curve(
+        online = policies_for(references.num_requests, names)
+        policies = {name: POLICIES[name] for name in (*online, OPTIMAL)}
+        num_points = len(set(wanted)) * len(policies)
+        with _shown(progress, num_points + len(below.settings)) as show:
+            result = measure_curve(
                 references, wanted, policies, show=show, num_threads=num_threads, partitions=blocks.partitions
             )
+            shown = partial(_shown_behind, show, num_points)
+            return replace(result, tiers=below.measured(references, online, result.capacities, shown))
+
+
+def _shown_behind(show: Callable[[int], None], num_before: int, num_done: int) -> None:
+    show(num_before + num_done)
 
 
 def _curve_of_model(blocks: TraceBlocks, sized: SizedModel, *, names: Sequence[str] | None) -> ModelCurve:

@@ -19,6 +19,7 @@ from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, require_writab
 from pagedkv.cli.cache_sizes import parse_capacities
 from pagedkv.cli.command_line import command_line
 from pagedkv.cli.commands.curve import curve_of_trace, has_content
+from pagedkv.cli.curve_tiers import below_of
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
@@ -113,7 +114,8 @@ def _curve_beside(
     wanted = None if capacities is None else parse_capacities(capacities)
     num_tokens, size = _pool_tokens(result), serving.block_size
     try:
-        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=num_tokens, block_size=size)
+        below = below_of(serving.configuration()[0])
+        curve = curve_of_trace(path, wanted, options=serving.trace, num_tokens=num_tokens, block_size=size, below=below)
     except NoBlocksError as error:
         return None, f"There is no capacity curve: {error.reason}."
     return curve.as_dict(), ""

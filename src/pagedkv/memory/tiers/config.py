@@ -41,6 +41,8 @@ class StoreConfig:
         breaker_failures: failures in a row that open the circuit breaker.
         breaker_pause_s, breaker_longest_pause_s: its pauses.
         full_pause_s: how long nothing is written after the medium was full.
+        salt_share: most bytes of entries under one salt, as a share of ``cap_nbytes``; a salt at its share evicts its
+            own entries. 1: no such cap. Content without a salt has none.
         max_events: most events kept until drained, beyond which the oldest are lost; 0: none is recorded.
 
     Raises:
@@ -62,6 +64,7 @@ class StoreConfig:
     breaker_pause_s: float = 1.0
     breaker_longest_pause_s: float = 60.0
     full_pause_s: float = 1.0
+    salt_share: float = 1.0
     max_events: int = 0
 
     def __post_init__(self) -> None:
@@ -72,5 +75,9 @@ class StoreConfig:
             if seconds <= 0:
                 raise ConfigurationError(f"{name} must be above 0, got {seconds}")
             object.__setattr__(self, name, seconds)
+        share = as_number(self.salt_share, "salt_share")
+        if not 0 < share <= 1:
+            raise ConfigurationError(f"salt_share must be above 0 and at most 1, got {share}")
+        object.__setattr__(self, "salt_share", share)
         as_choice(self.eviction, EVICTION_POLICIES, "eviction")
         as_choice(self.admission, ADMISSIONS, "admission")

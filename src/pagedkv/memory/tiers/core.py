@@ -92,7 +92,7 @@ class StoreCore:
         entries, _ = self._entries.index.look_up(words_of(as_keys(keys)))
         return np.asarray(entries != NO_ENTRY)
 
-    def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float) -> npt.NDArray[np.bool_]:
+    def select_for_offer(self, keys: npt.NDArray[np.uint8], now_s: float, salt: bytes = b"") -> npt.NDArray[np.bool_]:
         """Note content that could be offered; return for each key, uint8 ``[n, 32]``, whether to offer it now.
 
         Content is not to be offered if it is stored, queued, being written or deleted, withdrawn, not admitted yet, or
@@ -101,7 +101,7 @@ class StoreCore:
         """
         keys = as_keys(keys)
         self.tick(now_s)
-        return self._offers.select_for_offer(keys, self._writes.keys)
+        return self._offers.select_for_offer(keys, self._writes.keys, salt)
 
     def predict_s(self, nbytes: int, num_entries: int) -> float | None:
         """Predict the seconds to load so much, by the reads so far; None before the first. Changes nothing."""
@@ -132,7 +132,7 @@ class StoreCore:
         """End a load whose request is gone, and answer it with the entries read so far. Other loads go on."""
         self._reads.end_load(ticket)
 
-    def offer(
+    def offer(  # noqa: PLR0913 - a chain, and what is known of it
         self,
         keys: npt.NDArray[np.uint8],
         sizes: list[int],
@@ -140,6 +140,7 @@ class StoreCore:
         parent: bytes = ZERO_KEY,
         *,
         is_noted: bool = False,
+        salt: bytes = b"",
     ) -> int:
         """Offer the content of a chain, head first; return the offer's number. :class:`Offered` answers each key.
 
@@ -149,6 +150,7 @@ class StoreCore:
             now_s: the caller's clock.
             parent: key of the entry before the first one, if it is known.
             is_noted: :meth:`select_for_offer` has returned True for these keys, so they are admitted.
+            salt: of the tenant to which the content is charged; empty: to none.
 
         Raises:
             ConfigurationError: keys of another shape, a key twice, or sizes that are not as many, below 1 or not int32.
@@ -164,7 +166,7 @@ class StoreCore:
         number = self._deadlines.take_number()
         if len(keys):
             self._deadlines.add(number, self.now_s + self.config.write_timeout_s)
-        self._offers.offer(number, keys, sizes, bytes(parent), self._writes.keys, is_noted=is_noted)
+        self._offers.offer(number, keys, sizes, bytes(parent), self._writes.keys, is_noted=is_noted, salt=salt)
         self._dispatch.send()
         return number
 
@@ -188,6 +190,7 @@ class StoreCore:
         """Remove all entries, as after new weights. Returns how many."""
         self.tick(now_s)
         removed = self._forget(self._entries.keys().union(self._offers.queued_keys, self._writes.keys))
+        self._entries.forget_scans()
         self._entries.events.note(StoreEventKind.CLEARED)
         return removed
 
@@ -202,6 +205,42 @@ class StoreCore:
         num_entered = self._entries.restore([each for each in found if each[0] not in self._writes.keys])
         self._dispatch.send()
         return num_entered
+
+    def begin_scan(self) -> None:
+        """Begin to compare the entries with a scan of the body, which other processes write to. O(max_entries).
+
+        A scan that is open is given up, as by :meth:`reset`. It is ended by :meth:`end_scan`, after calls of
+        :meth:`compare_scan` for all that it lists, of :meth:`lose_vanished` and of :meth:`adopt`. Between these calls
+        anything else may happen to the store.
+        """
+        self._entries.begin_scan()
+
+    def compare_scan(self, keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Take keys, uint8 ``[n, 32]``, that the open scan lists; return which of them have no entry. O(keys)."""
+        return self._entries.compare_scan(words_of(as_keys(keys)))
+
+    def lose_vanished(self, most: int) -> bool:
+        """Remove entries that the whole scan has not listed, among the next ``most`` of the index. O(most).
+
+        Returns whether there are more to be looked at.
+        """
+        return self._entries.lose_vanished(most)
+
+    def adopt(self, keys: npt.NDArray[np.uint8], sizes: list[int], now_s: float) -> int:
+        """List entries of other processes, which :meth:`compare_scan` did not know, the least recently used first.
+
+        Nothing is evicted for them. What is withdrawn, is being written, or was removed since the scan began, is left
+        out. The first scan after a reset deletes what it finds. Returns how many entries are listed. O(keys).
+        """
+        self.tick(now_s)
+        found = zip(names_of(as_keys(keys)), sizes, strict=True)
+        num_listed = self._entries.adopt([each for each in found if each[0] not in self._writes.keys])
+        self._dispatch.send()
+        return num_listed
+
+    def end_scan(self, *, is_whole: bool) -> None:
+        """End the open scan, if there is one; ``is_whole``: it has listed all that is there."""
+        self._entries.end_scan(is_whole=is_whole)
 
     def measured(self, root_nbytes: int, free_nbytes: int | None, now_s: float) -> None:
         """Set the measured bytes of a body: all bytes of its root, and the free bytes of its medium (None: unknown).
@@ -281,10 +320,12 @@ class StoreCore:
             read_nbytes=reads.read_nbytes,
             written_nbytes=writes.written_nbytes,
             num_evicted=self._entries.num_evicted,
+            num_found=self._entries.num_found,
+            num_vanished=self._entries.num_vanished,
             faults=dict(self._dispatch.faults),
             breaker=self._breaker.state,
             times_opened=self._breaker.times_opened,
-            index_nbytes=self._entries.index.nbytes + offers.admission_nbytes,
+            index_nbytes=self._entries.index.nbytes + offers.admission_nbytes + self._entries.owners.nbytes,
             cap_nbytes=self.config.cap_nbytes,
         )
 

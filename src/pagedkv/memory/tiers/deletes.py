@@ -3,7 +3,7 @@
 A delete that fails is sent again after a pause. One that is overdue stays in flight until the driver reports it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from pagedkv.memory.tiers.actions import Delete, Fault
@@ -48,6 +48,11 @@ class Deletes:
     def __contains__(self, key: bytes) -> bool:
         """Whether the content of a key is to be deleted."""
         return key in self._doomed
+
+    @property
+    def keys(self) -> Collection[bytes]:
+        """The keys whose content is to be deleted."""
+        return self._doomed.keys()
 
     @property
     def num_in_flight(self) -> int:

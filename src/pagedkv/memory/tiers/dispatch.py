@@ -117,6 +117,9 @@ class Dispatch:
         while self._writes.can_begin and self._may_send():
             if self._writes.drop_found():
                 continue
+            if not self._writes.make_share():
+                self._writes.drop_for_room()
+                continue
             if not self._writes.has_room:
                 self._writes.make_room()
                 self._send_deletes()

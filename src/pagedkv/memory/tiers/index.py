@@ -122,6 +122,15 @@ def _look_up(pool: PoolArrays, keys: Uint32Array, entries: Int32Array) -> int:
 
 
 @compiled
+def _first_evictable(pool: PoolArrays, owners: Int32Array, owner: int) -> int:
+    """Return the first entry of an owner in the queue of entries without references; ``NO_ENTRY`` if there is none."""
+    entry = int(pool.records[NULL_BLOCK, NEXT])
+    while entry != NULL_BLOCK and (entry >= len(owners) or owners[entry] != owner):
+        entry = int(pool.records[entry, NEXT])
+    return entry
+
+
+@compiled
 def _publish(pool: PoolArrays, entry: int, parent: int) -> None:
     """Name an entry by its key."""
     name_block(pool, ENTRY_NAME, entry, parent, pool.records[parent, LIFE])
@@ -184,6 +193,21 @@ class StoreIndex:
     def can_evict(self) -> bool:
         """Whether there is an entry without references. O(1)."""
         return bool(self._arrays.counts[NUM_FREE])
+
+    @property
+    def sizes(self) -> Int32Array:
+        """Bytes of all entries by id, also of vacant ones: int32 ``[entries]``."""
+        sizes: Int32Array = self._arrays.tokens[:, 0]
+        return sizes
+
+    def first_evictable(self, owners: Int32Array, owner: int) -> int:
+        """Return the entry of an owner that may be evicted first; ``NO_ENTRY`` if there is none. O(entries).
+
+        Args:
+            owners: the owner of each entry: int32 ``[entries]``.
+            owner: which.
+        """
+        return int(_first_evictable(self._arrays, owners, owner))
 
     def find(self, key: bytes) -> int:
         """Return the entry of a key, or ``NO_ENTRY``. Changes nothing."""
@@ -263,6 +287,11 @@ class StoreIndex:
     def all_entries(self) -> npt.NDArray[np.int64]:
         """Return the ids of all entries that can be loaded. O(entries)."""
         return self._pool.prefix_index.named_blocks()
+
+    def entries_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the ids from ``first`` to below ``stop`` of entries that can be loaded. O(stop - first)."""
+        records = self._arrays.records[:-NUM_SENTINELS]
+        return np.flatnonzero(records[first:stop, NAME]) + first
 
     def continuing(self, entries: Iterable[int]) -> list[int]:
         """Return all entries whose chain of known parents leads to one of ``entries``, without these.

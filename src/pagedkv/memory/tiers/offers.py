@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.tiers.actions import Answer, Offered, StoreOutcome
 from pagedkv.memory.tiers.admission import OfferedOnce
 from pagedkv.memory.tiers.breaker import CircuitBreaker
@@ -37,6 +38,7 @@ class Content:
         parent: key of the entry that it continues.
         nbytes: bytes of its frame.
         offer, place: number of its offer, and its place among the offer's keys.
+        salt: of its tenant.
     """
 
     key: bytes
@@ -44,6 +46,7 @@ class Content:
     nbytes: int
     offer: int
     place: int
+    salt: bytes = b""
 
 
 @dataclass(slots=True)
@@ -101,16 +104,19 @@ class Offers:
         """Bytes of the table of offers."""
         return 0 if self._offered_once is None else self._offered_once.nbytes
 
-    def select_for_offer(self, keys: npt.NDArray[np.uint8], being_written: Collection[bytes]) -> npt.NDArray[np.bool_]:
+    def select_for_offer(
+        self, keys: npt.NDArray[np.uint8], being_written: Collection[bytes], salt: bytes
+    ) -> npt.NDArray[np.bool_]:
         """Note content that could be offered; return for each key whether to offer it. Stored entries count as used."""
         words = words_of(keys)
         entries, _ = self._index.look_up(words)
         is_there = np.asarray(entries != NO_ENTRY)
+        self._claim(entries[is_there], salt)
         self._index.use(entries[is_there])
         self._index.let_go_chain(entries[is_there])
         admitted = self._admit(words)
         outcomes = (
-            self._outcome_at_once(key, 0, being_written, is_there=there, is_admitted=may)
+            self._outcome_at_once(key, 0, salt, being_written, is_there=there, is_admitted=may)
             for key, there, may in zip(names_of(keys), is_there.tolist(), admitted.tolist(), strict=True)
         )
         return np.array([outcome is None for outcome in outcomes], np.bool_)
@@ -124,21 +130,23 @@ class Offers:
         being_written: Collection[bytes],
         *,
         is_noted: bool,
+        salt: bytes,
     ) -> None:
         """Queue the content of a chain, uint8 ``[n, 32]``, no key twice; answer keys that are not to be written."""
         names, words = names_of(keys), words_of(keys)
         held, _ = self._index.look_up(words)
+        self._claim(held[held != NO_ENTRY], salt)
         self._index.use(held[held != NO_ENTRY])
         offer = self._offers[number] = Offer(names, parent, held, len(names))
         self.num_offered += len(names)
         admitted = np.ones(len(names), np.bool_) if is_noted else self._admit(words)
         for place, (key, nbytes, may) in enumerate(zip(names, sizes, admitted.tolist(), strict=True)):
             is_there = bool(held[place] != NO_ENTRY)
-            outcome = self._outcome_at_once(key, nbytes, being_written, is_there=is_there, is_admitted=may)
+            outcome = self._outcome_at_once(key, nbytes, salt, being_written, is_there=is_there, is_admitted=may)
             if outcome is not None:
                 self.answer(number, place, outcome)
                 continue
-            self._queue[key] = Content(key, names[place - 1] if place else parent, nbytes, number, place)
+            self._queue[key] = Content(key, names[place - 1] if place else parent, nbytes, number, place, salt)
             self._queued_nbytes += nbytes
         if not names:
             self._close(number, offer)
@@ -208,12 +216,23 @@ class Offers:
         offers = sum(self.outcomes.values()) + sum(num_open.values())
         assert offers == self.num_offered, f"{offers} keys of {self.num_offered} accounted for"
 
+    def _claim(self, entries: Int32Array, salt: bytes) -> None:
+        """Charge entries that a scan has found to the salt that offers them."""
+        self._entries.owners.claim(entries, self._index.sizes_of(entries), salt)
+
     def _admit(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Note an offer of these keys, and return which are admitted."""
         return np.ones(len(words), np.bool_) if self._offered_once is None else self._offered_once.note(words)
 
-    def _outcome_at_once(
-        self, key: bytes, nbytes: int, being_written: Collection[bytes], *, is_there: bool, is_admitted: bool
+    def _outcome_at_once(  # noqa: PLR0913 - what is offered, and what is known of it
+        self,
+        key: bytes,
+        nbytes: int,
+        salt: bytes,
+        being_written: Collection[bytes],
+        *,
+        is_there: bool,
+        is_admitted: bool,
     ) -> StoreOutcome | None:
         """Return the outcome of an offered key that is not to be written; None if it is to be written."""
         outcome = None
@@ -225,7 +244,7 @@ class Offers:
             outcome = StoreOutcome.OUT_OF_SERVICE
         elif not is_admitted:
             outcome = StoreOutcome.NOT_ADMITTED
-        elif nbytes > self._config.cap_nbytes:
+        elif nbytes > self._entries.owners.most_nbytes(salt):
             outcome = StoreOutcome.NO_ROOM
         elif key in self._entries.deletes or self._queued_nbytes + nbytes > self._config.max_queued_nbytes:
             outcome = StoreOutcome.BUSY

@@ -61,10 +61,10 @@ class RedisBody:
         for names in self._names(self._begin):
             pipe = self._client.pipeline(transaction=False)
             for name in names:
+                pipe.object("idletime", name)  # before its length is asked for, which is a use
                 pipe.strlen(name)
-                pipe.object("idletime", name)
             answers = self._call(partial(pipe.execute, raise_on_error=False))
-            for name, nbytes, idle_s in zip(names, answers[::2], answers[1::2], strict=True):
+            for name, nbytes, idle_s in zip(names, answers[1::2], answers[::2], strict=True):
                 key = key_of_name(name.decode("ascii", "replace").removeprefix(self._begin))
                 if key is not None and isinstance(nbytes, int) and nbytes:
                     yield Stored(key, nbytes, -float(idle_s) if isinstance(idle_s, int) else 0.0)

@@ -33,6 +33,20 @@ class Room:
         """Count content that is there."""
         self.nbytes += nbytes
 
+    def adopt(self, nbytes: int) -> None:
+        """Count foreign content as the store's own. The sum stays, or grows if the content was not measured yet."""
+        self.nbytes += nbytes
+        self.foreign_nbytes = max(0, self.foreign_nbytes - nbytes)
+
+    def disown(self, nbytes: int) -> None:
+        """Count content of the store as foreign, until the next measurement. The sum stays."""
+        self.nbytes -= nbytes
+        self.foreign_nbytes += nbytes
+
+    def could_own(self, nbytes: int) -> bool:
+        """Whether the store's own content is within the cap with so many more bytes. Changes nothing."""
+        return self.nbytes + nbytes <= self._cap_nbytes
+
     def reserve(self, nbytes: int) -> None:
         """Count content that is about to be written."""
         self.nbytes += nbytes

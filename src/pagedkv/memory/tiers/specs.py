@@ -99,6 +99,8 @@ class Tier(ABC):
         eviction: the eviction policy, as in ``SpaceConfig.eviction``.
         secret: 32 bytes for keyed checks, where other tenants can write to the medium; None: xxh3-128.
         settings: further settings of the store (:class:`~pagedkv.tiers.StoreConfig`), by name.
+        rescan_s: seconds between two scans for entries that other processes have stored in the same place while this
+            one runs; 0: never. None: never, but every 30 seconds where a server runs replicas.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -111,6 +113,7 @@ class Tier(ABC):
     eviction: str = DEFAULT_EVICTION
     secret: bytes | None = field(default=None, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    rescan_s: float | None = None
 
     def __post_init__(self) -> None:
         as_choice(self.loads, LOAD_RULES, "loads")
@@ -118,6 +121,10 @@ class Tier(ABC):
         require_instance(self.settings, Mapping, "settings")
         if as_number(self.deadline_s, "deadline_s") <= 0:
             raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
+        if self.rescan_s is not None and as_number(self.rescan_s, "rescan_s") < 0:
+            raise ConfigurationError(f"rescan_s must be at least 0, got {self.rescan_s}")
+        if self.rescan_s and not self.is_shared:
+            raise ConfigurationError(f"a {self.medium} tier is of one process: leave out rescan_s={self.rescan_s}")
         self.store_config(1)
 
     @property
@@ -139,6 +146,11 @@ class Tier(ABC):
     def host_nbytes(self) -> int:
         """Most bytes of entries that are in this process's memory."""
         return 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may store in the same place."""
+        return True
 
     @abstractmethod
     def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
@@ -203,6 +215,11 @@ class HostTier(Tier):
     def host_nbytes(self) -> int:
         """All of it."""
         return self.cap_nbytes
+
+    @property
+    def is_shared(self) -> bool:
+        """It is not: the memory is of this process."""
+        return False
 
     def open_body(self, fingerprint: bytes, memory: HostMemory | None = None) -> Body:
         """Make an empty body."""

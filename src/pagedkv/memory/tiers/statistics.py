@@ -27,6 +27,8 @@ class StoreStatistics:
         offers: of these, by what became of them; the rest is queued or being written.
         read_nbytes, written_nbytes: bytes of completed actions.
         num_evicted: entries evicted for room.
+        num_found: entries of other processes that scans have found while the store ran.
+        num_vanished: entries that other processes, or the body, have removed meanwhile.
         faults: failed actions by fault.
         breaker: state of the circuit breaker.
         times_opened: how often it opened.
@@ -51,6 +53,8 @@ class StoreStatistics:
     read_nbytes: int
     written_nbytes: int
     num_evicted: int
+    num_found: int
+    num_vanished: int
     faults: dict[str, int]
     breaker: BreakerState
     times_opened: int

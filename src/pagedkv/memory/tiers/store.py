@@ -147,7 +147,8 @@ class TierStore:
         Stored runs count as used. :meth:`offer` with ``is_noted`` follows for the selected ones.
         """
         with self._changed:
-            return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock())
+            salt = runs[0].salt if runs else b""
+            return self._core.select_for_offer(array_of([run.key for run in runs]), self._clock(), salt)
 
     def cancel(self, load: Load) -> None:
         """End a load that no request waits for any more; it is answered with the runs read so far."""
@@ -168,8 +169,7 @@ class TierStore:
         load = Load(tuple(runs), on_done)
         with self._changed:
             self._require_open()
-            ticket = self._core.load(array_of([run.key for run in runs]), self._clock(), deadline_s)
-            load.ticket = ticket
+            ticket = load.ticket = self._core.load(array_of([run.key for run in runs]), self._clock(), deadline_s)
             self._loads[ticket] = load
             for key in load.run_of:
                 self._waiting_for.setdefault(key, set()).add(ticket)
@@ -201,12 +201,11 @@ class TierStore:
             frame_nbytes(self.identity, run, [memoryview(part).nbytes for part in own])
             for run, own in zip(runs, parts, strict=True)
         ]
-        parent = runs[0].parent if runs else bytes(32)
+        parent, salt = (runs[0].parent, runs[0].salt) if runs else (bytes(32), b"")
+        keys = array_of([run.key for run in runs])
         with self._changed:
             self._require_open()
-            offer = self._core.offer(
-                array_of([run.key for run in runs]), sizes, self._clock(), parent, is_noted=is_noted
-            )
+            offer = self._core.offer(keys, sizes, self._clock(), parent, is_noted=is_noted, salt=salt)
             self._offers[offer] = _Offer(tuple(runs), list(parts), on_answer, len(runs))
             self._pass_on()
         self._call_back()
@@ -295,8 +294,7 @@ class TierStore:
             usage = self.body.usage()
         except OSError as problem:
             raise ConfigurationError(f"the {self.body.medium} tier cannot be scanned: {problem}") from problem
-        keys = np.frombuffer(b"".join(each.key for each in found), np.uint8).reshape(len(found), 32)
-        self._core.restore(keys, [each.nbytes for each in found], self._clock())
+        self._core.restore(array_of([each.key for each in found]), [each.nbytes for each in found], self._clock())
         self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
 
     def _keep_time(self) -> None:
@@ -358,15 +356,17 @@ class TierStore:
 
     def _measure_if_due(self) -> None:
         """Measure the body if it is due; an error is ignored, since the next read or write meets it too."""
-        with self._changed:
-            is_due = self._clock() >= self._measured_s + MEASURE_EVERY_S
-            self._measured_s = self._clock() if is_due else self._measured_s
-        if is_due:
+        if self._clock() >= self._measured_s + MEASURE_EVERY_S:
             with contextlib.suppress(OSError):
-                usage = self.body.usage()
-                with self._changed:
-                    self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
-                    self._pass_on()
+                self._measure()
+
+    def _measure(self) -> None:
+        """Measure the body. Raises OSError."""
+        self._measured_s = self._clock()
+        usage = self.body.usage()
+        with self._changed:
+            self._core.measured(usage.nbytes, usage.free_nbytes, self._clock())
+            self._pass_on()
 
     def _report(self, action: Action, result: "_Result") -> None:
         """Report the end of an action to the core, after a comparison of what was read with what is expected."""

@@ -91,6 +91,14 @@ class Writes:
         lacks_bytes = self._entries.room.left_nbytes < self._offers.first().nbytes
         return lacks_bytes and len(self._entries.deletes) > 0
 
+    def make_share(self) -> bool:
+        """Evict entries of the salt of the oldest queued content, until it is within its share; return whether it is.
+
+        The queue must not be empty.
+        """
+        first = self._offers.first()
+        return self._entries.evict_own(first.salt, first.nbytes)
+
     def make_room(self) -> None:
         """Evict entries for the oldest queued content. The queue must not be empty."""
         self._entries.make_room(self._offers.first().nbytes)
@@ -118,7 +126,7 @@ class Writes:
     def begin(self, action: int) -> Write:
         """Begin to write the oldest queued content. There must be room for it."""
         content = self._offers.take_first()
-        self._in_flight[action] = Writing(content, self._entries.take(content.key, content.nbytes))
+        self._in_flight[action] = Writing(content, self._entries.take(content.key, content.nbytes, content.salt))
         self._action_of[content.key] = action
         deadline_s = self._clock.now_s + self._config.write_timeout_s
         return Write(action, content.key, content.nbytes, content.offer, content.place, deadline_s)

@@ -10,6 +10,7 @@ In the order in which data flows::
     optimum          the offline optimum at one capacity
     side_by_side     points of a curve, measured in threads
     pool_hits        an eviction policy at one capacity, through the production pool
+    tier_hits        hits of tiers below the pool, by the store core: TierCurve
     curve            the whole curve: CapacityCurve
     space_hits       a policy at one capacity, through the block space, for models of several groups
     model_curve      hits of such a model against memory: ModelCurve

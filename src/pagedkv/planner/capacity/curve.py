@@ -27,6 +27,7 @@ from pagedkv.planner.capacity.pool_hits import hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.side_by_side import Pause, Point, measure_side_by_side
 from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity, lru_hits_by_request
+from pagedkv.planner.capacity.tier_hits import TierCurve
 
 __all__ = [
     "FOR_MANY_REQUESTS",
@@ -131,6 +132,7 @@ class CapacityCurve:
             whole.
         num_answer_blocks: blocks of answers that are kept after their prompts, as in engines, so that next turns hit
             them; they count as distinct blocks, not as references. 0 where the trace has no tokens of answers.
+        tiers: hits by medium, for each setting of tiers below the device that was measured.
     """
 
     block_size: int
@@ -144,6 +146,7 @@ class CapacityCurve:
     capacity_for: Mapping[str, int]
     parts: tuple[PartCurve, ...] = ()
     num_answer_blocks: int = 0
+    tiers: tuple[TierCurve, ...] = ()
 
     @property
     def capacities(self) -> list[int]:
@@ -233,6 +236,7 @@ class CapacityCurve:
                 f"by_{kind}": [part.as_dict() for part in self.parts if part.kind == kind]
                 for kind in dict.fromkeys(part.kind for part in self.parts)
             },
+            **({"tiers": [each.as_dict() for each in self.tiers]} if self.tiers else {}),
         }
 
 

@@ -31,6 +31,7 @@ __all__ = ["capacity_section", "hit_ratios", "replay_point", "shown_policy"]
 OPTIMAL: Final = "optimal"
 IDEAL_LINE: Final = LineStyle(INK, ":", "")
 REPLAY_LINE: Final = LineStyle(INK, "", "X")
+TIERS_LINE: Final = LineStyle(INK, "-.", "")
 REPLAY_SIZE: Final = 9
 ROOM_ABOVE_IDEAL: Final = 1.12
 
@@ -61,6 +62,16 @@ def hit_ratios(curve: Curve, policy: str) -> dict[int, float]:
     """Hits as a share of all references by capacity in blocks, in ascending order."""
     hits = {int(capacity): num_hits for capacity, num_hits in curve["policies"][policy].items()}
     return {capacity: hits[capacity] / curve["num_block_refs"] for capacity in sorted(hits)}
+
+
+def ratios_with_tiers(curve: Curve, policy: str) -> tuple[str, dict[int, float]] | None:
+    """Name the tiers below the device, with the hits of all media by capacity; None if none were measured."""
+    if not curve.get("tiers"):
+        return None
+    below = curve["tiers"][0]
+    hits = {int(capacity): sum(by_medium.values()) for capacity, by_medium in below["hits"][policy].items()}
+    ratios = {capacity: hits[capacity] / curve["num_block_refs"] for capacity in sorted(hits)}
+    return f"{policy} with {' and '.join(below['tiers'])}", ratios
 
 
 def replay_point(run: ReportRun) -> tuple[int, float] | None:
@@ -101,6 +112,9 @@ def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
         line_legend(f"curve-legend-{number}", style, shown_name(policy))
         for number, (policy, style) in enumerate(lines.items())
     ]
+    below = ratios_with_tiers(curve, shown_policy(run, curve))
+    if below is not None:
+        legend.append(line_legend("curve-legend-tiers", TIERS_LINE, below[0]))
     legend.append(line_legend("curve-legend-ideal", IDEAL_LINE, f"ideal, {RATIO.text(curve['ideal_block_ratio'])}"))
     if replay is not None:
         legend.append(line_legend("curve-legend-replay", REPLAY_LINE, "this replay"))
@@ -110,6 +124,10 @@ def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
         for policy, style in lines.items():
             ratios = hit_ratios(curve, policy)
             line(axes, list(ratios), list(ratios.values()), style)
+        series = [hit_ratios(curve, policy) for policy in lines]
+        if below is not None:
+            line(axes, list(below[1]), list(below[1].values()), TIERS_LINE)
+            series.append(below[1])
         axes.axhline(curve["ideal_block_ratio"], color=IDEAL_LINE.colour, linestyle=IDEAL_LINE.dashes)
         if replay is not None:
             num_tokens, ratio = replay
@@ -117,7 +135,7 @@ def _curve_plot(run: ReportRun, curve: Curve) -> Plot:
         logarithmic(axes, "x")
         axes.yaxis.set_major_formatter(PERCENT_TICKS)
         axes.set_ylim(0, ROOM_ABOVE_IDEAL * max(curve["ideal_block_ratio"], 0 if replay is None else replay[1]) or 1)
-        _read_out(axes, curve, [hit_ratios(curve, policy) for policy in lines])
+        _read_out(axes, curve, series)
 
     caption = PLOTS["curve"]
     label = f"Lines of the hit ratio over the capacity in blocks: {', '.join(lines)}, and the ideal"

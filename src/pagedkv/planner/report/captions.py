@@ -104,7 +104,8 @@ PLOTS: Final = MappingProxyType(
         "curve": Caption(
             "Hit ratio over capacity",
             "Block hits by capacity of the cache: of the replay's policy, of the best other one at its size, of an "
-            "optimum that knows the requests to come, and of a cache without bounds. The table has all policies.",
+            "optimum that knows the requests to come, and of a cache without bounds. With tiers, of all media together "
+            "as if loads took no time. The table has all policies.",
         ),
         "gaps": Caption(
             "Where misses come from",

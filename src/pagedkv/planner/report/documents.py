@@ -260,8 +260,15 @@ class Gain(TypedDict):
     by_policy: dict[str, float]
 
 
+class BelowDevice(TypedDict):
+    """Hits by policy, capacity and medium, with tiers below the device."""
+
+    tiers: dict[str, dict[str, object]]
+    hits: dict[str, dict[str, dict[str, int]]]
+
+
 class Curve(TypedDict):
-    """The document of ``pagedkv curve --json``. Older documents have no gains and no counts of answers."""
+    """The document of ``pagedkv curve --json``. Older documents have no gains, no counts of answers, and no tiers."""
 
     block_size: int
     num_requests: int
@@ -275,6 +282,7 @@ class Curve(TypedDict):
     gaps: Gaps
     gains: NotRequired[list[Gain]]
     num_answer_blocks: NotRequired[int]
+    tiers: NotRequired[list[BelowDevice]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, final
 
 from pagedkv.memory.contract.errors import EngineError
@@ -58,9 +58,13 @@ class EngineReplica:
     """
 
     def __init__(self, spec: ReplicaSpec) -> None:
-        engine = replace(spec.engine, events=True)
         llm, tokenizer = build_engine(
-            spec.model, spec.dtype, engine, spec.tenants, draft_model=spec.draft_model, device=spec.device
+            spec.model,
+            spec.dtype,
+            spec.own_engine,
+            spec.tenants,
+            draft_model=spec.draft_model,
+            device=spec.device,
         )
         self._engine = LocalEngine(llm)
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)

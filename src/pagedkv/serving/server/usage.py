@@ -4,8 +4,9 @@
 that are recomputed after a preemption do not count as cached.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pagedkv.serving.engine import RequestOutput
 
@@ -23,6 +24,7 @@ class Usage:
         num_generated: tokens of its answers, including those that ended them.
         num_drafted: draft tokens that were computed for its answers.
         num_accepted: draft tokens that were accepted.
+        num_loaded: of ``num_read``, tokens that tiers brought, by medium; empty if none did.
     """
 
     num_prompt: int
@@ -31,6 +33,12 @@ class Usage:
     num_generated: int
     num_drafted: int = 0
     num_accepted: int = 0
+    num_loaded: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def read_by_medium(self) -> dict[str, int]:
+        """The read tokens by medium, with the device; they add up to ``num_read``. Empty if no tier brought any."""
+        return {"device": self.num_read - sum(self.num_loaded.values()), **self.num_loaded} if self.num_loaded else {}
 
     @property
     def num_plain(self) -> int:
@@ -59,6 +67,9 @@ def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: b
         num_read += output.num_cached_tokens
         num_written += max(0, whole - output.num_cached_tokens)
         num_generated += sum(len(completion.token_ids) for completion in output.completions)
+    num_loaded: Counter[str] = Counter()
+    for output in outputs:
+        num_loaded.update(output.num_loaded_tokens)
     num_drafted = sum(output.num_drafted_tokens for output in outputs)
     num_accepted = sum(output.num_accepted_tokens for output in outputs)
-    return Usage(num_prompt, num_read, num_written, num_generated, num_drafted, num_accepted)
+    return Usage(num_prompt, num_read, num_written, num_generated, num_drafted, num_accepted, dict(num_loaded))

@@ -122,7 +122,7 @@ class VirtualStore:
 
     def select_for_offer(self, runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
         """Record that runs could be offered; return for each whether to offer it: bool ``[runs]``."""
-        wanted = self._core.select_for_offer(_keys_of(runs), self._now_s)
+        wanted = self._core.select_for_offer(_keys_of(runs), self._now_s, runs[0].salt if runs else b"")
         self._pass_on()
         return wanted
 
@@ -131,7 +131,8 @@ class VirtualStore:
         sizes = [
             sum(part.nbytes * nbytes for part, nbytes in zip(own, self._block_nbytes, strict=True)) for own in parts
         ]
-        self._core.offer(_keys_of(runs), sizes, self._now_s, runs[0].parent, is_noted=is_noted)
+        first = runs[0]
+        self._core.offer(_keys_of(runs), sizes, self._now_s, first.parent, is_noted=is_noted, salt=first.salt)
         self._pass_on()
 
     def withdraw_keys(self, keys: Sequence[bytes]) -> int:

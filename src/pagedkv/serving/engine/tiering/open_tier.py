@@ -52,7 +52,8 @@ class OpenTier(ServedTier):
     def _opened(self, identity: Identity) -> SharedStore:
         body = self.spec.open_body(identity.fingerprint, self._memory)
         try:
-            return SharedStore(body, identity, self._config, secret=self.spec.secret)
+            rescan_s = self.spec.rescan_s or None
+            return SharedStore(body, identity, self._config, secret=self.spec.secret, rescan_s=rescan_s)
         except BaseException:
             body.close()
             raise

@@ -47,6 +47,7 @@ class PromptDetails(TypedDict):
 
     cached_tokens: int
     cache_write_tokens: int
+    x_cached_tokens_by_medium: NotRequired[dict[str, int]]
 
 
 @with_config(CLOSED)

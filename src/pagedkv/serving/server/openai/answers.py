@@ -8,7 +8,7 @@ from pagedkv.serving.engine.outputs import FinishReason
 from pagedkv.serving.server.parsing import CallArguments, CallBegin, Part, ReasoningPart, TextPart
 from pagedkv.serving.server.usage import Usage
 
-__all__ = ["as_delta", "as_finish_reason", "as_logprobs", "as_message", "as_usage"]
+__all__ = ["as_delta", "as_finish_reason", "as_logprobs", "as_message", "as_prompt_details", "as_usage"]
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -28,8 +28,18 @@ def as_usage(usage: Usage, *, is_predicted: bool = False) -> dict[str, Any]:
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_generated,
         "total_tokens": usage.num_total,
-        "prompt_tokens_details": {"cached_tokens": usage.num_read, "cache_write_tokens": usage.num_written},
+        "prompt_tokens_details": as_prompt_details(usage),
         **({"completion_tokens_details": details} if is_predicted else {}),
+    }
+
+
+def as_prompt_details(usage: Usage) -> dict[str, Any]:
+    """Return the tokens of a prompt by their source; by medium where tiers brought any, under a name of our own."""
+    by_medium = usage.read_by_medium
+    return {
+        "cached_tokens": usage.num_read,
+        "cache_write_tokens": usage.num_written,
+        **({"x_cached_tokens_by_medium": by_medium} if by_medium else {}),
     }
 
 

@@ -16,6 +16,7 @@ from pagedkv.serving.server.event_stream import event
 from pagedkv.serving.server.exchange import Exchange
 from pagedkv.serving.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.serving.server.json_response import json_response
+from pagedkv.serving.server.openai.answers import as_prompt_details
 from pagedkv.serving.server.openai.breakpoints import DEFAULT_TTL
 from pagedkv.serving.server.openai.chat import as_generation_request
 from pagedkv.serving.server.openai.requests import ChatRequest, ResponsesRequest
@@ -167,7 +168,7 @@ class ResponseAnswer:
         num_reasoning = len(self._service.encode_plain(reasoning)) if reasoning else 0
         return {
             "input_tokens": usage.num_prompt,
-            "input_tokens_details": {"cached_tokens": usage.num_read, "cache_write_tokens": usage.num_written},
+            "input_tokens_details": as_prompt_details(usage),
             "output_tokens": usage.num_generated,
             "output_tokens_details": {"reasoning_tokens": min(num_reasoning, usage.num_generated)},
             "total_tokens": usage.num_total,
