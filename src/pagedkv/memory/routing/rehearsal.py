@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.contract.events import CacheEvents
+from pagedkv.memory.contract.events import STORED, CacheEvents, TierEvents
 from pagedkv.memory.contract.spec import FullAttention, GroupSpec, SlidingWindow
 from pagedkv.memory.pool.digests import hash_request_tokens
 from pagedkv.memory.routing.replica_index import ReplicaIndex
@@ -30,6 +30,7 @@ def rehearse() -> None:
                 groups[0].pool, kinds, np.zeros_like(kinds), np.zeros_like(kinds), named, np.zeros_like(named)
             )
             router.apply("a", "1", number, [events], 0.0)
+        router.apply("b", "1", 0, [TierEvents("CPU", 8, np.full(len(named), STORED, np.int32), named)], 0.0)
         router.choose(1, tokens[:41], 0.0)
         router.choose(2, tokens[::-1].copy(), 0.0)
         router.prefilled(1)

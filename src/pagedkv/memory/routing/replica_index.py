@@ -348,7 +348,8 @@ class ReplicaIndex:
             held: tokens that hit, by number of the replica, as from :meth:`hits_and_promised`.
             order: the media, the fastest first: where several have an entry, it counts for the first.
 
-        Cost: O(blocks of the prompt x media + runs x replicas).
+        Cost: O(loaded runs x (media + replicas)) where all groups keep whole prefixes; for other models
+        O(blocks of the prompt x media + runs x replicas).
         """
         return self._tiers.hits(prompt, held, [each.number for each in self._replicas.values()], order)
 
