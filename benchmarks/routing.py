@@ -160,9 +160,20 @@ def decision_times(*, has_tiers: bool = False) -> dict[str, float]:
         new = [_tokens(rng, length) for _ in range(NUM_TIMED)]
         times[f"new {length}"] = _time(router, new, clock)
         for way, prompts in ways.items():
-            times[f"{way} {length}"] = _time(router, (NUM_TIMED // NUM_CACHED) * prompts[length], clock)
-        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in new])
+            times[f"{way} {length}"] = _time(router, _continued(prompts[length], rng), clock)
+        unknown = [_tokens(rng, length) for _ in range(NUM_TIMED)]
+        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in unknown])
     return times
+
+
+def _continued(prompts: Sequence[npt.NDArray[np.int32]], rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
+    """Return the prompts again and again, with other tokens in the last block."""
+    continued = []
+    for number in range(NUM_TIMED):
+        tokens = prompts[number % NUM_CACHED].copy()
+        tokens[-BLOCK_SIZE:] = _tokens(rng, BLOCK_SIZE)
+        continued.append(tokens)
+    return continued
 
 
 def _add_tiers(index: ReplicaIndex, prompts: Sequence[npt.NDArray[np.int32]], rng: np.random.Generator) -> None:
