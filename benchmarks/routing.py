@@ -172,6 +172,7 @@ def _continued(prompts: Sequence[npt.NDArray[np.int32]], rng: np.random.Generato
     for number in range(NUM_TIMED):
         tokens = prompts[number % NUM_CACHED].copy()
         tokens[-BLOCK_SIZE:] = _tokens(rng, BLOCK_SIZE)
+        tokens.setflags(write=False)
         continued.append(tokens)
     return continued
 
@@ -194,7 +195,9 @@ def _announced(medium: str, keys: npt.NDArray[np.uint8]) -> TierEvents:
 
 
 def _tokens(rng: np.random.Generator, length: int) -> npt.NDArray[np.int32]:
-    return rng.integers(0, 100_000, length, dtype=np.int32)
+    tokens = rng.integers(0, 100_000, length, dtype=np.int32)
+    tokens.setflags(write=False)  # as a front's are
+    return tokens
 
 
 def _time(router: Router, prompts: Sequence[npt.NDArray[np.int32]], clock: Iterator[int]) -> float:

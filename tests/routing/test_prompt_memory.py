@@ -41,6 +41,7 @@ def test_digests_are_those_of_hashing(turns: list[tuple[int, int, int, int]], ro
     hasher = PromptHasher([SIZE], least_tokens=8, most_nbytes=room)
     for conversation, cut, more, which in turns:
         prompt = np.concatenate((tokens(cut, first=100 * (conversation // 2)), tokens(more, first=7 * conversation)))
+        prompt.setflags(write=bool(which))
         assert hashed(hasher, prompt, KEYS[which]) == expected(prompt, KEYS[which])
 
 
@@ -56,6 +57,19 @@ def test_a_continued_prompt_is_not_hashed_again() -> None:
     other = tokens(60)
     other[0] += 1
     assert hashed(hasher, other) == expected(other, NO_KEYS)
+
+
+def test_tokens_that_change_later_were_copied() -> None:
+    """Also those behind a read-only view."""
+    hasher = PromptHasher([SIZE], least_tokens=8)
+    own = np.array(tokens(60))
+    view = own[:40]
+    view.setflags(write=False)
+    for prompt in (own, view):
+        hasher.hash(prompt)
+    own += 1
+    for prompt in (tokens(60), own):
+        assert hashed(hasher, prompt) == expected(prompt, NO_KEYS)
 
 
 def test_digests_that_were_given_are_not_overwritten() -> None:

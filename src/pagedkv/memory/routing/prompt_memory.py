@@ -6,7 +6,8 @@ which is much faster than hashing them, and only the rest is hashed. Tokens and 
 digests are those that hashing gives.
 
 Prompts are kept in one ring of memory, where a new one takes the place of the oldest. Memory of its own for each prompt
-would be returned to the system and mapped anew, which took 0.2 ms for 131,072 tokens.
+would be returned to the system and mapped anew, which took 0.2 ms for 131,072 tokens. Tokens that cannot be written any
+more are not copied: their place in the ring stays unused.
 """
 
 from collections import deque
@@ -67,7 +68,7 @@ class PromptMemory:
         """
         best, most = None, 0
         for each in self._by_key.get(_key(tokens, size, encodings), ()):
-            num_blocks = min(len(out), _common(each.tokens, tokens) // size)
+            num_blocks = min(len(out), len(each.digests), _common(each.tokens, tokens) // size)
             if num_blocks > most:
                 best, most = each, num_blocks
         if best is not None:
@@ -78,7 +79,10 @@ class PromptMemory:
     def keep(
         self, tokens: Int32Array, size: int, encodings: dict[int, bytes], digests: Uint32Array, num_recalled: int
     ) -> None:
-        """Copy a prompt and its digests, in place of the one that it continues. O(tokens)."""
+        """Keep a prompt and copy its digests, in place of the one that it continues.
+
+        Cost: O(blocks); O(tokens) if the array of tokens is a view or can be written, so that tokens are copied.
+        """
         num_tokens = len(digests) * size
         num_words = num_tokens + digests.size
         if num_words > len(self._ring):
@@ -91,10 +95,11 @@ class PromptMemory:
             known.remove(replaced)
         begin = self._room(num_words)
         middle, end = begin + num_tokens, begin + num_words
-        one = _Known(
-            key, begin, end, self._ring[begin:middle].view(np.int32), self._ring[middle:end].reshape(-1, DIGEST_WORDS)
-        )
-        one.tokens[:] = tokens[:num_tokens]
+        kept = tokens
+        if tokens.flags.writeable or tokens.base is not None:
+            kept = self._ring[begin:middle].view(np.int32)
+            kept[:] = tokens[:num_tokens]
+        one = _Known(key, begin, end, kept, self._ring[middle:end].reshape(-1, DIGEST_WORDS))
         one.digests[:] = digests
         self._in_ring.append(one)
         self._by_key.setdefault(key, []).append(one)

@@ -282,7 +282,10 @@ class ReplicaIndex:
     # Prompts
 
     def hash(self, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> HashedPrompt:
-        """Hash a prompt for :meth:`hits`. O(tokens). Raises TokenError."""
+        """Hash a prompt for :meth:`hits`. O(tokens). Raises TokenError.
+
+        Prompts of 8,192 tokens or more are kept in 64 MiB, so that those that continue them are hashed from there on.
+        """
         return self._hasher.hash(token_ids, keys)
 
     def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
