@@ -74,6 +74,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     inspect_texts: Annotated[
         bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
     ] = False,
+    one_process: Annotated[
+        bool,
+        typer.Option(
+            "--one-process", help="Run the engine in the server's process, as --inspect does.", rich_help_panel=SERVER
+        ),
+    ] = False,
     kv_events: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +121,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         float, typer.Option("--gpus-each", metavar="N", help="GPUs that a replica takes.", rich_help_panel=CLUSTER)
     ] = 0.0,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N; auto: a GPU where there is one.")
+    ] = "auto",
     engine: EngineOptions,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached prefixes.
@@ -127,6 +136,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv serve
 
     pagedkv serve ./my-llama --port 8080 --memory 8
+
+    pagedkv serve ./my-llama --device cuda --dtype auto --overlap
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
 
@@ -155,6 +166,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
         from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
+        from pagedkv.serving.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,
@@ -167,10 +179,18 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     )
     access = server_building.access(api_keys)
     compat.be_silent()
-    events = None if kv_events is None else server_building.KVEvents(kv_events, kv_events_replay, kv_events_topic)
+    events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
-            None if model == DEMO else model, dtype, engine.config(), config, access, events, engine.draft_model
+            None if model == DEMO else model,
+            dtype,
+            engine.config(),
+            config,
+            access,
+            events,
+            engine.draft_model,
+            device,
+            has_own_process=not one_process,
         ),
         server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,

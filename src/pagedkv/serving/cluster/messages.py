@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import EngineError, PagedKVError
+from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.routing import Choice
 from pagedkv.serving.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
@@ -23,7 +23,6 @@ __all__ = [
     "ReplicaFacts",
     "ReplicaMessage",
     "RoutedRequest",
-    "as_sendable",
 ]
 
 WEIGHTS: Final = "tier_weights"
@@ -148,17 +147,6 @@ class ReplicaMessage:
     def is_over(self) -> bool:
         """Whether this is the last message of this attempt."""
         return self.output is not None or self.problem is not None
-
-
-def as_sendable(problem: Exception) -> PagedKVError:
-    """Return an error that can be pickled: one of ours by itself, any other as an EngineError with its text."""
-    if isinstance(problem, PagedKVError) and problem.args and all(isinstance(each, str) for each in problem.args):
-        plain = type(problem)
-        try:
-            return plain(*problem.args)
-        except TypeError:  # its constructor takes more than a text
-            pass
-    return EngineError(f"{type(problem).__name__}: {problem}")
 
 
 def _fields_of(params: SamplingParams) -> dict[str, Any]:

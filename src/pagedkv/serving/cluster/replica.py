@@ -23,15 +23,15 @@ from pagedkv.serving.cluster.messages import (
     ReplicaFacts,
     ReplicaMessage,
     RoutedRequest,
-    as_sendable,
 )
-from pagedkv.serving.cluster.remote_formats import with_matchers
 from pagedkv.serving.cluster.spec import ReplicaSpec
 from pagedkv.serving.engine import AnswerStream, StepRecord
 from pagedkv.serving.server import ApiError, EngineFacts, LocalEngine
 from pagedkv.serving.server.built_engine import build_engine
 from pagedkv.serving.server.events_out import EventsOut
 from pagedkv.serving.server.inspector import InspectedEngine
+from pagedkv.serving.server.remote_formats import with_matchers
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     import ray
@@ -59,7 +59,9 @@ class EngineReplica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         engine = replace(spec.engine, events=True)
-        llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants, spec.draft_model)
+        llm, tokenizer = build_engine(
+            spec.model, spec.dtype, engine, spec.tenants, draft_model=spec.draft_model, device=spec.device
+        )
         self._engine = LocalEngine(llm)
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)
         space = llm.core.space.config

@@ -27,16 +27,16 @@ from pagedkv.serving.cluster.messages import (
     ReplicaFacts,
     ReplicaMessage,
     RoutedRequest,
-    as_sendable,
 )
 from pagedkv.serving.cluster.placements import Placements
-from pagedkv.serving.cluster.remote_formats import RemoteFormats
 from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
 from pagedkv.serving.server import ApiError, EngineFacts, Route
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
+from pagedkv.serving.server.remote_formats import RemoteFormats
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     from ray.exceptions import RayActorError, RayError
