@@ -127,7 +127,7 @@ def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
     for place in places:
         with pytest.raises(ConfigurationError, match="hand-off"):
             reader.fetch(place, PATIENCE_S)
-    with pytest.raises(ConfigurationError, match="NIXL has no plug-in 'NONE': it has .*UCX"):
+    with pytest.raises(ConfigurationError, match=r"NIXL has no plug-in 'NONE': it has .*UCX"):
         NixlLink(backend="NONE")
     assert first["ticket"] != second["ticket"]
     link.close()
