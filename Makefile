@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -130,6 +130,17 @@ MOTO_PACKAGES := moto[s3] flask flask-cors
 
 test-s3: .venv/moto/.installed ## the suites of tiers' bodies and stores on moto's S3
 	$(BIN)/pytest -q -k "S3" tests/tiers
+
+# NIXL has an environment of its own too: of its wheels, the one for CUDA 12, which runs without a GPU.
+.venv/nixl/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c '$(PACKAGES)')')" \
+		> "$$($(@D)/bin/python -c '$(PACKAGES)')/base.pth"
+	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
+	@touch $@
+
+test-nixl: .venv/nixl/.installed ## hand-off from memory to memory by NIXL, on a CPU
+	.venv/nixl/bin/python -m pytest -q tests/engine/test_nixl_link.py
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import describe
+from pagedkv.memory.contract.events import STORED, TierEvents
 from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
 from pagedkv.memory.space import StoredBlocks
 from pagedkv.planner.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
@@ -43,6 +44,7 @@ NUM_CACHED: Final = 16
 NUM_INDEXED: Final = 1_000_000
 NUM_REPLICAS: Final = 8
 BLOCK_SIZE: Final = 16
+RUN_TOKENS: Final = 128
 PROMPTS: Final = (4096, 131_072)
 MICROSECONDS: Final = 1e6
 
@@ -129,15 +131,20 @@ def words_as_bytes(digests: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     return digests.astype(">u4").view(np.uint8).reshape(len(digests), 32)
 
 
-def decision_times() -> dict[str, float]:
+def decision_times(*, has_tiers: bool = False) -> dict[str, float]:
     """Time decisions, hashing included, with a million indexed blocks of eight replicas: median microseconds.
 
     No replica has any of the new prompts. Each of the cached ones is on one replica, all but its last tokens.
+
+    Args:
+        has_tiers: a million entries of tiers are indexed beside the blocks, half of them in host memory, and half on a
+            server that all replicas share. Then there are prompts that are in tiers alone: the first half in the host
+            memory of one replica, the rest on the server.
     """
     index = ReplicaIndex(ServingConfig(num_blocks=64).group_specs, num_expected=NUM_INDEXED)
     router = Router(index)
     rng = np.random.default_rng(1)
-    cached = {length: [_tokens(rng, length) for _ in range(NUM_CACHED)] for length in PROMPTS}
+    cached, tiered = ({length: [_tokens(rng, length) for _ in range(NUM_CACHED)] for length in PROMPTS} for _ in "12")
     for number in range(NUM_REPLICAS):
         own = [index.hash(each[number]).digests[BLOCK_SIZE] for each in cached.values()]
         own += [index.hash(each[number + NUM_REPLICAS]).digests[BLOCK_SIZE] for each in cached.values()]
@@ -145,17 +152,52 @@ def decision_times() -> dict[str, float]:
         others = rng.integers(0, 256, (NUM_INDEXED // NUM_REPLICAS - len(known), 32), dtype=np.uint8)
         router.add_replica(f"r{number}")
         index.restore(f"r{number}", "1", 0, [stored(np.concatenate([known, others]))])
+    if has_tiers:
+        _add_tiers(index, [tokens for each in tiered.values() for tokens in each], rng)
     times, clock = {}, count()
+    ways = {"cached": cached, "in tiers": tiered} if has_tiers else {"cached": cached}
     for length in PROMPTS:
         new = [_tokens(rng, length) for _ in range(NUM_TIMED)]
         times[f"new {length}"] = _time(router, new, clock)
-        times[f"cached {length}"] = _time(router, (NUM_TIMED // NUM_CACHED) * cached[length], clock)
-        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in new])
+        for way, prompts in ways.items():
+            times[f"{way} {length}"] = _time(router, _continued(prompts[length], rng), clock)
+        unknown = [_tokens(rng, length) for _ in range(NUM_TIMED)]
+        times[f"hashing {length}"] = _median([_seconds(index.hash, tokens) for tokens in unknown])
     return times
 
 
+def _continued(prompts: Sequence[npt.NDArray[np.int32]], rng: np.random.Generator) -> list[npt.NDArray[np.int32]]:
+    """Return the prompts again and again, with other tokens in the last block."""
+    continued = []
+    for number in range(NUM_TIMED):
+        tokens = prompts[number % NUM_CACHED].copy()
+        tokens[-BLOCK_SIZE:] = _tokens(rng, BLOCK_SIZE)
+        tokens.setflags(write=False)
+        continued.append(tokens)
+    return continued
+
+
+def _add_tiers(index: ReplicaIndex, prompts: Sequence[npt.NDArray[np.int32]], rng: np.random.Generator) -> None:
+    """Announce a million entries of tiers, those of the prompts among them."""
+    per_run = RUN_TOKENS // BLOCK_SIZE
+    runs = [words_as_bytes(index.hash(each).digests[BLOCK_SIZE][per_run - 1 :: per_run]) for each in prompts]
+    num_others = NUM_INDEXED // 2 // NUM_REPLICAS
+    on_server = np.concatenate([each[len(each) // 2 :] for each in runs])
+    for number in range(NUM_REPLICAS):
+        own = [each[: len(each) // 2] for each in runs[number::NUM_REPLICAS]]
+        for medium, known in (("CPU", np.concatenate(own)), ("REDIS", on_server)):
+            keys = np.concatenate([known, rng.integers(0, 256, (num_others - len(known), 32), dtype=np.uint8)])
+            index.apply(f"r{number}", "1", index.view(f"r{number}").next_batch, [_announced(medium, keys)])
+
+
+def _announced(medium: str, keys: npt.NDArray[np.uint8]) -> TierEvents:
+    return TierEvents(medium, RUN_TOKENS, np.full(len(keys), STORED, np.int32), keys)
+
+
 def _tokens(rng: np.random.Generator, length: int) -> npt.NDArray[np.int32]:
-    return rng.integers(0, 100_000, length, dtype=np.int32)
+    tokens = rng.integers(0, 100_000, length, dtype=np.int32)
+    tokens.setflags(write=False)  # as a front's are
+    return tokens
 
 
 def _time(router: Router, prompts: Sequence[npt.NDArray[np.int32]], clock: Iterator[int]) -> float:
@@ -192,9 +234,9 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    times = decision_times()
+    times = {**decision_times(), **{f"tiers, {name}": us for name, us in decision_times(has_tiers=True).items()}}
     for name, us in times.items():
-        print(f"{name:>16} {us:8,.0f} us", flush=True)
+        print(f"{name:>24} {us:8,.0f} us", flush=True)
     rows = []
     for trace in given.trace:
         read: Iterable[Request] = TraceReader(trace)

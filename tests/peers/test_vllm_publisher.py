@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from pagedkv import FullAttention, GroupSpec, MediaSpan, RequestKeys, SlidingWindow, hash_block_tokens
 from pagedkv.memory.contract.errors import RecordingError
+from pagedkv.memory.contract.events import REMOVED, STORED, TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.contract.spec import ChunkedLocal, RecurrentState
 from pagedkv.memory.pool.digests import ROOT_DIGEST
@@ -35,6 +36,8 @@ GROUPS: Final[tuple[GroupSpec, ...]] = (
 )
 LOCAL: Final = "tcp://127.0.0.1:*"
 PATIENCE_MS: Final = 60_000
+MEDIA: Final = ("CPU", "FOLDER", "REDIS", "OBJECT")
+RUN_TOKENS: Final = 32
 KEYS: Final = RequestKeys("sql", "v2", b"tenant-a", (MediaSpan(3, 3, b"image"),))
 
 
@@ -162,6 +165,51 @@ def test_their_decoder_reads_a_snapshot_too() -> None:
         assert len(hashes) > 20
         again = next(part for _, part in parts)
         assert all(isinstance(event, BlockStored) for event in again.events)
+
+
+def entries(medium: str, kind: int, *seeds: int) -> TierEvents:
+    """Return events of entries with keys drawn from seeds."""
+    keys = np.stack([np.random.default_rng(seed).integers(0, 256, 32, np.uint8) for seed in seeds])
+    return TierEvents(medium, RUN_TOKENS, np.full(len(seeds), kind, np.int32), keys)
+
+
+def test_their_classes_read_entries_of_tiers_by_medium() -> None:
+    """As their own events of offloaded blocks: a medium, hashes, no tokens and no parent; also in a snapshot."""
+    space = new_space(*GROUPS, num_blocks={"device": 60, "state": 9}, max_tokens=90, events=True)
+    listed = [entries(medium, STORED, *range(10 * place, 10 * place + 5)) for place, medium in enumerate(MEDIA)]
+    gone = entries("REDIS", REMOVED, 20, 23)
+    with (
+        EventPublisher(LOCAL, LOCAL, groups=GROUPS, heartbeat_s=0.05) as publisher,
+        subscribed(publisher) as subscriber,
+    ):
+        cache(space, tokens(20))
+        publisher.publish(space.drain_events(), space, listed)
+        publisher.publish(space.drain_events(), space, [gone])
+        publisher.serve_snapshots(lambda: publisher.snapshot(space, listed))
+        there: dict[str, set[bytes]] = {}
+        while not any(
+            isinstance(event, BlockRemoved) for _, batch in subscriber.received_msgs for event in batch.events
+        ):
+            assert subscriber.receive_one(PATIENCE_MS) is not None
+        for _, batch in subscriber.received_msgs:
+            for event in batch.events:
+                own = there.setdefault(event.medium, set())
+                if isinstance(event, BlockRemoved):
+                    assert own >= set(event.block_hashes)
+                    own -= set(event.block_hashes)
+                    continue
+                own |= set(event.block_hashes)
+                if event.medium != "GPU":
+                    assert (event.token_ids, event.parent_block_hash, event.block_size) == ([], None, RUN_TOKENS)
+        wanted = {each.medium: {key.tobytes() for key in each.keys} for each in listed}
+        wanted["REDIS"] -= {key.tobytes() for key in gone.keys}
+        assert {medium: keys for medium, keys in there.items() if medium != "GPU"} == wanted
+        assert there["GPU"]
+        (socket,) = subscriber.replay_sockets
+        socket.send_multipart([b"", b"snapshot"])
+        events = [event for _, part in subscriber.receive_replay() for event in part.events]
+        assert {event.medium for event in events} == {"GPU", *MEDIA}
+        assert sum(len(event.block_hashes) for event in events if event.medium != "GPU") == 5 * len(MEDIA)
 
 
 def test_their_example_prints_every_batch() -> None:

@@ -282,7 +282,10 @@ class ReplicaIndex:
     # Prompts
 
     def hash(self, token_ids: TokenIds, keys: RequestKeys = NO_KEYS) -> HashedPrompt:
-        """Hash a prompt for :meth:`hits`. O(tokens). Raises TokenError."""
+        """Hash a prompt for :meth:`hits`. O(tokens). Raises TokenError.
+
+        Prompts of 8,192 tokens or more are kept in 64 MiB, so that those that continue them are hashed from there on.
+        """
         return self._hasher.hash(token_ids, keys)
 
     def look_up(self, prompt: HashedPrompt) -> list[Uint64Array]:
@@ -348,7 +351,8 @@ class ReplicaIndex:
             held: tokens that hit, by number of the replica, as from :meth:`hits_and_promised`.
             order: the media, the fastest first: where several have an entry, it counts for the first.
 
-        Cost: O(blocks of the prompt x media + runs x replicas).
+        Cost: O(loaded runs x (media + replicas)) where all groups keep whole prefixes; for other models
+        O(blocks of the prompt x media + runs x replicas).
         """
         return self._tiers.hits(prompt, held, [each.number for each in self._replicas.values()], order)
 

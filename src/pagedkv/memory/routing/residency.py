@@ -224,14 +224,15 @@ class Residency:
         """The table, for loops of this module, valid until it grows: uint64 ``[places, 3]``, and the same as uint32."""
         return self._rows, self._words
 
-    def look_up(self, digests: Uint32Array, group: int = 0) -> Uint64Array:
+    def look_up(self, digests: Uint32Array, group: int = 0, *, out: Uint64Array | None = None) -> Uint64Array:
         """Return the replicas that have each block, one bit for each: uint64 ``[n]``.
 
         Args:
             digests: uint32 ``[n, 8]``, the words of the blocks' digests.
             group: the blocks' group.
+            out: where they are written; None: a new array.
         """
-        out = np.empty(len(digests), np.uint64)
+        out = np.empty(len(digests), np.uint64) if out is None else out
         _look_up(self._rows, self._words, digests, group, out)
         return out
 

@@ -194,7 +194,8 @@ class Router:
 
         Args:
             request: the caller's number of the request.
-            token_ids: the prompt, int32 ``[n]``.
+            token_ids: the prompt, int32 ``[n]``. A long one is kept for a while (:meth:`ReplicaIndex.hash`), and not
+                copied for that if the array is read-only and owns its memory.
             keys: its extra keys and salt.
             now_s: the caller's time.
             among: replicas that may be chosen; None: all.

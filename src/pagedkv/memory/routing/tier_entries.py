@@ -7,7 +7,7 @@ and an entry that a replica has not seen yet does not count for it. The rule is 
 for models with windows or states the last end whose runs are all there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import lcm
 from typing import Final, final
 
@@ -20,6 +20,7 @@ from pagedkv.memory.contract.spec import GroupSpec, keeps_state, keeps_whole_pre
 from pagedkv.memory.pool.digests import words_of_digests
 from pagedkv.memory.routing.prompts import HashedPrompt
 from pagedkv.memory.routing.residency import Residency, Uint64Array
+from pagedkv.memory.routing.tier_runs import tokens_behind_hits
 
 __all__ = ["TierEntries"]
 
@@ -107,7 +108,8 @@ class TierEntries:
         Returns:
             By number of the replica, for those that have any: tokens by medium, the fastest first.
 
-        Cost: O(blocks of the prompt x media), and O(runs x media) for each replica that has any.
+        Cost: O(loaded runs x (media + replicas)) where all groups keep whole prefixes; for other models
+        O(blocks of the prompt x media), and O(runs x media) for each replica that has any.
         """
         media = [name for name in order if name in self._media]
         run_tokens = max((self._media[name].run_tokens for name in media), default=0)
@@ -115,28 +117,31 @@ class TierEntries:
         if digests is None or not media or (self._has_runs and not run_tokens):
             return {}
         per_run = run_tokens // self._block_size
+        if not self._has_ends:
+            tables = [self._media[name].entries for name in media]
+            mask = sum(1 << replica for replica in replicas)
+            most = prompt.num_tokens - 1
+            counted = tokens_behind_hits(tables, digests[per_run - 1 :: per_run], held, mask, run_tokens, most)
+            return _by_medium(media, replicas, counted.tolist())
         runs = self._look_up(media, digests[per_run - 1 :: per_run] if self._has_runs else digests[:0])
         ends = self._look_up(media, digests ^ END_WORDS if self._has_ends else digests[:0])
         present = np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in (*runs, *ends) if len(each)] or [0])
-        found = {}
+        counts: dict[int, Sequence[int]] = {}
         for replica in replicas:
             if not int(present) >> replica & 1:
                 continue
-            mask = np.uint64(1 << replica)
-            of_replica = _Owned([each & mask != 0 for each in runs], [each & mask != 0 for each in ends])
-            counts = self._counts(of_replica, held[replica], run_tokens, prompt.num_tokens)
-            if any(counts):
-                found[replica] = {name: count for name, count in zip(media, counts, strict=True) if count}
-        return found
+            own = np.uint64(1 << replica)
+            of_replica = _Owned([each & own != 0 for each in runs], [each & own != 0 for each in ends])
+            counts[replica] = self._counts(of_replica, held[replica], run_tokens, prompt.num_tokens)
+        return _by_medium(media, counts, counts)
 
     def _look_up(self, media: Sequence[str], keys: Uint32Array) -> list[Uint64Array]:
         return [self._media[name].entries.look_up(np.ascontiguousarray(keys)) for name in media]
 
     def _counts(self, owned: "_Owned", held: int, run_tokens: int, num_tokens: int) -> list[int]:
-        """Count the tokens behind a hit that one replica can load from each medium."""
+        """Count the tokens behind a hit, up to an end, that one replica can load from each medium."""
         spans = owned.run_spans(held // run_tokens, run_tokens) if self._has_runs else []
-        if self._has_ends:
-            spans = self._up_to_end(owned, spans, held, run_tokens, num_tokens)
+        spans = self._up_to_end(owned, spans, held, run_tokens, num_tokens)
         counts = [0] * owned.num_media
         for medium, begin, end in spans:
             counts[medium] += max(0, min(end, num_tokens - 1) - max(begin, held))
@@ -155,6 +160,17 @@ class TierEntries:
                 cut = [(number, begin, min(last, whole)) for number, begin, last in spans if begin < whole]
                 return [*cut, (medium, whole, end)]
         return []
+
+
+def _by_medium(
+    media: Sequence[str], replicas: Iterable[int], counts: Sequence[Sequence[int]] | Mapping[int, Sequence[int]]
+) -> dict[int, dict[str, int]]:
+    """Name the counts of each replica that has any, by its number."""
+    return {
+        replica: {name: count for name, count in zip(media, counts[replica], strict=True) if count}
+        for replica in replicas
+        if any(counts[replica])
+    }
 
 
 @final

@@ -134,7 +134,8 @@ class Placements:
                 return None
             router = self._require_router()
             router.ended(request.number)
-            tokens = request.known_token_ids
+            tokens = request.known_token_ids  # an array of its own
+            tokens.setflags(write=False)
             choice = router.choose(request.number, tokens, self._clock(), keys=request.intent.keys, among=among)
             placed = Placed(request.number, choice, len(request.intent.answered), self._wall_clock())
             if self._choices and self._choices[-1].number == request.number:

@@ -68,7 +68,7 @@ from pagedkv.serving.engine.ranks import RankGroup
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sample import Sample
 from pagedkv.serving.engine.sampling import SamplingParams, TokenLogprobs
-from pagedkv.serving.engine.tiering import HandOff, TierCause, TierNote, TierStatistics
+from pagedkv.serving.engine.tiering import HandOff, NixlLink, TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.updates import TokenUpdate
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "HandOff",
     "Intent",
     "KVScales",
+    "NixlLink",
     "PromptLookup",
     "RankGroup",
     "RequestOutput",

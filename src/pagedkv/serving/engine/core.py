@@ -57,9 +57,12 @@ from pagedkv.serving.engine.tiering import (
     EngineTiers,
     HandOff,
     LoadUnderWay,
+    NixlLink,
     StoredContent,
     TierStatistics,
+    hand_over_direct,
     read_prefix,
+    take_over_direct,
     write_prefix,
 )
 
@@ -384,44 +387,72 @@ class EngineCore:
             )
         return self._content
 
-    def hand_over(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", timeout_s: float = 60.0) -> HandOff:
+    def hand_over(
+        self,
+        prompt_token_ids: Int32Array,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> HandOff:
         """Store the computed blocks of a prompt in the shared tiers; return where they are, for another engine.
 
         Args:
             prompt_token_ids: int32 ``[n]``; salt: of the requests that computed it.
             timeout_s: longest time to wait for the stores; what is not stored by then is not in the hand-off. Neither
                 is what the tiers do not admit.
+            link: offers what is cached from memory to memory, without a tier; None: by the tiers.
 
         Raises:
-            ConfigurationError: the engine has no tiers.
+            ConfigurationError: the engine has no tiers and there is no link, or the prompt is too large for the link.
             EngineError: the engine has failed, or another thread drives it.
 
-        Cost: O(tokens + bytes that are not stored yet), and the weights are read once.
+        Cost: O(tokens + bytes that are not stored yet), and the weights are read once; with a link O(bytes).
         """
         with self._driving():
             self._land()
-            return self._live.tiers.hand_over(as_token_array(prompt_token_ids), Intent(salt=salt).keys, timeout_s)
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            if link is not None:
+                return hand_over_direct(link, self._file_content(), self.space, tokens, keys)
+            return self._live.tiers.hand_over(tokens, keys, timeout_s)
 
-    def take_over(self, hand_off: HandOff, prompt_token_ids: Int32Array, *, salt: bytes = b"") -> int:
+    def take_over(
+        self,
+        hand_off: HandOff,
+        prompt_token_ids: Int32Array,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> int:
         """Take the blocks of a prompt over from another engine: later requests with this prompt load them.
 
         Args:
             hand_off: from :meth:`hand_over` of an engine with the same model and settings.
             prompt_token_ids: int32 ``[n]``, the same prompt; salt: the same salt, else nothing is found.
+            timeout_s: longest time to wait for a link.
+            link: of a hand-off by a link, which brings the blocks into the cache at once; None: by the tiers.
 
-        Returns the number of leading tokens that can be loaded. Their bytes are verified when they are loaded.
+        Returns the number of leading tokens that can be loaded, whose bytes are verified when they are loaded. With a
+        link, the number of those in the cache; 0: nothing was cached there, or there are too few free blocks.
 
         Raises:
-            ConfigurationError: the fingerprint differs, the prompt is shorter, or a tier is missing here; nothing is
-                changed.
+            ConfigurationError: the fingerprint differs, the prompt is another one, a tier or a link is missing here, or
+                the other engine does not answer; nothing is changed.
             EngineError: the engine has failed, or another thread drives it.
 
-        Cost: O(tokens), and the weights are read once.
+        Cost: O(tokens), and the weights are read once; with a link O(bytes).
         """
         require_instance(hand_off, HandOff, "hand_off")
+        if hand_off.direct is not None and link is None:
+            raise ConfigurationError("the hand-off is in the memory of its engine: pass a `link` (NixlLink)")
         with self._driving():
             self._land()
-            return self._live.tiers.take_over(hand_off, as_token_array(prompt_token_ids), Intent(salt=salt).keys)
+            tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
+            if link is not None:
+                content = self._file_content()
+                return take_over_direct(hand_off, link, timeout_s, content, self.space, tokens, keys)
+            return self._live.tiers.take_over(hand_off, tokens, keys)
 
     # Tiers
 

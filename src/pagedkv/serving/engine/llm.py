@@ -36,7 +36,7 @@ from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.refusals import require_supported
 from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.serving.engine.self_test import self_test
-from pagedkv.serving.engine.tiering import HandOff, TierStatistics, weights_digest
+from pagedkv.serving.engine.tiering import HandOff, NixlLink, TierStatistics, weights_digest
 from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]
@@ -231,13 +231,23 @@ class LLM:
         """Load a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
         return self.core.import_(path, salt=salt)
 
-    def hand_over(self, prompt: Prompt, *, salt: bytes = b"", timeout_s: float = 60.0) -> HandOff:
-        """Store a prompt's blocks in shared tiers, for another engine: see :meth:`EngineCore.hand_over`."""
-        return self.core.hand_over(self._token_ids(prompt, 0), salt=salt, timeout_s=timeout_s)
+    def hand_over(
+        self, prompt: Prompt, *, salt: bytes = b"", timeout_s: float = 60.0, link: NixlLink | None = None
+    ) -> HandOff:
+        """Offer a prompt's blocks to another engine, by tiers or a link: see :meth:`EngineCore.hand_over`."""
+        return self.core.hand_over(self._token_ids(prompt, 0), salt=salt, timeout_s=timeout_s, link=link)
 
-    def take_over(self, hand_off: HandOff, prompt: Prompt, *, salt: bytes = b"") -> int:
+    def take_over(
+        self,
+        hand_off: HandOff,
+        prompt: Prompt,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> int:
         """Take a prompt's blocks over from another engine: see :meth:`EngineCore.take_over`."""
-        return self.core.take_over(hand_off, self._token_ids(prompt, 0), salt=salt)
+        return self.core.take_over(hand_off, self._token_ids(prompt, 0), salt=salt, timeout_s=timeout_s, link=link)
 
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier of ``EngineConfig.tiers``."""

@@ -16,6 +16,7 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import RankLostError
 from pagedkv.memory.device import CopyTicket, KVStorage
 from pagedkv.memory.tiering import BlockBytes, CopyEnd, HostBlocks, Rows
 from pagedkv.serving.engine.ranks.rank_group import RankGroup, SentCopy
@@ -77,7 +78,9 @@ class RankedBlockBytes:
         return HostBlocks(rows, CopyTicket("blocks of all ranks", None))
 
     def write(self, group: int, block_ids: Int32Array, rows: Sequence[Rows]) -> CopyEnd:
-        """Send each rank its heads of whole blocks, and begin to copy this rank's own."""
+        """Send each rank its heads of whole blocks, and begin to copy this rank's own. Raises RankLostError."""
+        if self._ranks.lifetime != self._lifetime:
+            raise RankLostError("blocks cannot be written: the loops of the other ranks have ended")
         whole, content = self._groups[group], np.concatenate(rows)
         if self._ranks.size > 1:
             others = tuple(range(1, self._ranks.size))

@@ -8,7 +8,8 @@
     content        StoredContent: the three above, for an engine in one process; another one is for several ranks
     open_tier      a tier as its user wrote it, and its store
     engine_tiers   EngineTiers: what the loop calls
-    hand_off       where a prompt lies in shared tiers, for another engine
+    hand_off       where a prompt lies in shared tiers, or in memory, for another engine
+    nixl_link      moves a prompt from memory to memory
     prefix_file    a prefix as a file, without any tier
 
 What is loaded and offered is decided by :mod:`pagedkv.memory.tiering`, which a simulation shares.
@@ -18,8 +19,9 @@ The store is :mod:`pagedkv.memory.tiers`, which is independent of engines. ``doc
 from pagedkv.memory.tiering import LoadUnderWay, TierCause, TierNote, TierStatistics
 from pagedkv.serving.engine.tiering.content import OwnContent, StoredContent, scales_of
 from pagedkv.serving.engine.tiering.engine_tiers import EngineTiers
-from pagedkv.serving.engine.tiering.hand_off import HandOff
+from pagedkv.serving.engine.tiering.hand_off import HandOff, hand_over_direct, take_over_direct
 from pagedkv.serving.engine.tiering.identity import identity_of, weights_digest
+from pagedkv.serving.engine.tiering.nixl_link import NixlLink
 from pagedkv.serving.engine.tiering.prefix_file import read_prefix, write_prefix
 from pagedkv.serving.engine.tiering.tier_memory import block_bytes_with_staging, open_tier_memory
 
@@ -27,16 +29,19 @@ __all__ = [
     "EngineTiers",
     "HandOff",
     "LoadUnderWay",
+    "NixlLink",
     "OwnContent",
     "StoredContent",
     "TierCause",
     "TierNote",
     "TierStatistics",
     "block_bytes_with_staging",
+    "hand_over_direct",
     "identity_of",
     "open_tier_memory",
     "read_prefix",
     "scales_of",
+    "take_over_direct",
     "weights_digest",
     "write_prefix",
 ]

@@ -8,18 +8,26 @@
 
 The bytes go through a medium that both engines have: a folder, Redis, an object store. A hand-off has positions and the
 fingerprint of the content, and no tokens and no salt: the second engine computes the names of the blocks from its own.
+With a link on both sides (:mod:`~pagedkv.serving.engine.tiering.nixl_link`) the bytes go from memory to memory instead,
+and are in the second engine's cache when :func:`take_over_direct` returns.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiering import EntryLayout
 from pagedkv.memory.tiers import RunChain
+from pagedkv.serving.engine.tiering.content import StoredContent
+from pagedkv.serving.engine.tiering.nixl_link import NixlLink
 from pagedkv.serving.engine.tiering.open_tier import OpenTier
+from pagedkv.serving.engine.tiering.prefix_file import bring_frames, cached_frames
 
-__all__ = ["HandOff", "announce", "entries_of"]
+__all__ = ["HandOff", "announce", "entries_of", "hand_over_direct", "take_over_direct"]
 
 PRIVATE: Final = "host"
 """The medium that only its own process can read."""
@@ -36,6 +44,8 @@ class HandOff:
         runs: by name of the tier: numbers of the stored runs, and their bytes.
         ends: by name of the tier: positions, in tokens, of the stored ends, and their bytes.
         media: by name of the tier: its medium.
+        direct: where the frames of the prompt are in the memory of its engine, for a
+            :class:`~pagedkv.serving.engine.NixlLink`; None: they are in tiers.
     """
 
     fingerprint: str
@@ -44,6 +54,39 @@ class HandOff:
     runs: Mapping[str, Sequence[tuple[int, int]]]
     ends: Mapping[str, Sequence[tuple[int, int]]]
     media: Mapping[str, str]
+    direct: Mapping[str, Any] | None = None
+
+
+def hand_over_direct(
+    link: NixlLink, content: StoredContent, space: BlockSpace, token_ids: Int32Array, keys: RequestKeys
+) -> HandOff:
+    """Offer the frames of what is cached of a prompt by a link; return where they are."""
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    num_tokens, frames = cached_frames(content, space, token_ids, keys)
+    direct = link.offer(list(frames)) if num_tokens else None
+    fingerprint = content.identity(layout.blocks_per_run).fingerprint.hex()
+    return HandOff(fingerprint, num_tokens, layout.run_tokens, {}, {}, {}, direct)
+
+
+def take_over_direct(
+    hand_off: HandOff,
+    link: NixlLink,
+    timeout_s: float,
+    content: StoredContent,
+    space: BlockSpace,
+    token_ids: Int32Array,
+    keys: RequestKeys,
+) -> int:
+    """Bring a hand-off from the memory of its engine into the cache; return how many leading tokens it has.
+
+    Raises:
+        ConfigurationError: the content or the prompt is another one, or the frames cannot be read; nothing is changed.
+    """
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    _require_same(hand_off, content.identity(layout.blocks_per_run).fingerprint)
+    if hand_off.direct is None:
+        return 0  # nothing was cached
+    return bring_frames("the hand-off", link.fetch(hand_off.direct, timeout_s), content, space, keys, prompt=token_ids)
 
 
 def entries_of(
@@ -85,11 +128,7 @@ def announce(
     Raises:
         ConfigurationError: the content is another one, the prompt is shorter, or there is no such tier.
     """
-    if hand_off.fingerprint != fingerprint.hex():
-        raise ConfigurationError(
-            f"the hand-off has content of fingerprint {hand_off.fingerprint:.12}..., this engine "
-            f"{fingerprint.hex():.12}...: both need the same weights, dtype, block size and versions"
-        )
+    _require_same(hand_off, fingerprint)
     if hand_off.num_tokens > chain.num_blocks * layout.block_size:
         raise ConfigurationError(
             f"the hand-off has {hand_off.num_tokens} tokens of its prompt, and this prompt has "
@@ -100,6 +139,14 @@ def announce(
         keys = [chain.runs[number].key for number, _ in hand_off.runs[name]]
         keys += [chain.end_key(place // layout.block_size) for place, _ in hand_off.ends[name]]
         tier.store.announce(keys, [nbytes for _, nbytes in (*hand_off.runs[name], *hand_off.ends[name])])
+
+
+def _require_same(hand_off: HandOff, fingerprint: bytes) -> None:
+    if hand_off.fingerprint != fingerprint.hex():
+        raise ConfigurationError(
+            f"the hand-off has content of fingerprint {hand_off.fingerprint:.12}..., this engine "
+            f"{fingerprint.hex():.12}...: both need the same weights, dtype, block size and versions"
+        )
 
 
 def _there(tier: OpenTier, places: Sequence[int], keys: Sequence[bytes]) -> list[tuple[int, int]]:
