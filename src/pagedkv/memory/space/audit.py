@@ -8,7 +8,6 @@ import numpy as np
 from pagedkv.memory.pool.auditing import check_pool
 from pagedkv.memory.pool.blocks import (
     AHEAD,
-    EXTRA,
     FREE,
     HOLD_STEP,
     KEPT,
@@ -22,7 +21,6 @@ from pagedkv.memory.pool.blocks import (
     SPARE,
     UNDATED,
 )
-from pagedkv.memory.pool.digests import digest_block
 from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
 from pagedkv.memory.space.state import VACANT_NUMBER, DraftTable, Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
@@ -71,7 +69,6 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_pending(state, group)
         _check_kept(group)
         _check_inexact(state, group)
-        _check_kept_states(state, group)
     for drafts in state.draft_tables:
         check_draft_states(state, drafts)
     _check_touched(state)
@@ -89,6 +86,8 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
             pool_limits = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
             assert pool_limits == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
         assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
+    for feature in state.features:
+        feature.check()
     for observer in state.observers:
         observer.check()
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
@@ -223,31 +222,6 @@ def _check_kept(group: Group) -> None:
         return
     unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))
     assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
-
-
-def _check_kept_states(state: SpaceState, group: Group) -> None:
-    """A state kept inside an interval has the digest of the tail that is noted for it, and was not written since."""
-    if group not in state.state_groups or state.checkpoints is None:
-        return
-    arrays, name = group.pool.arrays, group.index + 1
-    for block in state.checkpoints.noted_blocks(group.pool.name):
-        note = state.checkpoints.note_of(group.pool.name, arrays, block)
-        if note is None or note.group != group.index:
-            continue
-        assert 0 < note.length < group.block_size, f"group {group.index}: block {block} is kept for a whole interval"
-        parent = np.frombuffer(note.parent, np.uint32)
-        tail, extra = arrays.tokens[block, : note.length], int(arrays.records[block, EXTRA])
-        digest = np.empty_like(parent)
-        digest_block(parent, tail, state.extra_keys.arrays, extra, digest)
-        assert (digest == arrays.digests[block]).all(), f"group {group.index}: block {block} is kept for other tokens"
-    at = int(group.arrays.parameters[AT])
-    for row in np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist():
-        index, length = divmod(int(state.rows[row, NUM_TOKENS]), group.block_size)
-        block = int(group.arrays.table[row, index]) if index < state.rows[row, at + NUM_BLOCKS] else NULL_BLOCK
-        if length and arrays.records[block, NAME] == name:
-            note = state.checkpoints.note_of(group.pool.name, arrays, block)
-            is_as_kept = note is not None and note.length == length
-            assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
 
 
 def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:

@@ -31,7 +31,7 @@ from pagedkv.memory.pool.sweeps import drop_stale
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.state import Group, SpaceState
-from pagedkv.memory.space.steps import InFlightStep
+from pagedkv.memory.space.steps import InFlightStep, StepLedger
 from pagedkv.memory.tables.epochs import date_computed, date_open
 from pagedkv.memory.tables.row_record import freeze
 from pagedkv.memory.tables.rows import (
@@ -97,9 +97,10 @@ class EpochFeature(SpaceFeature):
         """Use the state of a space. O(1)."""
         self._state = state
 
-    def hit_taken(self, row: int, hit: PrefixHit) -> None:
+    def hit_taken(self, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
         """Set the oldest epoch of a row to that of its hit."""
-        _note_hit(self._state, row, hit)
+        del ledger
+        _note_hit(self._state, int(batch[0]), hit)
 
     def forked(self, parent: int, children: Int32Array) -> None:
         """Copy the parent's oldest epoch to its children."""

@@ -32,7 +32,6 @@ from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.publishing import tag
 from pagedkv.memory.space.shortage import find_shortage
 from pagedkv.memory.space.state import Loading, SpaceState
-from pagedkv.memory.space.states import checkpoint_of
 from pagedkv.memory.space.steps import StepLedger, read_only
 from pagedkv.memory.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT
@@ -242,6 +241,6 @@ def allocate_loaded(
     require_growth(state, growth)
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
-    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
+    allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation

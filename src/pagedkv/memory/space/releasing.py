@@ -8,7 +8,6 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.causes import EPOCH, RESET
 from pagedkv.memory.pool.spare_blocks import make_unheld_spare
-from pagedkv.memory.space.draft_states import give_states_back
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.leasing import lease_rows
 from pagedkv.memory.space.loading import freeze_loads
@@ -55,7 +54,6 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     if leaving.keep_until_s is not None:
         lease_rows(state, batch, leaving.keep_until_s)
     left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
-    give_states_back(state, batch, is_leaving=True)
     for group in state.groups:
         state.loops.release_rows(*group.view, on_device, outputs)
         if group.host_pool is not None and num_on_host:

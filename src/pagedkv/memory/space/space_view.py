@@ -30,7 +30,6 @@ from pagedkv.memory.space.epochs import epochs_of_row
 from pagedkv.memory.space.features import features_of
 from pagedkv.memory.space.miss_records import ExplanationBook
 from pagedkv.memory.space.receipts import ReceiptBook
-from pagedkv.memory.space.replaying import without_inexact
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.memory.space.steps import StepLedger, read_only
@@ -268,8 +267,8 @@ class SpaceView:
         if owner.arrays.parameters[NUM_DRAFT_STATES]:
             num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
         entries = self._entries(known, group)[: num_computed // owner.block_size]
-        if owner.replays:
-            entries = without_inexact(self._state, owner, known, entries)
+        for feature in self._state.features:
+            entries = feature.without_inexact(owner, known, entries)
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 

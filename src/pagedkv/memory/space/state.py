@@ -29,11 +29,9 @@ from pagedkv.memory.pool.eviction.registry import policy_named
 from pagedkv.memory.pool.extra_keys import ExtraKeyTable
 from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.step_numbers import open_next, renumber
-from pagedkv.memory.space.checkpoints import Checkpoints
 from pagedkv.memory.space.feature import SpaceFeature
-from pagedkv.memory.space.loops import DraftLoops, SpaceLoops
+from pagedkv.memory.space.loops import SpaceLoops
 from pagedkv.memory.space.observer import SpaceObserver
-from pagedkv.memory.tables.retaining import NUM_ENDS
 from pagedkv.memory.tables.row_record import lower_steps, new_rows
 from pagedkv.memory.tables.rows import (
     AT,
@@ -94,8 +92,6 @@ class Group:
         planned: the column of the rows with the number of tokens that are planned in this group.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
-        ends: int32 ``[max_sequences, NUM_ENDS]``, the positions before which blocks stay cached, if the group sheds
-            blocks that its windows pass (:mod:`pagedkv.memory.tables.retaining`); else empty.
         view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
     """
 
@@ -109,7 +105,6 @@ class Group:
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
-    ends: Int32Array
 
     @property
     def stays_out(self) -> bool:
@@ -151,13 +146,11 @@ class DraftTable:
         index: its number in plans, behind those of the groups.
         group: the group.
         arrays: table and parameters.
-        loops: the compiled loops over it.
     """
 
     index: int
     group: Group
     arrays: GroupArrays
-    loops: DraftLoops
 
     @property
     def pool(self) -> BlockPool:
@@ -179,7 +172,6 @@ class SpaceState:
             later prompts can hit. state_groups: those that keep states for prefixes to hit.
         draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
-        checkpoints: the states that are kept inside intervals, or None without such groups.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.memory.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
@@ -250,7 +242,6 @@ class SpaceState:
         self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
-        self.checkpoints = Checkpoints(config) if self.state_groups else None
         self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
@@ -341,17 +332,13 @@ class SpaceState:
             lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
         return tuple(groups)
 
     def _new_draft_tables(self) -> tuple[DraftTable, ...]:
         drafting = [group for group in self.groups if num_draft_states(group.spec)]
-        if not drafting:
-            return ()
-        loops = DraftLoops(*drafting[0].view)
         return tuple(
-            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)), loops)
+            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)))
             for index, group in enumerate(drafting, len(self.groups))
         )
 
@@ -400,10 +387,12 @@ class SpaceState:
         self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
-        if self.checkpoints is not None:
-            self.checkpoints.wanted[batch] = 0
         for feature in self.features:
             feature.cleared(batch)
+
+    def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
+        """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
+        return max([0, *(feature.checkpoint(num_tokens, num_hit_tokens) for feature in self.features)])
 
     def take_tenants(self, names: tuple[str | None, ...], config: SpaceConfig) -> None:
         """Record which tenants there are from now on, by number, and their limits, from a configuration."""

@@ -104,10 +104,9 @@ def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | Stored
             ids[index], is_there[index] = block, True
     sizes = np.array([group.block_size for group in state.groups], np.int32)
     num_tokens = np.where(is_there, sizes[groups], 0).astype(np.int32)
-    if state.checkpoints:
+    for feature in state.features:
         for index in np.flatnonzero(is_there).tolist():
-            note = state.checkpoints.note_of(pool.name, arrays, int(ids[index]))
-            num_tokens[index] = note.length if note else num_tokens[index]
+            num_tokens[index] = feature.num_named_tokens(pool, int(ids[index])) or num_tokens[index]
     has_keys = np.flatnonzero(is_there & (arrays.records[ids, EXTRA] != 0)).tolist()
     keys = {index: _extra_keys_of(state, pool, int(ids[index])) for index in has_keys}
     return BlockContents(arrays.tokens[ids], num_tokens, keys)
@@ -150,8 +149,8 @@ def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
 
 def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
     """Tokens of a named block: all of its size, or the tail for which a state is kept."""
-    kept = state.checkpoints and state.checkpoints.note_of(group.pool.name, group.pool.arrays, block)
-    num_tokens = kept.length if kept else group.block_size
+    named_for = (feature.num_named_tokens(group.pool, block) for feature in state.features)
+    num_tokens = next((length for length in named_for if length is not None), group.block_size)
     token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]
     return token_ids
 

@@ -20,15 +20,12 @@ from pagedkv.memory.contract.spec import AllocStatus, keeps_state
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import FREE, QUEUE
 from pagedkv.memory.pool.tenant_charges import NO_TENANT
-from pagedkv.memory.space.draft_states import give_states_back, has_open_states
 from pagedkv.memory.space.pending import hand_over, stop_relying
 from pagedkv.memory.space.publishing import publish
-from pagedkv.memory.space.replaying import is_replaying
 from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tenants import batches_by_tenant, tenant_of
-from pagedkv.memory.tables.retaining import shed_unkept
 from pagedkv.memory.tables.row_record import set_status
 from pagedkv.memory.tables.rows import NUM_TOKENS, RUNNING, SWAPPED, blocks_for
 from pagedkv.memory.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
@@ -109,11 +106,6 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
     return False
 
 
-def _first_replaying(state: SpaceState, batch: Int32Array) -> int | None:
-    """Return the first row of a batch that holds inexact blocks of a replay, which must not be named; or None."""
-    return next((row for row in batch.tolist() if is_replaying(state, row)), None) if state.replaying_groups else None
-
-
 def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
     """Return whether the host pools can take these running rows. Changes nothing."""
     if any(group.host_pool is None for group in state.groups):
@@ -121,7 +113,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(found.num_places(name) > pool.num_usable for name, pool in state.host_pools.items()):
         return AllocStatus.NEVER
-    if _is_written(state, ledger, batch) or has_open_states(state, batch) or _first_replaying(state, batch) is not None:
+    if _is_written(state, ledger, batch) or any(feature.what_keeps(batch) for feature in state.features):
         return AllocStatus.LATER
     fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
     return AllocStatus.OK if fits else AllocStatus.LATER
@@ -133,16 +125,10 @@ def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
         )
-    if has_open_states(state, batch):
-        raise SequenceError(
-            f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
-            "rows back, and acknowledge their steps first"
-        )
-    replaying = _first_replaying(state, batch)
-    if replaying is not None:
-        raise SequenceError(
-            f"row {replaying} computes a window again: plan the step and acknowledge it before the row is swapped out"
-        )
+    for feature in state.features:
+        why = feature.what_keeps(batch)
+        if why is not None:
+            raise SequenceError(why)
 
 
 def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
@@ -179,10 +165,10 @@ def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
     for feature in state.features:
         feature.leaving(batch)
-    give_states_back(state, batch, is_leaving=True)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
-        shed_unkept(group.pool.arrays, group.arrays, blocks)
+        for feature in state.features:
+            feature.dropped(group.pool, blocks)
     return moves
 
 
