@@ -19,10 +19,8 @@ from pagedkv.memory.space.matching import match_again, match_prompt
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.memory.space.publishing import limit_publishing, publish, tag_blocks
-from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tenants import share_of
 from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
@@ -164,24 +162,17 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     most = count_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
-    is_possible = fits_empty_pools(state, {tenant: most})
+    is_possible = state.room.fits_empty_pools({tenant: most})
     has_rows = num_sequences <= len(state.vacant_rows)
     if is_possible and not has_rows:
         return AllocStatus.LATER
     hit = match_again(state, prompt, answer)
     needs = {tenant: count_needed(state, admission, hit)}
-    if has_rows and fits_now(state, needs):
+    if has_rows and state.room.fits_now(needs):
         return AllocStatus.OK
-    return AllocStatus.LATER if is_possible or fits_beside(state, needs, hit.blocks_by_pool()) else AllocStatus.NEVER
-
-
-def exceeds_cap(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> bool:
-    """Return whether a prompt needs more of some pool than its tenant's cap leaves. Changes nothing."""
-    if not state.tenant_names:
-        return False
-    needed = free_blocks_needed(state, admission, match_again(state, admission.prompt, answer))
-    shares = (share_of(state, pool, admission.tenant) for pool in state.pools.values())
-    return any(needed[share.pool] > share.cap - share.num_taken for share in shares)
+    if is_possible or state.room.fits_beside(needs, hit.blocks_by_pool()):
+        return AllocStatus.LATER
+    return AllocStatus.NEVER
 
 
 def allocate(
@@ -190,7 +181,7 @@ def allocate(
     """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
     needed = free_blocks_needed(state, admission, hit)
-    shortage = find_shortage(state, {admission.tenant: needed})
+    shortage = state.room.find_shortage({admission.tenant: needed})
     if shortage is not None:
         return shortage
     for feature in state.features:

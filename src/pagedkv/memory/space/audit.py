@@ -21,8 +21,7 @@ from pagedkv.memory.pool.blocks import (
     SPARE,
     UNDATED,
 )
-from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
-from pagedkv.memory.space.state import VACANT_NUMBER, DraftTable, Group, SpaceState
+from pagedkv.memory.space.state import DraftTable, Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.rows import (
     AT,
@@ -48,7 +47,6 @@ from pagedkv.memory.tables.rows import (
     STATUS,
     SURE,
     SWAPPED,
-    TENANT,
     TOUCHED,
     VACANT,
 )
@@ -74,18 +72,6 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
     _check_touched(state)
     if state.config.counts_epochs:
         _check_epochs(state)
-    if state.tenant_names:
-        tenants = state.rows[:, TENANT]
-        is_known = (tenants >= 0) & (tenants < len(state.tenant_names))
-        assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
-        removed = [number for number, name in enumerate(state.tenant_names) if name == VACANT_NUMBER]
-        assert not np.isin(tenants, removed).any(), "a row is of a removed tenant"
-        for name, pool in state.pools.items():
-            has = pool.accounts[removed]
-            assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
-            pool_limits = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
-            assert pool_limits == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
-        assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
     for feature in state.features:
         feature.check()
     for observer in state.observers:

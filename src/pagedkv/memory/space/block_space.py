@@ -10,10 +10,11 @@ when there are too few blocks. :meth:`BlockSpace.plan_step` returns what a step 
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an ``append`` of each
 further one. Several steps may be in flight. The base classes have the operations on cached content
-(:mod:`~pagedkv.memory.space.content_space`) and on rows that are swapped to the host and back
-(:mod:`~pagedkv.memory.space.swap_space`). These classes check arguments and document; the modules beside them do the
-work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``, ``swapping``,
-``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
+(:mod:`~pagedkv.memory.space.content_space`), on rows that are swapped to the host and back
+(:mod:`~pagedkv.memory.space.swap_space`), and the methods of features
+(:mod:`~pagedkv.memory.space.optional_methods`). These classes check arguments and document; the modules beside them do
+the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``,
+``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
 from typing import Literal, overload
@@ -54,16 +55,15 @@ from pagedkv.memory.space.batches import (
     require_status,
 )
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.leasing import as_intent
+from pagedkv.memory.space.optional_methods import OptionalMethods
 from pagedkv.memory.space.prompts import prepare_prompt
 from pagedkv.memory.space.swap_space import SwapSpace
-from pagedkv.memory.space.tenants import as_tenant
 from pagedkv.memory.tables.rows import OCCUPIED, RUNNING
 
 __all__ = ["BlockSpace"]
 
 
-class BlockSpace(SwapSpace):
+class BlockSpace(SwapSpace, OptionalMethods):
     """The KV-cache bookkeeping of one engine, by rows.
 
     All methods that take rows raise :class:`~pagedkv.memory.contract.errors.SequenceError` for rows that are unknown,
@@ -107,34 +107,8 @@ class BlockSpace(SwapSpace):
         prompt = prepare_prompt(self._state, token_ids, keys, digests, reserve)
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         chunk = len(prompt.tokens) if max_chunk is None else as_count(max_chunk, "max_chunk", least=1)
-        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=as_tenant(self._state, tenant))
+        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=self._state.room.number_of(tenant))
         return admission.admission_status(self._state, question, match)
-
-    def exceeds_cap(  # noqa: PLR0913 - what allocate takes, by the same keywords
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str | None,
-        keys: RequestKeys = NO_KEYS,
-        num_lookahead: int = 0,
-        num_sequences: int = 1,
-        match: PrefixHit | None = None,
-    ) -> bool:
-        """Return whether a prompt needs more blocks of some pool than its tenant's cap leaves now. Changes nothing.
-
-        Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
-
-        Args:
-            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
-
-        Raises: as :meth:`can_allocate`.
-        """
-        reserve = as_count(num_lookahead, "num_lookahead")
-        prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
-        num_rows = as_count(num_sequences, "num_sequences", least=1)
-        number = as_tenant(self._state, tenant)
-        question = admission.Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
-        return admission.exceeds_cap(self._state, question, match)
 
     def allocate(  # noqa: PLR0913 - one prompt and all its options, by keywords
         self,
@@ -217,7 +191,7 @@ class BlockSpace(SwapSpace):
             len(tokens),
             num_reached,
             *admission.as_policy(publish),
-            tenant=as_tenant(self._state, tenant),
+            tenant=self._state.room.number_of(tenant),
             prompt_length=match.prompt_length if isinstance(match, PrefixHit) else len(tokens),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
@@ -432,15 +406,14 @@ class BlockSpace(SwapSpace):
             TokenError: not as many numbers as rows, or a negative one.
             ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once.
         """
-        end = as_intent(self._state, superseded_by, keep_until_s, priority)
+        leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
         batch = as_batch(rows)
         outputs = as_num_outputs(num_generated, batch)
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        leaving = releasing.Leaving(outputs, superseded_by is not None or priority < 0, end)
-        releasing.free(self._state, batch, mark, leaving)
+        releasing.free(self._state, batch, mark, leaving._replace(num_outputs=outputs))
         return () if self._receipts is None else self._receipts.take_freed()
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:

@@ -13,7 +13,6 @@ from pagedkv.memory.pool.keep_reasons import AT_END, AT_JUNCTION, add_reasons_of
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.pending import note_reliance
-from pagedkv.memory.space.shortage import spare_room
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.space.tails import Tail
@@ -35,7 +34,7 @@ class TailFeature(SpaceFeature):
         """Choose the unreferenced tails in pools that have no room for a copy beside them."""
         state, num_free = self._state, hit.num_free_tails
         is_tight = {
-            name: count + num_free.get(name, 0) > spare_room(state, state.pools[name], tenant)
+            name: count + num_free.get(name, 0) > state.room.spare(state.pools[name], tenant)
             for name, count in (needed if hit.tails else {}).items()
         }
         self._taken_over = tuple(

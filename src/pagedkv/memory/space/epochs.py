@@ -25,7 +25,8 @@ from pagedkv.memory.contract.arguments import as_epoch
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import keeps_state
-from pagedkv.memory.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.memory.pool.block_pool import BlockPool
+from pagedkv.memory.pool.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED
 from pagedkv.memory.pool.epochs import set_epoch_in_force, set_ranges
 from pagedkv.memory.pool.sweeps import drop_stale
 from pagedkv.memory.space.feature import SpaceFeature
@@ -45,7 +46,7 @@ from pagedkv.memory.tables.rows import (
     blocks_for,
 )
 
-__all__ = ["EpochFeature", "as_epochs", "as_next_epoch", "begin_epoch", "epochs_of_block", "epochs_of_row"]
+__all__ = ["EpochFeature", "as_next_epoch", "begin_epoch", "epochs_of_row"]
 
 NOT_RECORDED: Final = -1
 
@@ -94,8 +95,10 @@ class EpochFeature(SpaceFeature):
     """The part of the operations that records epochs, if they are counted."""
 
     def __init__(self, state: SpaceState) -> None:
-        """Use the state of a space. O(1)."""
+        """Set the first epoch in force. O(pools)."""
         self._state = state
+        for pool in state.all_pools:
+            set_epoch_in_force(pool.arrays, _current(state))
 
     def hit_taken(self, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
         """Set the oldest epoch of a row to that of its hit."""
@@ -130,9 +133,21 @@ class EpochFeature(SpaceFeature):
         """Record that the tokens which a step computes behind refused ones are in other blocks now."""
         _date_moved(self._state, step, refused)
 
-    def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int]) -> None:
+    def require_epochs(self, epochs: tuple[int, int] | None) -> None:
+        """Raise ConfigurationError for epochs that have not begun, or are too old to be hit."""
+        _as_epochs(self._state, epochs)
+
+    def epochs_of(self, pool: BlockPool, block: int) -> tuple[int, int] | None:
+        """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
+        epochs = pool.arrays.epochs
+        if epochs[block, NEWEST] == UNDATED:
+            return None
+        oldest, newest = epochs[block].tolist()
+        return oldest, newest
+
+    def load_begun(self, answer: Load, hit: PrefixHit, epochs: tuple[int, int] | None) -> None:
         """Record the epochs of a load's content, as the caller gave them."""
-        _date_load(self._state, answer, hit, epochs)
+        _date_load(self._state, answer, hit, _as_epochs(self._state, epochs))
 
 
 def _note_hit(state: SpaceState, row: int, hit: PrefixHit) -> None:
@@ -190,16 +205,12 @@ def _forget_dates(state: SpaceState, rewound: list[int]) -> None:
     state.oldest_epochs[rows[state.rows[rows, NUM_PLANNED] == 0]] = UNDATED
 
 
-def as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
+def _as_epochs(state: SpaceState, epochs: tuple[int, int] | None) -> tuple[int, int]:
     """Check the epochs that contributed to loaded content; None means the current one.
 
     Raises:
-        ConfigurationError: epochs are not counted; no pair; epochs that have not begun, or are too old to be hit.
+        ConfigurationError: no pair; epochs that have not begun, or are too old to be hit.
     """
-    if not state.config.counts_epochs:
-        if epochs is not None:
-            raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
-        return 0, 0
     current = _current(state)
     if epochs is None:
         return current, current
@@ -229,14 +240,6 @@ def _date_load(state: SpaceState, answer: Load, hit: PrefixHit, epochs: tuple[in
 
 
 # Queries
-
-
-def epochs_of_block(pool: PoolArrays, block: int) -> tuple[int, int] | None:
-    """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
-    if len(pool.epochs) == 0 or pool.epochs[block, NEWEST] == UNDATED:
-        return None
-    oldest, newest = pool.epochs[block].tolist()
-    return oldest, newest
 
 
 def epochs_of_row(state: SpaceState, row: int) -> tuple[EpochSpan, ...]:

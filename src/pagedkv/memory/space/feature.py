@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pagedkv.memory.space.hits import PrefixHit, Prompt
     from pagedkv.memory.space.matching.chains import Chain
     from pagedkv.memory.space.matching.known import Ending, Known
+    from pagedkv.memory.space.releasing import Leaving
     from pagedkv.memory.space.state import Group
     from pagedkv.memory.space.steps import InFlightStep, StepLedger
 
@@ -49,6 +50,11 @@ class SpaceFeature:
 
     def num_named_tokens(self, pool: "BlockPool", block: int) -> int | None:
         """Return how many tokens a cached block is named for, if these are not all of its size; else None."""
+        del pool, block
+        return None
+
+    def epochs_of(self, pool: "BlockPool", block: int) -> tuple[int, int] | None:
+        """Return the oldest and the newest epoch that contributed to a block; None if they are not recorded."""
         del pool, block
         return None
 
@@ -89,8 +95,11 @@ class SpaceFeature:
     def prompt_known(self, row: int, num_tokens: int, hit: "PrefixHit") -> None:
         """A new row, which publishes, serves a prompt of this many tokens."""
 
-    def load_begun(self, answer: "Load", hit: "PrefixHit", epochs: tuple[int, int]) -> None:
-        """Blocks behind a hit were taken for a load; ``epochs`` contributed to its content."""
+    def require_epochs(self, epochs: tuple[int, int] | None) -> None:
+        """Raise ConfigurationError if content of these epochs cannot be loaded."""
+
+    def load_begun(self, answer: "Load", hit: "PrefixHit", epochs: tuple[int, int] | None) -> None:
+        """Blocks behind a hit were taken for a load. ``epochs`` contributed to its content; None: the current one."""
 
     # Growing, and rolling back
 
@@ -131,6 +140,9 @@ class SpaceFeature:
     def leaving(self, batch: Int32Array) -> None:
         """Rows are about to release their blocks on the device."""
 
+    def freeing(self, batch: Int32Array, leaving: "Leaving") -> None:
+        """Rows are about to be vacated; those on the device have left it as in ``leaving``."""
+
     def dropped(self, pool: "BlockPool", blocks: Int32Array) -> None:
         """References to blocks of a device pool were dropped in another way than by releasing rows there."""
 
@@ -165,6 +177,11 @@ class SpaceFeature:
 
     def moved(self, step: "InFlightStep", refused: Int32Array) -> None:
         """Tokens were refused, int32 ``[max_sequences]``; the later tokens of a step in flight have moved down."""
+
+    # Time
+
+    def advanced(self, now_s: float) -> None:
+        """The clock was set."""
 
     # Queries
 

@@ -14,15 +14,12 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arguments import as_count, as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TokenError
-from pagedkv.memory.pool.blocks import NUM_FREE
-from pagedkv.memory.pool.tenant_charges import NO_TENANT
 from pagedkv.memory.space.batches import require_known, require_status
 from pagedkv.memory.space.pending import leave_shared_blocks
 from pagedkv.memory.space.publishing import publish, tag_blocks
-from pagedkv.memory.space.shortage import Needs, find_shortage
+from pagedkv.memory.space.shortage import Needs
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tenants import batches_by_tenant
 from pagedkv.memory.tables.growing import count_copies
 from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING
 
@@ -53,7 +50,7 @@ class Growth(NamedTuple):
     is_unknown: bool = False
     drafts: Int32Array | None = None
 
-    def at(self, places: npt.NDArray[np.integer]) -> "Growth":
+    def at(self, places: npt.NDArray[np.integer] | slice) -> "Growth":
         """Return the growth of the rows at these places of the batch."""
         drafts = None if self.drafts is None else self.drafts[places]
         return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
@@ -146,16 +143,14 @@ def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
     """Return the exact shortage of free blocks for growing, if any. Changes nothing."""
     if _is_ample(state, growth):
         return None
-    return find_shortage(state, _needed_blocks(state, growth)[0])
+    return state.room.find_shortage(_needed_blocks(state, growth)[0])
 
 
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
     """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
-    if state.tenant_names:
-        return False
     most = (growth.most + growth.num_lookahead + 1) * len(state.groups)
     bound = len(growth.batch) * (most + sum(feature.most_blocks_a_row for feature in state.features))
-    return all(bound <= counts[NUM_FREE] for counts in state.pool_counts)
+    return state.room.is_ample(bound)
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
@@ -163,13 +158,8 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
 
     Rows of different tenants share no partly filled block, since forks have their parent's tenant.
     """
-    if not state.tenant_names:
-        needed, keeping = _needed_blocks_of_one(state, growth)
-        return {NO_TENANT: needed}, {NO_TENANT: keeping}
-    counted = {
-        tenant: _needed_blocks_of_one(state, growth.at(places))
-        for tenant, places in batches_by_tenant(state, growth.batch)
-    }
+    by_tenant = state.room.by_tenant(growth.batch)
+    counted = {tenant: _needed_blocks_of_one(state, growth.at(places)) for tenant, places in by_tenant}
     return (
         {tenant: needed for tenant, (needed, _) in counted.items()},
         {tenant: keeping for tenant, (_, keeping) in counted.items()},
@@ -266,7 +256,7 @@ def grow(
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
     if state.state_groups and not _is_ample(state, growth):
         _, keeping = _needed_blocks(state, growth)
-        if find_shortage(state, keeping) is not None:
+        if state.room.find_shortage(keeping) is not None:
             for feature in state.features:
                 feature.giving_way(growth.batch[growth.counts > 0])
     if ledger.shares_pending:

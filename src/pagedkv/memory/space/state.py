@@ -24,7 +24,6 @@ from pagedkv.memory.pool.blocks import (
     UNDATED,
     PoolFeatures,
 )
-from pagedkv.memory.pool.epochs import set_epoch_in_force
 from pagedkv.memory.pool.eviction.registry import policy_named
 from pagedkv.memory.pool.extra_keys import ExtraKeyTable
 from pagedkv.memory.pool.free_queue import free_leased
@@ -32,6 +31,7 @@ from pagedkv.memory.pool.step_numbers import open_next, renumber
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.loops import SpaceLoops
 from pagedkv.memory.space.observer import SpaceObserver
+from pagedkv.memory.space.shortage import Room
 from pagedkv.memory.tables.row_record import lower_steps, new_rows
 from pagedkv.memory.tables.rows import (
     AT,
@@ -49,11 +49,9 @@ from pagedkv.memory.tables.rows import (
 )
 from pagedkv.memory.tables.rules import first_needed_token
 
-__all__ = ["VACANT_NUMBER", "DraftTable", "Group", "SpaceState"]
+__all__ = ["DraftTable", "Group", "SpaceState"]
 
 NO_LANE: Final = -1
-VACANT_NUMBER: Final = ""
-"""Stands for the name of a tenant that was removed, until another one gets its number."""
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 MOST_FORMER_EPOCHS: Final = 4  # for explanations
 NO_EPOCHS: Final[tuple[str, ...]] = ()
@@ -197,8 +195,7 @@ class SpaceState:
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
-        tenant_names: names of the tenants by number, first None (no tenant); empty if tenants are not distinguished.
-        limits: cap and floor of each tenant, by pool and number.
+        room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.memory.space.shortage`).
         observers: the observers of the space, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
     """
@@ -210,7 +207,7 @@ class SpaceState:
         self.observers: tuple[SpaceObserver, ...] = ()
         self.features: tuple[SpaceFeature, ...] = ()
         self.version, self.now_s = 0, 0.0
-        self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
+        self.room = Room(self)
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
         self.all_pools = (*self.pools.values(), *self.host_pools.values())
@@ -291,7 +288,6 @@ class SpaceState:
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
-            set_epoch_in_force(pools[name].arrays, 0 if isinstance(config.weights_epoch, str) else config.weights_epoch)
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
@@ -309,7 +305,7 @@ class SpaceState:
             leases=config.leases and is_device,
             siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
             bounds=bounds if config.prefix_caching and is_device else (),
-            limits=self.limits[name] if self.tenant_names and is_device else (),
+            limits=() if config.tenants is None or not is_device else config.limits_by_pool()[name],
             events=config.max_events if config.events and is_device else 0,
             num_in_sets=self._num_in_sets(name),
             others_have=config.has_features,
@@ -394,17 +390,6 @@ class SpaceState:
         """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
         return max([0, *(feature.checkpoint(num_tokens, num_hit_tokens) for feature in self.features)])
 
-    def take_tenants(self, names: tuple[str | None, ...], config: SpaceConfig) -> None:
-        """Record which tenants there are from now on, by number, and their limits, from a configuration."""
-        self.config, self.tenant_names = config, names
-        by_name = {
-            pool: dict(zip((None, *(config.tenants or {})), limits, strict=True))
-            for pool, limits in config.limits_by_pool().items()
-        }
-        self.limits = {
-            pool: tuple(limits.get(name, limits[None]) for name in names) for pool, limits in by_name.items()
-        }
-
     def begin_epoch(self, weights_epoch: str) -> None:
         """Record that the model has other weights."""
         if weights_epoch != self.weights_epoch:
@@ -416,11 +401,6 @@ class SpaceState:
         """Return a number with which no batch of rows was marked before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
-
-
-def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
-    """Return the names of the tenants by number, None first; empty if tenants are not distinguished."""
-    return () if config.tenants is None else (None, *config.tenants)
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

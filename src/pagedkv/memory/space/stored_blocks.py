@@ -15,7 +15,6 @@ from pagedkv.memory.contract.events import STORED, BlockContents, CacheEvents, S
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
-from pagedkv.memory.space.epochs import epochs_of_block
 from pagedkv.memory.space.state import Group, SpaceState
 
 __all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]
@@ -71,7 +70,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
         token_ids=token_ids,
         extra_keys=_extra_keys_of(state, pool, block),
         is_computed=bool(pool.arrays.records[block, PENDING_STEP] <= pool.arrays.counts[SETTLED_STEP]),
-        epochs=epochs_of_block(pool.arrays, block),
+        epochs=next((epochs for feature in state.features if (epochs := feature.epochs_of(pool, block))), None),
     )
 
 
