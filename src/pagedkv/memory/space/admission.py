@@ -212,18 +212,30 @@ def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission,
     for feature in state.features:
         feature.taken(admission.tenant)
     set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
-    _note_policy(state, row, admission)
-    if state.config.prefix_caching:
-        _start_chains(state, row, prompt, hit)
-        if prompt.has_extra_keys(state.identity_epoch):
-            _tag(state, row, prompt)
-        _take_digests(state, row, prompt, hit)
-        publish(state, ledger, batch)
+    _begin_publishing(state, ledger, batch, admission, hit)
     for feature in state.features if admission.publishes else ():  # else no later prompt can hit up to its end
         feature.prompt_known(row, admission.prompt_length, hit)
     for observer in state.observers:
         observer.admitted(row, hit, admission.num_reached)
     return Row(row)
+
+
+def _begin_publishing(
+    state: SpaceState, ledger: StepLedger, batch: Int32Array, admission: Admission, hit: PrefixHit
+) -> None:
+    """Continue the digest chains of a new row behind its hit, and publish what it completes, as far as it may."""
+    row, prompt = int(batch[0]), admission.prompt
+    if not admission.publishes:
+        freeze(state.rows, row)
+    if admission.prompt_only:
+        limit_publishing(state, row, admission.prompt_length)
+    if not state.config.prefix_caching:
+        return
+    _start_chains(state, row, prompt, hit)
+    if prompt.has_extra_keys(state.identity_epoch):
+        _tag(state, row, prompt)
+    _take_digests(state, row, prompt, hit)
+    publish(state, ledger, batch)
 
 
 def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
@@ -237,13 +249,6 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
             note_reliance(state, ledger, group, batch, blocks)
     for feature in state.features:
         feature.hit_taken(ledger, batch, hit)
-
-
-def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
-    """Record what a new row may publish."""
-    if not admission.publishes:
-        freeze(state.rows, row)
-    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
 
 
 def _take_row(state: SpaceState, tenant: int) -> Int32Array:

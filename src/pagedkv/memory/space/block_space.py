@@ -11,9 +11,9 @@ when there are too few blocks. :meth:`BlockSpace.plan_step` returns what a step 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an ``append`` of each
 further one. Several steps may be in flight. The base classes have the operations on cached content
 (:mod:`~pagedkv.memory.space.content_space`), on rows that are swapped to the host and back
-(:mod:`~pagedkv.memory.space.swap_space`), and the methods of features
-(:mod:`~pagedkv.memory.space.optional_methods`). These classes check arguments and document; the modules beside them do
-the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``,
+(:mod:`~pagedkv.memory.space.swap_space`) and on steps (:mod:`~pagedkv.memory.space.step_space`), and the methods of
+features (:mod:`~pagedkv.memory.space.optional_methods`). These classes check arguments and document; the modules beside
+them do the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``,
 ``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
@@ -22,48 +22,41 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.answers import AbortedSteps, Allocation, PrefixGone, Shortage
+from pagedkv.memory.contract.answers import Allocation, PrefixGone, Shortage
 from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError, SequenceError, StepError
+from pagedkv.memory.contract.errors import ConfigurationError, SequenceError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.receipt import Receipt
-from pagedkv.memory.contract.spec import AllocStatus, StepId, TokenIds
+from pagedkv.memory.contract.spec import AllocStatus, TokenIds
 from pagedkv.memory.space import (
-    aborting,
     admission,
     branching,
-    declaring,
     drafting,
     filling,
     forking,
     growing,
     loading,
-    planning,
     redrafting,
     releasing,
-    stepping,
     truncating,
 )
 from pagedkv.memory.space.batches import (
     as_num_outputs,
     as_num_reached,
-    as_step_id,
-    require_known,
     require_known_prefix,
     require_status,
 )
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.optional_methods import OptionalMethods
 from pagedkv.memory.space.prompts import prepare_prompt
-from pagedkv.memory.space.swap_space import SwapSpace
+from pagedkv.memory.space.step_space import StepSpace
 from pagedkv.memory.tables.rows import OCCUPIED, RUNNING
 
 __all__ = ["BlockSpace"]
 
 
-class BlockSpace(SwapSpace, OptionalMethods):
+class BlockSpace(StepSpace, OptionalMethods):
     """The KV-cache bookkeeping of one engine, by rows.
 
     All methods that take rows raise :class:`~pagedkv.memory.contract.errors.SequenceError` for rows that are unknown,
@@ -421,50 +414,3 @@ class BlockSpace(SwapSpace, OptionalMethods):
         require_status(self._state, as_batch(row), OCCUPIED)
         if (batch == row).any():
             raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
-
-    # Steps
-
-    def plan_step(self) -> StepPlan:
-        """Close the open step; return all that it needs done in memory. O(changed rows + changed table entries)."""
-        self._state.version += 1
-        return planning.plan_step(self._state, self._ledger)
-
-    def acknowledge(self, step_id: StepId) -> None:
-        """Note that the oldest step in flight has run: its tokens are computed, blocks that waited for it are freed.
-
-        Raises:
-            StepError: another step is the oldest in flight.
-        """
-        self._state.version += 1
-        stepping.acknowledge(self._state, self._ledger, as_step_id(step_id))
-
-    def abort(self, step_id: StepId) -> AbortedSteps:
-        """Note that a step failed. It and all later steps count as never run; what they published is withdrawn.
-
-        Rows that share tokens which another row computes in these steps, or in the open one, are lost, since for each
-        row only the last such step is recorded.
-
-        Raises:
-            StepError: the step is not in flight.
-        """
-        self._state.version += 1
-        return aborting.abort(self._state, self._ledger, as_step_id(step_id))
-
-    def mark_computed(self, rows: Rows) -> None:
-        """Declare all tokens of these rows computed, outside any plan; windows slide accordingly.
-
-        If the open step or one in flight computes blocks that rows share, name all these rows together. If a step in
-        flight computes a row too, the caller must make sure that this step leaves the declared content intact, even if
-        it fails.
-
-        Raises:
-            StepError: a group is a recurrent state and steps in flight may still advance it; or a row that is not named
-                computes shared blocks.
-        """
-        if self._state.is_recurrent and self._ledger.in_flight:
-            raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")
-        batch = as_batch(rows)
-        require_status(self._state, batch, RUNNING)
-        require_known(self._state, batch, "declared computed")
-        self._state.version += 1
-        declaring.mark_computed(self._state, self._ledger, batch)

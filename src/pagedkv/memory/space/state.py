@@ -126,8 +126,9 @@ class Group:
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks for this many tokens and reserved slots (a recurrent state reserves none)."""
-        reserve = 0 if keeps_state(self.spec) else num_lookahead
-        return -(-(num_tokens + reserve) // self.block_size)
+        if num_lookahead and keeps_state(self.spec):
+            num_lookahead = 0
+        return -(-(num_tokens + num_lookahead) // self.block_size)
 
     def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks that a fork takes to reserve slots: a copy of the partly filled block, and new ones."""
