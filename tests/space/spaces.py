@@ -22,6 +22,7 @@ from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import KEPT, NUM_EVENTS, SPARE
+from pagedkv.memory.space.epochs import EpochFeature
 from pagedkv.memory.space.retaining import WindowFeature
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.states import CheckpointFeature
@@ -168,7 +169,6 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
     numbers["known tokens"] = state.num_known.copy()
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
-    numbers["epochs"] = state.oldest_epochs.copy()
     numbers["publish limits"] = state.publish_limits.copy()
     numbers["clock"] = np.array([int(1000 * state.now_s)])
     numbers["frozen loads"] = np.array([loading.is_frozen for loading in state.loads.values()], np.bool_)
@@ -204,6 +204,8 @@ def _numbers_of_features(state: SpaceState) -> dict[str, npt.NDArray[np.integer]
             numbers["checkpoints wanted"] = feature.checkpoints.wanted.copy()
             notes = [(block, note.length, note.life) for (_, block), note in feature.checkpoints._notes.items()]
             numbers["checkpoints kept"] = np.array(notes, np.int64)
+        if isinstance(feature, EpochFeature):
+            numbers["epochs"] = feature.oldest.copy()
         if isinstance(feature, WindowFeature):
             numbers |= {f"ends {group}": ends.copy() for group, ends in feature.ends.items()}
     return numbers

@@ -12,23 +12,19 @@ from pagedkv.memory.pool.blocks import (
     HOLD_STEP,
     KEPT,
     NAME,
-    NEWEST,
     NULL_BLOCK,
-    OLDEST,
     PENDING_STEP,
     QUEUE,
     REF_COUNT,
     SPARE,
-    UNDATED,
 )
-from pagedkv.memory.space.state import DraftTable, Group, SpaceState
+from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
     FIRST_BLOCK,
-    FROZEN,
     KIND,
     LOST,
     LOST_ON_HOST,
@@ -36,7 +32,6 @@ from pagedkv.memory.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
-    NUM_DRAFT_STATES,
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
@@ -52,7 +47,7 @@ from pagedkv.memory.tables.rows import (
 )
 from pagedkv.memory.tables.rules import first_needed_token
 
-__all__ = ["check_draft_states", "check_space"]
+__all__ = ["check_space"]
 
 
 def check_space(state: SpaceState, ledger: StepLedger) -> None:
@@ -66,49 +61,13 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_rows(state, group)
         _check_pending(state, group)
         _check_kept(group)
-        _check_inexact(state, group)
-    for drafts in state.draft_tables:
-        check_draft_states(state, drafts)
     _check_touched(state)
-    if state.config.counts_epochs:
-        _check_epochs(state)
     for feature in state.features:
         feature.check()
     for observer in state.observers:
         observer.check()
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
-
-
-def _check_epochs(state: SpaceState) -> None:
-    """Cached blocks, and the content of rows that publish, are of epochs that may still be hit."""
-    current = state.weights_epoch
-    assert not isinstance(current, str), "epochs are counted, but the epoch is no number"
-    bound = current - state.config.max_epoch_lag
-    for pool in state.all_pools:
-        records, epochs = pool.arrays.records[: pool.num_blocks], pool.arrays.epochs
-        is_dated = epochs[:, NEWEST] != UNDATED
-        is_open = records[:, PENDING_STEP] == state.open_step
-        is_named = records[:, NAME] != 0
-        assert not (is_named & (epochs[:, OLDEST] < bound)).any(), f"{pool.name}: what can be found is too old"
-        assert not (is_named & ~is_dated & ~is_open).any(), f"{pool.name}: what can be found is of no epoch"
-        is_sound = (epochs[:, OLDEST] <= epochs[:, NEWEST]) & (epochs[:, NEWEST] <= current)
-        assert is_sound[is_named & is_dated].all(), f"{pool.name}: epochs that contributed are out of order"
-    is_live = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
-    assert state.rows[is_live & (state.oldest_epochs < bound), FROZEN].all(), "a row publishes what is too old"
-    for row in np.flatnonzero(is_live).tolist():
-        _check_epochs_of_row(state, row)
-
-
-def _check_epochs_of_row(state: SpaceState, row: int) -> None:
-    """No block of a row is older than the row's oldest epoch."""
-    for group in state.cached_groups:
-        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
-        blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
-        is_dated = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
-        dates = pool.arrays.epochs[blocks[is_dated]]  # blocks that the open step computes are dated later
-        is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
-        assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
 
 def _check_references(state: SpaceState) -> None:
@@ -186,18 +145,6 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
 
 
-def _check_inexact(state: SpaceState, group: Group) -> None:
-    """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
-    at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
-    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist() if group.replays else ():
-        first, stop = state.rows[row, [at + FIRST_BLOCK, sure]].tolist()
-        blocks = group.arrays.table[row, max(first, num_sinks) : stop]
-        where = f"group {group.index}, row {row}"
-        assert stop <= state.rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
-        assert not len(blocks) or state.rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
-        assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
-
-
 def _check_kept(group: Group) -> None:
     """Unreferenced cached blocks of a shedding group have a reason; in other groups AHEAD is a block of the pool."""
     records = group.pool.arrays.records
@@ -208,26 +155,6 @@ def _check_kept(group: Group) -> None:
         return
     unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))
     assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
-
-
-def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:
-    """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
-    at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
-    records, table = drafts.pool.arrays.records, drafts.arrays.table
-    assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
-    assert (state.rows[:, at + NUM_BLOCKS] == (table != NULL_BLOCK).sum(axis=1)).all(), (
-        f"table {drafts.index}: slots with a block are miscounted"
-    )
-    blocks = table[table != NULL_BLOCK]
-    assert not records[blocks, NAME].any(), f"table {drafts.index}: a draft state can be found"
-    assert len(set(blocks.tolist())) == len(blocks), f"table {drafts.index}: a draft state has two slots"
-    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
-        where = f"table {drafts.index}, row {row}"
-        status, accepted, num_tokens = state.rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
-        assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
-        assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
-        is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
-        assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"
 
 
 def _check_touched(state: SpaceState) -> None:

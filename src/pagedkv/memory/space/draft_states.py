@@ -9,13 +9,25 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SequenceError, StepError, TokenError
-from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.blocks import NAME, NULL_BLOCK, PoolArrays
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.growing import Growth
 from pagedkv.memory.space.loops import Loops
-from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.state import DraftTable, SpaceState
 from pagedkv.memory.tables.drafting import count_slots, give_slots_back, make_current, most_open, take_slots
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_PLANNED, NUM_TOKENS, GroupArrays
+from pagedkv.memory.tables.rows import (
+    AT,
+    LOST,
+    NUM_ACCEPTED,
+    NUM_BLOCKS,
+    NUM_DRAFT_STATES,
+    NUM_PLANNED,
+    NUM_TOKENS,
+    RUNNING,
+    STATUS,
+    VACANT,
+    GroupArrays,
+)
 
 __all__ = ["DraftFeature"]
 
@@ -168,3 +180,29 @@ class DraftFeature(SpaceFeature):
     def _give_back(self, batch: Int32Array, *, is_leaving: bool) -> None:
         for drafts in self._state.draft_tables:
             self._loops.give_slots_back(drafts.pool.arrays, drafts.arrays, self._state.rows, batch, is_leaving)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
+        for drafts in self._state.draft_tables:
+            self._check_table(drafts)
+
+    def _check_table(self, drafts: DraftTable) -> None:
+        rows = self._state.rows
+        at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
+        records, table = drafts.pool.arrays.records, drafts.arrays.table
+        assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
+        assert (rows[:, at + NUM_BLOCKS] == (table != NULL_BLOCK).sum(axis=1)).all(), (
+            f"table {drafts.index}: slots with a block are miscounted"
+        )
+        blocks = table[table != NULL_BLOCK]
+        assert not records[blocks, NAME].any(), f"table {drafts.index}: a draft state can be found"
+        assert len(set(blocks.tolist())) == len(blocks), f"table {drafts.index}: a draft state has two slots"
+        for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
+            where = f"table {drafts.index}, row {row}"
+            status, accepted, num_tokens = rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
+            assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
+            assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
+            is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
+            assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"

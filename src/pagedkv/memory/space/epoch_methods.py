@@ -2,7 +2,7 @@
 
 from pagedkv.memory.contract.answers import EpochSpan
 from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.space.epochs import as_next_epoch, begin_epoch, epochs_of_row
+from pagedkv.memory.space.epochs import EpochFeature, as_next_epoch
 from pagedkv.memory.space.releasing import reset_prefix_cache
 from pagedkv.memory.space.space_view import SpaceView
 
@@ -11,6 +11,11 @@ __all__ = ["EpochMethods"]
 
 class EpochMethods(SpaceView):
     """The part of a block space that begins epochs, and returns those of a row."""
+
+    @property
+    def _epochs(self) -> EpochFeature:
+        """The feature; there is one where epochs are counted."""
+        return next(feature for feature in self._state.features if isinstance(feature, EpochFeature))
 
     def epochs(self, row: int) -> tuple[EpochSpan, ...]:
         """Return which weights computed what a row holds, from its first position to the last planned one.
@@ -27,7 +32,7 @@ class EpochMethods(SpaceView):
         known = self._occupied(row)
         if not self.config.counts_epochs:
             raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
-        return epochs_of_row(self._state, known)
+        return self._epochs.spans_of(known)
 
     def set_weights_epoch(self, weights_epoch: str | int) -> None:
         """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
@@ -49,7 +54,7 @@ class EpochMethods(SpaceView):
         if state.config.counts_epochs:
             epoch = as_next_epoch(state, weights_epoch)
             state.version += 1
-            begin_epoch(state, epoch)
+            self._epochs.begin(epoch)
             return
         if not isinstance(weights_epoch, str):
             raise ConfigurationError(

@@ -20,7 +20,7 @@ are computed again like the rest.
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK
 from pagedkv.memory.pool.contents import set_digests
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.hits import PrefixHit, Prompt
@@ -33,11 +33,16 @@ from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import (
     AT,
     FIRST_BLOCK,
+    LOST,
+    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_SINK_BLOCKS,
+    RUNNING,
+    STATUS,
     SURE,
     TAIL,
     TAIL_LIFE,
+    VACANT,
 )
 
 __all__ = ["ReplayFeature", "num_replayed"]
@@ -113,6 +118,24 @@ class ReplayFeature(SpaceFeature):
         is_left = np.arange(len(entries)) < first_sure
         is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
         return np.where(is_left, NULL_BLOCK, entries).astype(np.int32)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
+        for group in self._state.replaying_groups:
+            self._check_group(group)
+
+    def _check_group(self, group: Group) -> None:
+        rows = self._state.rows
+        at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
+        for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
+            first, stop = rows[row, [at + FIRST_BLOCK, sure]].tolist()
+            blocks = group.arrays.table[row, max(first, num_sinks) : stop]
+            where = f"group {group.index}, row {row}"
+            assert stop <= rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
+            assert not len(blocks) or rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
+            assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
 
 
 def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array | None:

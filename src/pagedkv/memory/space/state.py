@@ -21,7 +21,6 @@ from pagedkv.memory.pool.blocks import (
     NUM_DEFERRED_LISTS,
     OPEN_STEP,
     SETTLED_STEP,
-    UNDATED,
     PoolFeatures,
 )
 from pagedkv.memory.pool.eviction.registry import policy_named
@@ -191,8 +190,6 @@ class SpaceState:
             block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
         publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
             there ever was a limit.
-        oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds
-            (:mod:`pagedkv.memory.space.epochs`), if epochs are counted.
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
@@ -228,7 +225,6 @@ class SpaceState:
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
-        self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
         self.limits_publishing = self.is_overlapped = False
         self.groups = self._new_groups()
         self.draft_tables = self._new_draft_tables()
