@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 
-__all__ = ["PORT", "loop_s", "processor_s", "serving", "state_of"]
+__all__ = ["PORT", "family", "loop_s", "processor_s", "serving", "state_of"]
 
 PORT: Final = 8931
 PATIENCE_S: Final = 600
@@ -39,18 +39,26 @@ def serving(*options: str) -> Iterator[int]:
         assert process.wait(60) == 0, "the server did not end by itself"
 
 
+def family(process: int) -> list[int]:
+    """Return a process and its children: the engine of a server has a process of its own."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [process, *map(int, children)]
+
+
 def processor_s(process: int) -> float:
-    """Return the processor time that a process has taken."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Return the processor time that a server has taken, its engine included."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in family(process)]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / TICKS
 
 
 def loop_s(process: int) -> float:
-    """Return the processor time of its first thread, which runs the event loop; the engine has a thread of its own."""
+    """Return the processor time of its first thread, which runs the event loop."""
     return int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 def state_of(process: int) -> tuple[int, int]:
-    """Return open descriptors, and bytes of resident memory."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return len(list(Path(f"/proc/{process}/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE")
+    """Return open descriptors, and bytes of resident memory, of a server and its engine."""
+    all_of = family(process)
+    pages = sum(int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in all_of)
+    num_open = sum(len(list(Path(f"/proc/{each}/fd").iterdir())) for each in all_of)
+    return num_open, pages * os.sysconf("SC_PAGE_SIZE")

@@ -73,6 +73,9 @@ def command() -> Iterator[Command]:
 
 
 def test_one_command_serves_with_two_replicas_and_survives_one(command: Command) -> None:
+    replicas = command.routes()["replicas"]
+    assert [each["has_inspector"] for each in replicas] == [False, False], "it was not asked for"
+    assert httpx.get(f"{command.url}/replicas/{replicas[0]['name']}/inspect").status_code == 404
     first = command.ask()
     assert first.json()["choices"][0]["text"].strip() == "locker 7"
     again = command.ask()

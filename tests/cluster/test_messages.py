@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pagedkv.memory.contract.errors import EngineError, PagedKVError, QueueFullError, RequestError
-from pagedkv.serving.cluster.messages import RoutedRequest, as_sendable
+from pagedkv.serving.cluster.messages import RoutedRequest
 from pagedkv.serving.engine import Breakpoint, Intent, SamplingParams
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ The replicas are processes, and are killed by a signal.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
 from pagedkv.serving.server.built_engine import tokenizer_of
+from tests.browser.chromium import BROWSER, browser_tab
+from tests.server.inspector.test_in_browser import LEGEND, until
 from tests.server.serving import PATIENCE_S, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -73,15 +76,14 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     try:
-        engine = deploy(ClusterSpec(ReplicaSpec(None, "float32", ENGINE), 2))
+        engine = deploy(ClusterSpec(ReplicaSpec(None, "float32", ENGINE, inspector="texts"), 2))
         service = Service(engine, ServerConfig("demo"), OpenAccess(), tokenizer=tokenizer_of(None))
         served: list[Served] = []
         service.on_served.append(served.append)
         with running(service, adds=lambda app, service: add_routes(app, service, engine)) as url:
-            assert httpx.post(
-                f"{url}/v1/completions", json={"model": "demo", "prompt": [5, 6], "max_tokens": 1}, timeout=PATIENCE_S
-            ).is_success
-            yield Cluster(url, service, engine, served)
+            told = Cluster(url, service, engine, served)
+            assert len(told.routes()["replicas"]) == 2, "they are listed before the first request"
+            yield told
     finally:
         shut_down()
 
@@ -134,6 +136,62 @@ def test_the_index_is_exact_once_events_came(cluster: Cluster) -> None:
     page = httpx.get(f"{cluster.url}/inspect")
     assert "Replicas of" in page.text
     assert 'data-access="open"' in page.text
+
+
+def first_event(url: str) -> dict[str, Any]:
+    """Read the first event of an inspector, and leave."""
+    with httpx.stream("GET", f"{url}/events", timeout=PATIENCE_S) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        name, data = itertools.islice(answer.iter_lines(), 2)
+    assert name == "event: snapshot"
+    snapshot: dict[str, Any] = json.loads(data.removeprefix("data: "))
+    return snapshot
+
+
+def test_the_blocks_of_each_replica_are_shown(cluster: Cluster) -> None:
+    """The page is that of one engine, and its data are those of the replica that its path names."""
+    prompt = [21, 22, 23, 24] * 14
+    where = cluster.ask(prompt).headers["x-pagedkv-replica"]
+    (other,) = set(cluster.processes()) - {where}
+    assert all(each["has_inspector"] for each in cluster.routes()["replicas"])
+    lengths = {}
+    for name in (where, other):
+        url = f"{cluster.url}/replicas/{name}/inspect"
+        assert "inspect/page.js" in httpx.get(url).text
+        assert httpx.get(f"{url}/page.js").status_code == httpx.get(f"{url}/page.css").status_code == 200
+        snapshot = first_event(url)
+        assert snapshot["model"] == f"demo, replica {name}"
+        assert snapshot["pools"][0]["num_blocks"] == ENGINE.num_blocks
+        history = httpx.get(f"{url}/history").json()
+        lengths[name] = {each["prompt"] for each in history["requests"]}
+        assert httpx.get(f"{url}/prefixes").json()["num_blocks"]
+    assert len(prompt) in lengths[where] - lengths[other]
+    texts = [httpx.get(f"{cluster.url}/replicas/{where}/inspect/block/full/{block}").json() for block in range(1, 60)]
+    assert prompt[:8] in [each.get("token_ids") for each in texts], "texts were wished"
+    url = f"{cluster.url}/replicas/{where}/inspect"
+    assert httpx.get(f"{url}/block/full/{ENGINE.num_blocks}").status_code == 404
+    assert httpx.get(f"{url}/prefixes?pool=none").status_code == 404
+    gone = httpx.get(f"{cluster.url}/replicas/none/inspect/prefixes")
+    assert gone.status_code == 404
+    assert gone.json()["error"]["message"] == "replica 'none' has ended"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+def test_a_browser_gets_from_a_choice_to_the_blocks_of_its_replica(cluster: Cluster) -> None:
+    where = cluster.ask([31, 32, 33, 34] * 12).headers["x-pagedkv-replica"]
+    assert BROWSER is not None
+    with browser_tab(BROWSER) as tab:
+        tab.open(f"{cluster.url}/inspect", 1200)
+        until(tab, f"document.querySelector('#choices tbody')?.textContent.includes('{where}')")
+        tab.evaluate("document.querySelector('#choices tbody tr').click()")
+        until(tab, "document.querySelectorAll('#details:not([hidden]) #candidates tbody tr').length === 2")
+        link = "Array.from(document.querySelectorAll('#replicas a')).find(each => each.textContent === '" + where + "')"
+        until(tab, f"Boolean({link})")
+        tab.evaluate(f"{link}.click()")
+        until(tab, f"document.getElementById('status')?.textContent === 'Live' && {LEGEND}.cached > 0")
+        assert tab.evaluate("document.getElementById('model').textContent") == f"demo, replica {where}"
+        assert tab.complaints == []
+        tab.call("Page.navigate", url="about:blank")
 
 
 def test_what_one_engine_refuses_is_refused(cluster: Cluster) -> None:

@@ -1,10 +1,5 @@
 """Two and four processes answer as one does, with equal tables; where one dies, all end with a clear error."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,34 +11,14 @@ from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.ranks import RankGroup, shard
 from tests.engine.families import make_model
 from tests.ranks.rank_process import RANKED, SIZES, answers
+from tests.ranks.running import run_ranks
 
-PATIENCE_S: Final = 240
-
-
-def free_address() -> str:
-    with socket.socket() as any_port:
-        any_port.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{any_port.getsockname()[1]}"
+PROCESS: Final = "tests.ranks.rank_process"
 
 
 def run(size: int, families: Sequence[str], mode: str = "serve") -> list[dict[str, Any]]:
     """Run all ranks; return what each of them wrote, {} of one that died."""
-    words = [sys.executable, "-m", "tests.ranks.rank_process"]
-    address = free_address()
-    processes = [
-        subprocess.Popen(
-            [*words, str(rank), str(size), address, mode, *families],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [json.loads(lines[-1]) if lines else {} for lines in outputs]
+    return run_ranks(PROCESS, size, mode, *families)
 
 
 @pytest.mark.parametrize(

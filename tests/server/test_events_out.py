@@ -9,10 +9,11 @@ from typing import Final
 import httpx
 import pytest
 
-from pagedkv.cli.server_building import KVEvents, publish_events
+from pagedkv.cli.server_building import publish_events
 from pagedkv.memory.routing import IndexState, ReplicaIndex
 from pagedkv.memory.sockets import EventFollower, follow
 from pagedkv.serving.server import Service
+from pagedkv.serving.server.engine_process import EventEndpoints
 from tests.server.serving import Script, local_engine, make_service, running
 
 LOCAL: Final = "tcp://127.0.0.1:*"
@@ -49,7 +50,10 @@ def published() -> Iterator[Published]:
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.echo", lambda line, **_: told.append(line))
-        with publish_events(service, local_engine(service), KVEvents(LOCAL, LOCAL, "kv")), running(service) as url:
+        with (
+            publish_events(service, local_engine(service), EventEndpoints(LOCAL, LOCAL, "kv")),
+            running(service) as url,
+        ):
             events, requests = re.findall(r"are at (tcp://127.0.0.1:\d+)", "\n".join(told))
             yield Published(url, service, (events, requests))
 

@@ -23,11 +23,14 @@ from pagedkv.serving.server import (
     create_app,
 )
 from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
+from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["KVEvents", "Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
+    from pagedkv.serving.cluster.spec import Inspector
+
+__all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Replicas:
     """The number of engines, and the routing of requests to them.
 
     Args:
-        number: engines; 1: one in this process.
+        number: engines; 1: one, without Ray.
         routing: how requests are routed.
         ray: address of a running Ray cluster; None: Ray is started on this machine.
         num_gpus: GPUs that each replica takes.
@@ -45,15 +48,6 @@ class Replicas:
     routing: Routing = "prefix"
     ray: str | None = None
     num_gpus: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KVEvents:
-    """The endpoints at which KV events are published, and sent again on request; the first frame of all events."""
-
-    endpoint: str
-    replay_endpoint: str | None
-    topic: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +62,7 @@ class Serving:
         callers: identifies callers.
         events: endpoints of KV events; None: they are not published.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        has_own_process: whether a single engine has a process of its own.
     """
 
     model: str | None
@@ -75,8 +70,9 @@ class Serving:
     engine: EngineConfig
     config: ServerConfig
     callers: Access
-    events: KVEvents | None = None
+    events: EventEndpoints | None = None
     draft_model: str | None = None
+    has_own_process: bool = True
 
     @property
     def tenants(self) -> Mapping[str, TenantLimits] | None:
@@ -98,7 +94,7 @@ def applied(
     Args:
         serving: the model and its settings.
         replicas: number of engines, and their routing.
-        inspects: whether there is an inspector; with replicas there is always one, which shows the replicas.
+        inspects: whether there is an inspector of blocks; with replicas there is always a page of the replicas.
         has_texts: whether an inspector shows texts.
 
     Raises:
@@ -106,22 +102,50 @@ def applied(
         MissingExtraError: there are several replicas, and Ray is not installed.
     """
     if replicas.number > 1:
-        with _replicated(serving, replicas) as both:
+        inspector: Inspector = "texts" if has_texts else "blocks" if inspects else "off"
+        with _replicated(serving, replicas, inspector) as both:
             yield both
         return
+    build = _in_own_process if serving.has_own_process and not inspects else _in_this_process
+    with build(serving, has_texts=has_texts if inspects else None) as both:
+        yield both
+
+
+@contextmanager
+def _in_own_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tuple["FastAPI", Service]]:
+    assert has_texts is None, "an inspector of an engine in another process"
+    tokenizer = tokenizer_of(serving.model)
+    spec = ProcessSpec(
+        serving.model,
+        serving.dtype,
+        serving.engine,
+        serving.tenants,
+        serving.draft_model,
+        serving.config.tool_parser,
+        serving.events,
+    )
+    with ProcessEngine(spec) as engine:
+        if engine.built.events is not None:
+            _show_endpoints(engine.built.lifetime, engine.built.events)
+        service = Service(engine, serving.config, serving.callers, tokenizer=tokenizer)
+        yield create_app(service), service
+
+
+@contextmanager
+def _in_this_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tuple["FastAPI", Service]]:
     settings = replace(serving.engine, events=serving.events is not None)
     llm, tokenizer = build_engine(serving.model, serving.dtype, settings, serving.tenants, serving.draft_model)
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
-    if inspects:
+    if has_texts is not None:
         add_inspector(app, service, local, has_texts=has_texts)
     with publish_events(service, local, serving.events):
         yield app, service
 
 
 @contextmanager
-def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI", Service]]:
+def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
     from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
         ClusterSpec,
         ReplicaSpec,
@@ -140,6 +164,7 @@ def _replicated(serving: Serving, replicas: Replicas) -> Iterator[tuple["FastAPI
         config.max_waiting,
         config.tool_parser,
         draft_model=_resolved(serving.draft_model),
+        inspector=inspector,
     )
     spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)
     try:
@@ -159,7 +184,7 @@ def _resolved(model: str | None) -> str | None:
 
 
 @contextmanager
-def publish_events(service: Service, engine: LocalEngine, events: KVEvents | None) -> Iterator[None]:
+def publish_events(service: Service, engine: LocalEngine, events: EventEndpoints | None) -> Iterator[None]:
     """Publish an engine's KV events, while this is open. Raises ConfigurationError: an endpoint cannot be bound."""
     if events is None:
         yield
@@ -170,10 +195,16 @@ def publish_events(service: Service, engine: LocalEngine, events: KVEvents | Non
     groups = engine.llm.core.space.config.groups
     with EventPublisher(events.endpoint, events.replay_endpoint, groups=groups, topic=events.topic) as publisher:
         service.on_step.append(EventsOut(engine, publisher).stepped)
-        typer.echo(f"pagedkv: KV events of lifetime {publisher.lifetime} are at {publisher.endpoint}", err=True)
-        if publisher.replay_endpoint is not None:
-            typer.echo(f"pagedkv: earlier events and snapshots are at {publisher.replay_endpoint}", err=True)
+        _show_endpoints(
+            str(publisher.lifetime), EventEndpoints(publisher.endpoint, publisher.replay_endpoint, events.topic)
+        )
         yield
+
+
+def _show_endpoints(lifetime: str | None, events: EventEndpoints) -> None:
+    typer.echo(f"pagedkv: KV events of lifetime {lifetime} are at {events.endpoint}", err=True)
+    if events.replay_endpoint is not None:
+        typer.echo(f"pagedkv: earlier events and snapshots are at {events.replay_endpoint}", err=True)
 
 
 @contextmanager

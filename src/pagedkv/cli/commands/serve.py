@@ -74,6 +74,12 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     inspect_texts: Annotated[
         bool, typer.Option("--inspect-texts", help="As --inspect, with blocks' texts.", rich_help_panel=SERVER)
     ] = False,
+    one_process: Annotated[
+        bool,
+        typer.Option(
+            "--one-process", help="Run the engine in the server's process, as --inspect does.", rich_help_panel=SERVER
+        ),
+    ] = False,
     kv_events: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +161,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
         from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
+        from pagedkv.serving.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,
@@ -167,10 +174,17 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     )
     access = server_building.access(api_keys)
     compat.be_silent()
-    events = None if kv_events is None else server_building.KVEvents(kv_events, kv_events_replay, kv_events_topic)
+    events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
     parts = server_building.applied(
         server_building.Serving(
-            None if model == DEMO else model, dtype, engine.config(), config, access, events, engine.draft_model
+            None if model == DEMO else model,
+            dtype,
+            engine.config(),
+            config,
+            access,
+            events,
+            engine.draft_model,
+            has_own_process=not one_process,
         ),
         server_building.Replicas(replicas, routed, ray, gpus_each),
         inspects=inspect or inspect_texts,

@@ -11,8 +11,8 @@ r"""A cluster: several engines as replicas of Ray Serve, and an HTTP front that 
 Reading order: ``spec`` (model and engine of each replica), ``messages`` (values sent between front and replicas),
 ``answer_so_far`` (the sent part of an answer, and its continuation on another replica), ``placements`` (the router of
 one front, and its latest choices), ``replica`` (an engine behind Serve), ``request_router`` (Serve's interface),
-``replicated_engine`` (all replicas as one engine), ``remote_formats`` (formats of answers, whose matchers replicas
-build), ``deployment`` (the application of Serve), ``routes`` (a page that shows replicas and choices).
+``replicated_engine`` (all replicas as one engine), ``deployment`` (the application of Serve), ``routes`` (a page that
+shows replicas and choices), ``remote_inspection`` (a page of each replica's blocks).
 
 Starting replicas, detecting that they died, and replacing them is left to Serve.
 """

@@ -244,7 +244,7 @@ def front(args: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an application of S
         args: ``model`` (a folder or a name; without it the model of the demonstration), ``name``, ``dtype``,
             ``memory_gib``, ``num_blocks``, ``block_size``, ``max_tokens``, ``max_sequences``, ``max_waiting``,
             ``replicas``, ``fronts``, ``routing``, ``rules``, ``num_cpus``, ``num_gpus``, ``autoscaling``, ``api_keys``,
-            ``host``.
+            ``host``, ``inspector``.
 
     Raises:
         ConfigurationError: an argument is unknown, or its value cannot be served.
@@ -263,7 +263,7 @@ def front(args: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an application of S
             args.get("dtype", "float32"),
             engine,
             None if api_keys is None else ApiKeys.read(Path(api_keys)).limits,
-            **{name: args[name] for name in ("max_waiting", "host") if name in args},
+            **{name: args[name] for name in ("max_waiting", "host", "inspector") if name in args},
         ),
         args.get("replicas", 2),
         **{name: args[name] for name in ("routing", "rules", "num_cpus", "num_gpus", "autoscaling") if name in args},
@@ -280,6 +280,6 @@ KNOWN: Final = frozenset(
     {
         *ENGINE,
         *("model", "name", "dtype", "memory_gib", "max_waiting", "host", "api_keys", "replicas", "fronts"),
-        *("routing", "rules", "num_cpus", "num_gpus", "autoscaling"),
+        *("routing", "rules", "num_cpus", "num_gpus", "autoscaling", "inspector"),
     }
 )

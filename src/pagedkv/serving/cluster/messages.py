@@ -1,4 +1,4 @@
-"""Values sent between a front and a replica: requests, their results, and the facts of a replica.
+"""Values sent between a front and a replica: requests, their results, questions of pages, and the facts of a replica.
 
 Ray pickles them. ``SamplingParams`` has read-only mappings, which cannot be pickled, so its fields are sent.
 """
@@ -10,13 +10,20 @@ from typing import Any, Final, final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import EngineError, PagedKVError
+from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.memory.contract.spec import GroupSpec
 from pagedkv.memory.routing import Choice
 from pagedkv.serving.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
 from pagedkv.serving.server import EngineFacts
 
-__all__ = ["WEIGHTS", "ReplicaFacts", "ReplicaMessage", "RoutedRequest", "as_sendable"]
+__all__ = [
+    "WEIGHTS",
+    "ReplicaAnswer",
+    "ReplicaCall",
+    "ReplicaFacts",
+    "ReplicaMessage",
+    "RoutedRequest",
+]
 
 WEIGHTS: Final = "tier_weights"
 """Name of the measured weights of media among a replica's numbers."""
@@ -34,6 +41,7 @@ class ReplicaFacts:
         node: address of its machine.
         events: endpoint of its events.
         replays: endpoint for requests of earlier events and of snapshots.
+        is_inspected: whether it has data for the inspector.
     """
 
     engine: EngineFacts
@@ -43,6 +51,7 @@ class ReplicaFacts:
     node: str
     events: str
     replays: str
+    is_inspected: bool = False
 
 
 @final
@@ -84,6 +93,38 @@ class RoutedRequest:
         return _rebuilt, parts
 
 
+@final
+@dataclass(slots=True, eq=False)
+class ReplicaCall:
+    """A question about a replica, for the front's pages.
+
+    Args:
+        replica: name of the replica; None: any.
+        what: ``hello``, which only gives the router this link, or a method of
+            :class:`~pagedkv.serving.server.inspector.Inspected`.
+        arguments: of the method, by name.
+        link: receives the router's placements; not sent to the replica.
+    """
+
+    replica: str | None
+    what: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    link: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the call without what stays in the front's process."""
+        return ReplicaCall, (self.replica, self.what, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAnswer:
+    """The answer to a call: its values; or, with a status of HTTP above 200, why there is none."""
+
+    status: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaMessage:
     """News of a request, from its replica.
@@ -106,17 +147,6 @@ class ReplicaMessage:
     def is_over(self) -> bool:
         """Whether this is the last message of this attempt."""
         return self.output is not None or self.problem is not None
-
-
-def as_sendable(problem: Exception) -> PagedKVError:
-    """Return an error that can be pickled: one of ours by itself, any other as an EngineError with its text."""
-    if isinstance(problem, PagedKVError) and problem.args and all(isinstance(each, str) for each in problem.args):
-        plain = type(problem)
-        try:
-            return plain(*problem.args)
-        except TypeError:  # its constructor takes more than a text
-            pass
-    return EngineError(f"{type(problem).__name__}: {problem}")
 
 
 def _fields_of(params: SamplingParams) -> dict[str, Any]:

@@ -16,18 +16,34 @@ from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.sockets import EventPublisher
 from pagedkv.serving.cluster.autoscaling import BLOCKS_IN_USE, NUM_WAITING
-from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
-from pagedkv.serving.cluster.remote_formats import with_matchers
+from pagedkv.serving.cluster.messages import (
+    WEIGHTS,
+    ReplicaAnswer,
+    ReplicaCall,
+    ReplicaFacts,
+    ReplicaMessage,
+    RoutedRequest,
+)
 from pagedkv.serving.cluster.spec import ReplicaSpec
-from pagedkv.serving.engine import AnswerStream
-from pagedkv.serving.server import EngineFacts, LocalEngine
+from pagedkv.serving.engine import AnswerStream, StepRecord
+from pagedkv.serving.server import ApiError, EngineFacts, LocalEngine
 from pagedkv.serving.server.built_engine import build_engine
 from pagedkv.serving.server.events_out import EventsOut
+from pagedkv.serving.server.inspector import InspectedEngine
+from pagedkv.serving.server.remote_formats import with_matchers
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     import ray
+    from ray import serve
 
 __all__ = ["EngineReplica"]
+
+
+def _inspected(engine: LocalEngine, tokenizer: Any, spec: ReplicaSpec) -> InspectedEngine:  # noqa: ANN401 - transformers'
+    """Return the data of an engine for the inspector, with texts if they are wanted and there is a tokenizer."""
+    has_texts = spec.inspector == "texts" and tokenizer is not None
+    return InspectedEngine(engine, (lambda ids: str(tokenizer.decode(list(ids)))) if has_texts else None)
 
 
 @final
@@ -58,8 +74,16 @@ class EngineReplica:
             str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
             self._publisher.endpoint,
             self._publisher.replay_endpoint,
+            is_inspected=spec.inspector != "off",
         )
-        self._engine.start(spec.max_waiting, EventsOut(self._engine, self._publisher).stepped)
+        self._inspected = None if spec.inspector == "off" else _inspected(self._engine, tokenizer, spec)
+        self._published = EventsOut(self._engine, self._publisher)
+        self._engine.start(spec.max_waiting, self._stepped)
+
+    def _stepped(self, record: StepRecord) -> None:
+        self._published.stepped(record)
+        if self._inspected is not None:
+            self._inspected.stepped(record)
 
     def facts(self) -> ReplicaFacts:
         """Return the replica's constant properties."""
@@ -111,6 +135,39 @@ class EngineReplica:
         finally:
             if stream is not None:
                 await stream.aclose()
+
+    # For the front's pages
+
+    async def inspect(self, call: ReplicaCall) -> ReplicaAnswer:
+        """Answer a question of the inspector. A refusal is an answer too."""
+        if call.what == "hello":
+            return ReplicaAnswer(200)
+        try:
+            answer = getattr(self._require_inspected(call), call.what)
+            return ReplicaAnswer(200, await answer(**call.arguments))
+        except ApiError as problem:
+            return ReplicaAnswer(problem.status, problem=problem.message)
+        except EngineError as problem:
+            return ReplicaAnswer(503, problem=str(problem))
+
+    async def inspect_events(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
+        """Yield the inspector's events until the front ends the call, or the engine ends."""
+        with suppress(ApiError):  # the front has asked another replica than it named
+            async for each in self._require_inspected(call).events(**call.arguments, is_over=lambda: False):
+                yield each
+
+    def _require_inspected(self, call: ReplicaCall) -> InspectedEngine:
+        """Return this engine's data. Raises ApiError: the call is for another replica, or there are no data."""
+        if call.replica != self._name():
+            raise ApiError(404, f"replica {call.replica!r} has ended")
+        if self._inspected is None:
+            raise ApiError(404, "the replicas of this server have no inspector of blocks")
+        return self._inspected
+
+    @staticmethod
+    def _name() -> str:
+        """Return Serve's name of this replica."""
+        return str(serve.get_replica_context().replica_id.unique_id)
 
     def __del__(self) -> None:
         """Close the sockets."""

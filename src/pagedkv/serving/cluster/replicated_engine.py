@@ -10,7 +10,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
@@ -21,15 +21,22 @@ import numpy as np
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.contract.extras import needing
 from pagedkv.serving.cluster.answer_so_far import AnswerSoFar
-from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest, as_sendable
+from pagedkv.serving.cluster.messages import (
+    ReplicaAnswer,
+    ReplicaCall,
+    ReplicaFacts,
+    ReplicaMessage,
+    RoutedRequest,
+)
 from pagedkv.serving.cluster.placements import Placements
-from pagedkv.serving.cluster.remote_formats import RemoteFormats
 from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
-from pagedkv.serving.server import EngineFacts, Route
+from pagedkv.serving.server import ApiError, EngineFacts, Route
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
+from pagedkv.serving.server.remote_formats import RemoteFormats
+from pagedkv.serving.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     from ray.exceptions import RayActorError, RayError
@@ -42,6 +49,8 @@ LOG: Final = logging.getLogger("pagedkv.server")
 
 MOST_ATTEMPTS: Final = 4
 """Most replicas to which one request is sent, one after the loss of the other."""
+ANSWER_S: Final = 10.0
+"""Most seconds that a page waits for a replica."""
 ACCEPT_S: Final = 120.0
 """Most seconds until a replica accepts a request; long, since the first replica may still be starting."""
 SEED_BITS: Final = 62
@@ -64,9 +73,13 @@ class _RouterLink:
     def __init__(self) -> None:
         self.placements: Placements | None = None
 
-    def placed(self, request: RoutedRequest, placements: Placements) -> None:
-        """Record the placements, and log a request's choice. Called by the router in Serve's thread."""
+    def take(self, placements: Placements) -> None:
+        """Record the placements. Called by the router in Serve's thread."""
         self.placements = placements
+
+    def placed(self, request: RoutedRequest, placements: Placements) -> None:
+        """Record the placements, and log a request's choice. Called as :meth:`take`."""
+        self.take(placements)
         assert request.choice is not None
         LOG.info("request %d: %s", request.number, request.choice.explain())
 
@@ -79,6 +92,9 @@ class ReplicatedEngine:
         handle: handle of the deployment of :class:`~pagedkv.serving.cluster.replica.EngineReplica`.
         facts: facts of one of its replicas; all replicas have the same model and configuration.
         clock: returns monotonic seconds.
+
+    Attributes:
+        has_inspector: whether the replicas have data for the inspector.
     """
 
     def __init__(
@@ -86,7 +102,10 @@ class ReplicatedEngine:
     ) -> None:
         self.facts: EngineFacts = facts.engine
         self.last_numbers = NO_NUMBERS
+        self.has_inspector = facts.is_inspected
         self._handle: Any = handle.options(stream=True, method_name="generate")
+        self._inspecting: Any = handle.options(method_name="inspect")
+        self._watching: Any = handle.options(stream=True, method_name="inspect_events")
         self._clock = clock
         self._link = _RouterLink()
         self._numbers = itertools.count()
@@ -159,6 +178,38 @@ class ReplicatedEngine:
     def placements(self) -> Placements | None:
         """Replicas and choices of the router; None before the first request."""
         return self._link.placements
+
+    # The front's pages
+
+    async def connect(self) -> None:
+        """Let the router report its placements, which it does otherwise with the first request. Raises ApiError."""
+        if self.placements is None:
+            await self.ask_replica(ReplicaCall(None, "hello"))
+
+    async def ask_replica(self, call: ReplicaCall) -> ReplicaAnswer:
+        """Send a question to the replica that it names. Raises ApiError: no replica answers in time."""
+        call.link = self._link
+        try:
+            answer = await asyncio.wait_for(self._inspecting.remote(call), ANSWER_S)
+        except (RayError, RayServeException, TimeoutError) as problem:
+            raise ApiError(503, f"the replica does not answer ({type(problem).__name__})") from problem
+        assert isinstance(answer, ReplicaAnswer)
+        return answer
+
+    async def watch_replica(self, call: ReplicaCall) -> AsyncGenerator[bytes, None]:
+        """Yield the inspector's events of the replica that a call names, until it ends or this is closed."""
+        call.link = self._link
+        response = self._watching.remote(call)
+        is_over = False
+        try:
+            async for each in response:
+                yield each
+            is_over = True
+        except (RayError, RayServeException):
+            is_over = True
+        finally:
+            if not is_over:
+                response.cancel()
 
     # One request
 

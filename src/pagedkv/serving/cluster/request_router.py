@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.routing import Routing, RoutingRules
 from pagedkv.memory.sockets import EventFollower
-from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
+from pagedkv.serving.cluster.messages import ReplicaCall, ReplicaFacts, RoutedRequest
 from pagedkv.serving.cluster.placements import Placements
 
 with needing("cluster", "replicas"):
@@ -74,11 +74,15 @@ class PrefixRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose one replica for a request; leave the choice to Serve for other calls."""
-        request = _request_of(pending_request)
-        if request is None:
-            return [candidate_replicas]
+        """Choose one replica for a request, take the named one for a call, and leave other choices to Serve."""
         by_name = {_name_of(each): each for each in candidate_replicas}
+        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if isinstance(request, ReplicaCall):
+            request.link.take(self._placements)
+            named = by_name.get(request.replica or "")
+            return [candidate_replicas if named is None else [named]]
+        if not isinstance(request, RoutedRequest):
+            return [candidate_replicas]
         choice = self._placements.place(request, list(by_name))
         if choice is None:
             return [candidate_replicas]
@@ -103,8 +107,3 @@ class PrefixRequestRouter(RequestRouter):
 
 def _name_of(replica: RunningReplica) -> str:
     return str(replica.replica_id.unique_id)
-
-
-def _request_of(pending: PendingRequest | None) -> RoutedRequest | None:
-    first: Any = pending.args[0] if pending is not None and pending.args else None
-    return first if isinstance(first, RoutedRequest) else None

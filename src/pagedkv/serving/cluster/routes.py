@@ -1,7 +1,8 @@
 """A page of a cluster: its replicas, and the routing choice of each request with its reason.
 
 ``/inspect`` is the page, ``/inspect/routes`` its data as JSON. Where API keys exist, an administrator's key is needed:
-the data has no prompts, but the number of cached tokens of each.
+the data has no prompts, but the number of cached tokens of each. If the replicas have an inspector, the page has a link
+to each one's blocks.
 """
 
 from typing import Any, Final
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from pagedkv.memory.routing import Candidate
 from pagedkv.serving.cluster.placements import Placed, ReplicaStatus
+from pagedkv.serving.cluster.remote_inspection import add_replica_inspectors
 from pagedkv.serving.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.serving.server import ApiError, Service
 from pagedkv.serving.server.json_response import json_response
@@ -30,18 +32,21 @@ def add_routes(app: FastAPI, service: Service, engine: ReplicatedEngine) -> None
         engine: the service's engine.
     """
     add_page(app, service.access, "/inspect", __package__, "routes")
+    if engine.has_inspector:
+        add_replica_inspectors(app, service, engine)
 
     @app.get("/inspect/routes", include_in_schema=False)
     async def routes(request: Request) -> Response:
         if not service.access.identify(request.headers).is_admin:
             raise ApiError(403, "the page of replicas needs an administrator's key")
+        await engine.connect()
         return json_response(_routes(service, engine), headers=PAGE_HEADERS)
 
 
 def _routes(service: Service, engine: ReplicatedEngine) -> dict[str, Any]:
     placements = engine.placements
     head: dict[str, Any] = {"model": service.config.model_name, "now_s": service.wall_clock()}
-    if placements is None:  # no request has arrived yet
+    if placements is None:  # the router has no replica yet
         return {**head, "replicas": [], "reasons": {}, "num_moved": 0, "choices": []}
     return {
         **head,
@@ -57,6 +62,7 @@ def _replica(status: ReplicaStatus) -> dict[str, Any]:
     return {
         "name": status.name,
         "process": status.facts.process,
+        "has_inspector": status.facts.is_inspected,
         "node": status.facts.node,
         "lifetime": view.lifetime,
         "kv_events": status.facts.events,

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
+from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import EngineConfig
 
-__all__ = ["ReplicaSpec"]
+__all__ = ["Inspector", "ReplicaSpec"]
+
+Inspector: TypeAlias = Literal["off", "blocks", "texts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,10 @@ class ReplicaSpec:
         tool_parser: name of the parser of calls.
         host: address at which each replica publishes its events.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        inspector: what each replica shows in the inspector; ``texts``: its blocks, and their texts.
+
+    Raises:
+        ConfigurationError: an unknown inspector.
     """
 
     model: str | None
@@ -32,3 +40,8 @@ class ReplicaSpec:
     tool_parser: str = "auto"
     host: str = "127.0.0.1"
     draft_model: str | None = None
+    inspector: Inspector = "off"
+
+    def __post_init__(self) -> None:
+        """Check the inspector's name."""
+        as_choice(self.inspector, get_args(Inspector), "inspector")

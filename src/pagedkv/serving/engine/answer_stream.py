@@ -5,31 +5,69 @@ references is garbage-collected, and that ends its request::
 
     caller -- AnswerStream -- StreamState -- engine's thread
                  |  __del__ / aclose: an End command to the thread
-                 `- awaits messages                              (call_soon_threadsafe, into the caller's loop)
+                 `- awaits messages                              (by the state's outlet, into the caller's loop)
+
+A StreamState is one kind of :class:`Recipient`; another has an outlet to another process.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Protocol, Self, final
 
 from pagedkv.serving.engine.outputs import RequestOutput
 from pagedkv.serving.engine.updates import TokenUpdate
 
-__all__ = ["AnswerStream", "StreamMessage", "StreamState", "deliver"]
+__all__ = ["AnswerStream", "Outlet", "OutletClosedError", "Recipient", "StreamMessage", "StreamState", "deliver"]
+
+
+class OutletClosedError(Exception):
+    """Messages cannot be sent: all recipients of an outlet are gone."""
+
+
+class Outlet(Protocol):
+    """Sends the messages of many recipients to one place. Hashable; outlets of one place are equal."""
+
+    def send(self, messages: "Sequence[StreamMessage]") -> None:
+        """Send messages, in order; called by the engine's thread. Raises OutletClosedError."""
+        ...
+
+
+class Recipient(Protocol):
+    """Receives the messages of one request, and identifies it. Hashable by identity."""
+
+    @property
+    def outlet(self) -> Outlet:
+        """The outlet for its messages."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _LoopOutlet:
+    """Delivers messages in an event loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def send(self, messages: "Sequence[StreamMessage]") -> None:
+        """Deliver messages soon. Raises OutletClosedError if the loop is closed."""
+        try:
+            self.loop.call_soon_threadsafe(deliver, messages)
+        except RuntimeError:
+            raise OutletClosedError from None
 
 
 @final
 class StreamState:
-    """What has arrived in an event loop for one request. Changed in that loop alone, by :func:`deliver`.
+    """What has arrived in an event loop for one request. Changed in that loop alone, by :meth:`add`.
 
     Args:
         loop: the loop of the request's caller, to which its messages are sent.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+        self.outlet: Outlet = _LoopOutlet(loop)
         self.updates: deque[TokenUpdate] = deque()
         self.is_accepted = False
         self.num_cached_tokens: int | None = None
@@ -43,20 +81,32 @@ class StreamState:
         """Whether the output or the error of the request has arrived."""
         return self.output is not None or self.problem is not None
 
+    def add(self, message: "StreamMessage") -> None:
+        """Add a message, and wake the tasks that wait for it."""
+        self.is_accepted |= message.problem is None
+        self.updates.extend(message.updates)
+        if message.num_cached_tokens is not None:
+            self.num_cached_tokens = message.num_cached_tokens
+        self.output = self.output or message.output
+        self.problem = self.problem or message.problem
+        self.changed.set()
+        if self.is_over:
+            self.ended.set()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamMessage:
-    """News of one request, from the engine's thread to the loop of its caller. Empty: the engine has accepted it.
+    """News of one request, from the engine's thread to its recipient. Empty: the engine has accepted it.
 
     Args:
-        state: the state of the request's stream.
+        recipient: the request's recipient.
         updates: new tokens.
         output: all answers, in the last message of a request that was served.
         problem: the error of a request that was not served.
         num_cached_tokens: tokens of its prompt that were hit, once it was admitted.
     """
 
-    state: StreamState
+    recipient: Recipient
     updates: tuple[TokenUpdate, ...] = ()
     output: RequestOutput | None = None
     problem: Exception | None = None
@@ -66,16 +116,8 @@ class StreamMessage:
 def deliver(messages: Iterable[StreamMessage]) -> None:
     """Add messages to the states of their streams; called in the loop of these states. O(messages + updates)."""
     for message in messages:
-        state = message.state
-        state.is_accepted |= message.problem is None
-        state.updates.extend(message.updates)
-        if message.num_cached_tokens is not None:
-            state.num_cached_tokens = message.num_cached_tokens
-        state.output = state.output or message.output
-        state.problem = state.problem or message.problem
-        state.changed.set()
-        if state.is_over:
-            state.ended.set()
+        assert isinstance(message.recipient, StreamState), "a message for another kind of recipient"
+        message.recipient.add(message)
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Literal, Self, TypeAlias, TypeVar, final
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, RequestError
 from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.serving.engine.answer_stream import AnswerStream, StreamState
+from pagedkv.serving.engine.answer_stream import AnswerStream, Recipient, StreamState
 from pagedkv.serving.engine.engine_thread import Call, Close, End, EngineThread, Submit
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
@@ -106,14 +106,38 @@ class AsyncLLM:
             RequestError: the deadline is not a number of seconds.
             EngineError: the engine has failed, or was closed.
         """
+        state = StreamState(asyncio.get_running_loop())
+        self.submit(state, prompt, params, intent=intent, deadline_s=deadline_s)
+        thread = self._thread
+        return AnswerStream(state, lambda state: thread.send_if_running(End(state)))
+
+    def submit(
+        self,
+        recipient: Recipient,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        intent: Intent | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Submit a prompt whose messages another object than a stream receives. Any thread may call this.
+
+        Args:
+            recipient: receives the messages, by its outlet, in the engine's thread; :meth:`end` ends its request.
+            prompt, params, intent, deadline_s: as of :meth:`generate`.
+
+        Raises:
+            RequestError, EngineError: as :meth:`generate`.
+        """
         if deadline_s is not None and not 0 <= deadline_s < inf:
             raise RequestError(f"deadline_s must be seconds from now, got {deadline_s}")
         deadline = None if deadline_s is None else self._clock() + deadline_s
-        state = StreamState(asyncio.get_running_loop())
         params = SamplingParams() if params is None else params
-        self._thread.send(Submit(state, prompt, params, deadline, PLAIN if intent is None else intent))
-        thread = self._thread
-        return AnswerStream(state, lambda state: thread.send_if_running(End(state)))
+        self._thread.send(Submit(recipient, prompt, params, deadline, PLAIN if intent is None else intent))
+
+    def end(self, recipient: Recipient) -> None:
+        """End the request of a recipient, "aborted". Without effect where it, or the engine, has ended."""
+        self._thread.send_if_running(End(recipient))
 
     @property
     def has_ended(self) -> bool:
@@ -190,6 +214,10 @@ class AsyncLLM:
         call = Call(work)
         self._thread.send(call)
         await asyncio.wrap_future(call.done)
+
+    def join(self) -> None:
+        """Wait until the engine's thread has ended, because it was closed or has failed."""
+        self._thread.join()
 
     def close(self, *, drain: bool = False) -> None:
         """Refuse further requests, end the thread, and wait for that. May be called again.

@@ -53,6 +53,7 @@ class EngineCore(PrefixCore):
         sampler: samples tokens; None: :class:`~pagedkv.serving.engine.sampling.BatchSampler`.
         clock: returns seconds, never backwards.
         ranks: the processes that share the model's heads; None: this process has the whole model.
+        whole: for tiers at rank 0, what was known of the model before it was split; None: there are no tiers.
         draft: a model that proposes tokens, whose groups are the last ones of ``groups``
             (:func:`~pagedkv.serving.engine.drafting.paired`); None: there is none.
 
@@ -230,12 +231,15 @@ class EngineCore(PrefixCore):
                 begun, since some weights may be new: try again with another epoch.
 
         Raises:
-            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
+            ConfigurationError: an epoch that goes back, text for a number or a number for text, or an engine on several
+                ranks; nothing is changed.
             EngineError: the engine has failed, or another thread drives it; nothing is changed.
 
         Cost: O(blocks + rows).
         """
         with self._driving():
+            if self._ranks is not None:
+                raise ConfigurationError("an engine on several ranks has no new weights: build another engine")
             if not isinstance(weights_epoch, str) and isinstance(self.config.weights_epoch, str):
                 raise ConfigurationError(
                     f"weights_epoch must be text, got {weights_epoch!r}: epochs are counted where the first one is a "

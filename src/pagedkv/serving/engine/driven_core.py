@@ -16,7 +16,7 @@ from pagedkv.serving.engine.driving import Driver
 from pagedkv.serving.engine.engine_parts import EngineParts, ModelTraits, require_draft_model
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.live_requests import LiveRequests
-from pagedkv.serving.engine.ranks import RankGroup
+from pagedkv.serving.engine.ranks import RankGroup, WholeModel
 from pagedkv.serving.engine.request_rules import RequestRules
 from pagedkv.serving.engine.request_tiers import NoTiers, RequestTiers
 from pagedkv.serving.engine.sample import Decode
@@ -42,6 +42,7 @@ class DrivenCore:
         sampler: Sampler | None = None,
         clock: Callable[[], float] = perf_counter,
         ranks: RankGroup | None = None,
+        whole: WholeModel | None = None,
         draft: DraftModel | None = None,
     ) -> None:
         require_draft_model(config, draft)
@@ -53,6 +54,7 @@ class DrivenCore:
         self._parts = EngineParts(model, groups, config, ModelTraits(replays_steps, continues), ranks, draft)
         self.space, self.executor = self._parts.space, self._parts.executor
         self.memory, self.absorbed = self._parts.memory, self._parts.absorbed
+        self._content = self._parts.content(whole)
         tiers = self._new_tiers()
         scheduling = config.scheduling(publishes_answers=not replays_steps)
         self.scheduler = Scheduler(scheduling, self.space, tiers.loader)
@@ -72,12 +74,9 @@ class DrivenCore:
         self._failure: str | None = None
 
     def _new_tiers(self) -> NoTiers:
-        if not self.config.tiers:
+        if not self.config.tiers or self._content is None:
             return NoTiers()
-        storage = self.executor.storage
-        return RequestTiers(
-            EngineTiers(self.config.tiers, self._model, self.space, storage, self._note_loaded, draft=self._draft_model)
-        )
+        return RequestTiers(EngineTiers(self.config.tiers, self._content, self.space, self._note_loaded))
 
     def _note_loaded(self, scheduled: Request) -> None:
         self.scheduler.loaded(scheduled)

@@ -27,8 +27,9 @@ from pagedkv.serving.engine.drafting import Drafter, DraftModel
 from pagedkv.serving.engine.grouping import EngineGroups
 from pagedkv.serving.engine.kv_scales import set_scales
 from pagedkv.serving.engine.memory_use import MemoryUse, refusing, require_room
-from pagedkv.serving.engine.ranks import RankGroup
+from pagedkv.serving.engine.ranks import RankedContent, RankGroup, WholeModel
 from pagedkv.serving.engine.runner import ModelRunner
+from pagedkv.serving.engine.tiering import OwnContent, StoredContent
 from pagedkv.serving.engine.unfoldings import AbsorbedLatents, latents_to_absorb
 
 __all__ = ["EngineParts", "ModelTraits", "require_draft_model"]
@@ -72,10 +73,11 @@ class EngineParts:
         draft: DraftModel | None,
     ) -> None:
         self._config, self._model = config, model
+        self._ranks, self._draft_model = ranks, None if draft is None else draft.model
         self.absorbed = AbsorbedLatents(
             model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
         )
-        groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
+        self._groups = groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
         self.num_vocabulary = compat.vocabulary_size(model)
@@ -96,6 +98,23 @@ class EngineParts:
         )
         self.memory: MemoryUse = self.runner.prepare(config.max_sequences)
         self.drafter = None if draft is None else self._new_drafter(draft)
+
+    def content(self, whole: WholeModel | None) -> StoredContent | None:
+        """Return what tiers and files have of the blocks; None on ranks without ``whole``.
+
+        Args:
+            whole: what was known of the model before it was split; None: it is not split, or there are no tiers here.
+
+        Raises:
+            ConfigurationError: blocks of several ranks cannot be put together.
+        """
+        storage, model = self.executor.storage, self._model
+        if self._ranks is None:
+            return OwnContent(model, self._groups.specs, storage, self._draft_model)
+        if whole is None:
+            return None
+        stored = replace(whole, groups=self._config.stored(whole.groups, model.device))
+        return RankedContent(stored, model, self._groups, storage, self._ranks)
 
     def _new_executor(self, space_config: SpaceConfig, groups: EngineGroups) -> PlanExecutor:
         config, device = self._config, self._model.device

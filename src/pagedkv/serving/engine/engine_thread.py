@@ -3,14 +3,13 @@
 ::
 
     callers  -- Submit, End, Close -->  queue  --> | backlog | waiting, max_waiting at most | running |  the engine's
-             <---- messages, by loop ------------- `--------------- after every step ----------------'
+             <---- messages, by outlet ----------- `--------------- after every step ----------------'
 
 Between two steps the thread carries out commands, ends requests past their deadlines, and submits requests of the
 backlog to the engine while its queue has room. When the thread ends, each request under way gets a message with the
 reason.
 """
 
-import asyncio
 import queue
 import threading
 from collections import defaultdict
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never, final
 
 from pagedkv.memory.contract.errors import EngineError, QueueFullError
-from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
+from pagedkv.serving.engine.answer_stream import Outlet, OutletClosedError, Recipient, StreamMessage
 from pagedkv.serving.engine.engine_request import EngineRequest
 from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.llm import LLM, Prompt
@@ -39,12 +38,12 @@ class Submit:
     """Serve a request.
 
     Args:
-        state: the state of its stream, which identifies the request and receives its messages.
+        recipient: identifies the request, and receives its messages.
         prompt, params, intent: the request.
         deadline: time of the clock at which the request ends; None: no deadline.
     """
 
-    state: StreamState
+    recipient: Recipient
     prompt: Prompt
     params: SamplingParams
     deadline: float | None
@@ -55,7 +54,7 @@ class Submit:
 class End:
     """End a request, "aborted", wherever it is."""
 
-    state: StreamState
+    recipient: Recipient
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +144,8 @@ class EngineThread:
         self._refuses = refuses
         self._clock = clock
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._backlog: dict[StreamState, Submit] = {}
-        self._under_way: dict[StreamState, _UnderWay] = {}
+        self._backlog: dict[Recipient, Submit] = {}
+        self._under_way: dict[Recipient, _UnderWay] = {}
         self._waiting: list[_UnderWay] = []
         self._messages: list[StreamMessage] = []
         self._closing: Close | None = None
@@ -241,18 +240,18 @@ class EngineThread:
                 assert_never(command)
 
     def _end_on_command(self, command: End) -> None:
-        if command.state in self._backlog:
-            self._submit(command.state)  # so that it has an output, as every aborted request
-        if command.state in self._under_way:
-            self._end(command.state, "aborted")
+        if command.recipient in self._backlog:
+            self._submit(command.recipient)  # so that it has an output, as every aborted request
+        if command.recipient in self._under_way:
+            self._end(command.recipient, "aborted")
 
     def _accept(self, command: Submit) -> None:
         if not self._refuses or self._has_room():
-            self._backlog[command.state] = command
+            self._backlog[command.recipient] = command
             self._submit_backlog()
         else:
             problem = QueueFullError(f"{self._max_waiting} requests wait, and no more may: ask again later")
-            self._messages.append(StreamMessage(command.state, problem=problem))
+            self._messages.append(StreamMessage(command.recipient, problem=problem))
 
     def _has_room(self) -> bool:
         if len(self._waiting) >= self._max_waiting:  # counted again: some may have been admitted, or ended, since
@@ -263,80 +262,80 @@ class EngineThread:
         while self._backlog and self._has_room():
             self._submit(next(iter(self._backlog)))
 
-    def _submit(self, state: StreamState) -> None:
-        submitted = self._backlog.pop(state)
+    def _submit(self, recipient: Recipient) -> None:
+        submitted = self._backlog.pop(recipient)
         try:
             (request,) = self._llm.submit([submitted.prompt], submitted.params, [submitted.intent])
         except EngineError:
-            self._backlog[state] = submitted
+            self._backlog[recipient] = submitted
             raise
         except Exception as problem:  # noqa: BLE001 - of a tokenizer or template: it fails this request alone
-            self._messages.append(StreamMessage(state, problem=problem))
+            self._messages.append(StreamMessage(recipient, problem=problem))
             return
-        under_way = self._under_way[state] = _UnderWay(submitted, request, NewTokens(request))
+        under_way = self._under_way[recipient] = _UnderWay(submitted, request, NewTokens(request))
         self._waiting.append(under_way)
-        self._messages.append(StreamMessage(state))
+        self._messages.append(StreamMessage(recipient))
 
     def _end_expired(self) -> None:
         now = self._clock()
-        for state, submitted in list(self._backlog.items()):
+        for recipient, submitted in list(self._backlog.items()):
             if submitted.deadline is not None and submitted.deadline <= now:
-                self._submit(state)  # so that it has an output
-        for state, under_way in list(self._under_way.items()):
+                self._submit(recipient)  # so that it has an output
+        for recipient, under_way in list(self._under_way.items()):
             deadline = under_way.submitted.deadline
             if deadline is not None and deadline <= now:
-                self._end(state, "deadline")
+                self._end(recipient, "deadline")
 
-    def _end(self, state: StreamState, reason: FinishReason) -> None:
-        under_way = self._under_way[state]
+    def _end(self, recipient: Recipient, reason: FinishReason) -> None:
+        under_way = self._under_way[recipient]
         self._llm.core.abort(under_way.request, reason)
-        self._add_message(state, under_way)
+        self._add_message(recipient, under_way)
 
     # Messages
 
     def _collect_updates(self) -> None:
-        for state, under_way in list(self._under_way.items()):
-            self._add_message(state, under_way)
+        for recipient, under_way in list(self._under_way.items()):
+            self._add_message(recipient, under_way)
 
     def _send_messages(self) -> None:
         messages, self._messages = self._messages, []
-        by_loop: defaultdict[asyncio.AbstractEventLoop, list[StreamMessage]] = defaultdict(list)
+        by_outlet: defaultdict[Outlet, list[StreamMessage]] = defaultdict(list)
         for message in messages:
-            by_loop[message.state.loop].append(message)
-        for loop, of_loop in by_loop.items():
+            by_outlet[message.recipient.outlet].append(message)
+        for outlet, of_outlet in by_outlet.items():
             try:
-                loop.call_soon_threadsafe(deliver, of_loop)
-            except RuntimeError:  # the loop is closed, and with it all callers in it
-                self._end_all_of(loop)
+                outlet.send(of_outlet)
+            except OutletClosedError:  # such as a closed loop, and with it all callers in it
+                self._end_all_of(outlet)
 
-    def _add_message(self, state: StreamState, under_way: _UnderWay) -> None:
+    def _add_message(self, recipient: Recipient, under_way: _UnderWay) -> None:
         """Add a message if a request has news; a request that has ended is no longer under way."""
         updates = tuple(under_way.new_tokens.take())
         if not under_way.request.is_finished:
             if updates:
                 num_cached = under_way.request.num_cached_tokens
-                self._messages.append(StreamMessage(state, updates, num_cached_tokens=num_cached))
+                self._messages.append(StreamMessage(recipient, updates, num_cached_tokens=num_cached))
             return
-        del self._under_way[state]
+        del self._under_way[recipient]
         try:
             output = self._llm.output(under_way.request)
         except Exception as problem:  # noqa: BLE001 - of a tokenizer that cannot decode these tokens
-            self._messages.append(StreamMessage(state, updates, problem=problem))
+            self._messages.append(StreamMessage(recipient, updates, problem=problem))
         else:
-            self._messages.append(StreamMessage(state, updates, output))
+            self._messages.append(StreamMessage(recipient, updates, output))
 
-    def _end_all_of(self, loop: asyncio.AbstractEventLoop) -> None:
-        for state in [each for each in self._backlog if each.loop is loop]:
-            del self._backlog[state]
-        for state in [each for each in self._under_way if each.loop is loop]:
-            self._llm.core.abort(self._under_way.pop(state).request)
+    def _end_all_of(self, outlet: Outlet) -> None:
+        for recipient in [each for each in self._backlog if each.outlet == outlet]:
+            del self._backlog[recipient]
+        for recipient in [each for each in self._under_way if each.outlet == outlet]:
+            self._llm.core.abort(self._under_way.pop(recipient).request)
 
     # The end
 
     def _end_all(self) -> None:
         """End the requests under way, with their tokens so far."""
-        for state in list(self._under_way):
-            self._end(state, "aborted")
+        for recipient in list(self._under_way):
+            self._end(recipient, "aborted")
 
     def _stop(self, reason: str, cause: Exception | None = None) -> None:
         """Refuse all further commands, and send the reason to each request that waits."""
@@ -347,14 +346,16 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Submit):
-                self._backlog[command.state] = command
+                self._backlog[command.recipient] = command
             elif isinstance(command, Call):
                 command.refuse(problem)
-        for state, under_way in list(self._under_way.items()):
+        for recipient, under_way in list(self._under_way.items()):
             if under_way.request.is_finished:  # the device is lost: the tokens so far are sent before the error
-                self._add_message(state, under_way)
-                self._messages.append(StreamMessage(state, problem=problem))
-        self._messages += [StreamMessage(state, problem=problem) for state in (*self._under_way, *self._backlog)]
+                self._add_message(recipient, under_way)
+                self._messages.append(StreamMessage(recipient, problem=problem))
+        self._messages += [
+            StreamMessage(recipient, problem=problem) for recipient in (*self._under_way, *self._backlog)
+        ]
         self._under_way.clear()
         self._backlog.clear()
         self._send_messages()

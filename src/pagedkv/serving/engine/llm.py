@@ -31,12 +31,12 @@ from pagedkv.serving.engine.intent import PLAIN, Intent
 from pagedkv.serving.engine.outputs import Completion, RequestOutput
 from pagedkv.serving.engine.probe import probe
 from pagedkv.serving.engine.prompts import Prompt, TokensPrompt
-from pagedkv.serving.engine.ranks import RankGroup, shard
+from pagedkv.serving.engine.ranks import RankGroup, WholeModel, shard
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.refusals import require_supported
 from pagedkv.serving.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.serving.engine.self_test import self_test
-from pagedkv.serving.engine.tiering import HandOff, TierStatistics
+from pagedkv.serving.engine.tiering import HandOff, TierStatistics, weights_digest
 from pagedkv.serving.engine.updates import NewTokens, TokenUpdate
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]
@@ -99,11 +99,14 @@ class LLM:
         if draft_model is not None:
             config = replace(config, num_draft_tokens=config.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
         self._ranks = ranks
-        if ranks is not None:
-            config = _for_ranks(config)
-            shard(model, ranks.rank, ranks.size, ranks.add_up)
         if config.warm_up:
             compile_loops(config)
+        whole = None
+        if ranks is not None:
+            config = _for_ranks(config)
+            if config.tiers and ranks.is_first:
+                whole = WholeModel(find_groups(model, config), weights_digest(model))
+            shard(model, ranks.rank, ranks.size, ranks.add_up)
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test
@@ -120,6 +123,7 @@ class LLM:
             sampler=sampler,
             clock=clock,
             ranks=ranks,
+            whole=whole,
             draft=draft,
         )
         self._tokenizer = tokenizer
@@ -345,7 +349,6 @@ def _intent_of_each(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent
 def _for_ranks(config: EngineConfig) -> EngineConfig:
     """Return the configuration of an engine on several ranks. Raises ConfigurationError for features it lacks."""
     features = {
-        "tiers": bool(config.tiers),
         "overlap": config.overlap,
         "compile_model": config.compile_model,
         "draft_model": config.num_draft_tokens > 0,

@@ -4,11 +4,19 @@ from pathlib import Path
 
 from pagedkv.memory.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.events import TierEvents
 from pagedkv.serving.engine.driven_core import DrivenCore
 from pagedkv.serving.engine.intent import Intent
 from pagedkv.serving.engine.request_tiers import NoTiers
-from pagedkv.serving.engine.tiering import HandOff, LoadUnderWay, TierStatistics, read_prefix, write_prefix
+from pagedkv.serving.engine.tiering import (
+    HandOff,
+    LoadUnderWay,
+    StoredContent,
+    TierStatistics,
+    read_prefix,
+    write_prefix,
+)
 
 __all__ = ["PrefixCore"]
 
@@ -73,8 +81,7 @@ class PrefixCore(DrivenCore):
         with self._driving():
             self._land()
             tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
-            storage = self.executor.storage
-            return write_prefix(Path(path), self._model, self.space, storage, tokens, keys, draft=self._draft_model)
+            return write_prefix(Path(path), self._file_content(), self.space, tokens, keys)
 
     def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
         """Load a prefix from a file of :meth:`export` into the cache. The file must have been written with this salt.
@@ -92,8 +99,14 @@ class PrefixCore(DrivenCore):
         """
         with self._driving():
             self._land()
-            storage, keys = self.executor.storage, Intent(salt=salt).keys
-            return read_prefix(Path(path), self._model, self.space, storage, keys, draft=self._draft_model)
+            return read_prefix(Path(path), self._file_content(), self.space, Intent(salt=salt).keys)
+
+    def _file_content(self) -> StoredContent:
+        if self._content is None:
+            raise ConfigurationError(
+                "an engine on several ranks has files of prefixes only at rank 0 and with `tiers`: configure a tier"
+            )
+        return self._content
 
     def hand_over(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", timeout_s: float = 60.0) -> HandOff:
         """Store the computed blocks of a prompt in the shared tiers; return where they are, for another engine.

@@ -100,8 +100,8 @@ class ServedEngine(Protocol):
 
         Args:
             max_waiting: most requests that wait; further ones are refused.
-            on_step: called in the engine's thread with the record of each step. Never called for engines whose steps
-                run in other processes.
+            on_step: called with the record of each step: in the engine's thread, or in the event loop where the engine
+                has a process of its own. Never called for replicas.
         """
         ...
 
@@ -155,7 +155,7 @@ class LocalEngine:
         self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
     ) -> AnswerStream:
         """Submit a request from an event loop. Raises as :meth:`AsyncLLM.generate`."""
-        return self._engine.generate(prompt, params, intent=intent, deadline_s=deadline_s)
+        return self.running.generate(prompt, params, intent=intent, deadline_s=deadline_s)
 
     def route_of(self, stream: AnswerStream) -> Route | None:  # noqa: ARG002 - as of ServedEngine
         """Return None: a local engine has no replicas."""
@@ -167,13 +167,11 @@ class LocalEngine:
 
     def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
         """Run ``work`` in the engine's thread; any thread may call this. Raises as :meth:`AsyncLLM.call_soon`."""
-        if self._running is None:
-            raise EngineError("the engine has not been started")
-        return self._running.call_soon(work)
+        return self.running.call_soon(work)
 
     async def between_steps(self, work: Callable[[LLM], T]) -> T:
         """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
-        return await self._engine.between_steps(work)
+        return await self.running.between_steps(work)
 
     async def numbers(self) -> EngineNumbers:
         """Read the engine's numbers between two steps, in its thread; after it has ended, return the last ones."""
@@ -188,6 +186,8 @@ class LocalEngine:
             await asyncio.to_thread(self.llm.flush_tiers, TIERS_S)
 
     @property
-    def _engine(self) -> AsyncLLM:
-        assert self._running is not None, "an engine that was not started"
+    def running(self) -> AsyncLLM:
+        """The engine's thread. Raises EngineError if it has not been started."""
+        if self._running is None:
+            raise EngineError("the engine has not been started")
         return self._running

@@ -11,7 +11,8 @@ function row(values, marked = false) {
   line.className = marked ? "chosen" : "";
   for (const value of values) {
     const cell = document.createElement("td");
-    cell.textContent = typeof value === "number" ? value.toLocaleString("en") : value;
+    if (value instanceof Node) cell.append(value);
+    else cell.textContent = typeof value === "number" ? value.toLocaleString("en") : value;
     line.append(cell);
   }
   return line;
@@ -21,11 +22,24 @@ function fill(table, rows) {
   $(table).querySelector("tbody").replaceChildren(...rows);
 }
 
+function nameOf(replica) {
+  if (!replica.has_inspector) return replica.name;
+  const link = document.createElement("a");
+  link.href = `/replicas/${encodeURIComponent(replica.name)}/inspect`;
+  link.textContent = replica.name;
+  link.title = "The blocks of this replica";
+  return link;
+}
+
+function inTiers(tokens) {
+  return Object.entries(tokens).map(([medium, count]) => `${count.toLocaleString("en")} in ${medium}`).join(", ");
+}
+
 function showReplicas(replicas) {
   fill("replicas", replicas.map((each) => {
     const numbers = each.numbers;
     const used = numbers.num_blocks ? `${Math.round((100 * numbers.num_live) / numbers.num_blocks)} %` : "";
-    return row([each.name, `${each.process} on ${each.node}`, each.state, each.num_cached_blocks, numbers.num_running ?? "", numbers.num_waiting ?? "", used,
+    return row([nameOf(each), `${each.process} on ${each.node}`, each.state, each.num_cached_blocks, numbers.num_running ?? "", numbers.num_waiting ?? "", used,
       each.num_prefill_tokens, each.num_decoding]);
   }));
 }
@@ -37,7 +51,7 @@ function showDetails() {
   $("details-title").textContent = `Request ${choice.request}: ${choice.num_prompt_tokens.toLocaleString("en")} tokens to ` +
     `${choice.replica}: ${choice.reason}`;
   fill("candidates", choice.candidates.map((each) => row([each.replica, each.state, each.num_hit_tokens,
-    each.num_promised_tokens, each.num_prefill_tokens, each.num_decoding,
+    each.num_promised_tokens, inTiers(each.tier_tokens), each.num_prefill_tokens, each.num_decoding,
     each.cost.toLocaleString("en") + (each.is_over_share ? ", over its share" : "")], each.replica === choice.replica)));
 }
 
@@ -58,7 +72,7 @@ function show(data) {
   latest = data;
   $("model").textContent = data.model;
   $("status").textContent = data.replicas.length === 0
-    ? "Replicas are listed from the first request on."
+    ? "No replica serves now."
     : `${data.replicas.length} replicas; ${data.num_moved} requests went on elsewhere after their replica was lost.`;
   $("reasons").textContent = Object.entries(data.reasons).map(([reason, count]) => `${count}: ${reason}`).join(" · ");
   const focused = document.activeElement?.closest?.("#choices tbody tr")?.rowIndex;

@@ -7,7 +7,9 @@ that dies closes its sockets, so that the next call of every other rank fails.
 
 import os
 import pickle
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Final, Self, final
@@ -17,11 +19,13 @@ import torch
 from torch import distributed
 
 from pagedkv.memory.contract.arguments import as_count
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError, RankLostError
 from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.memory.tiering import Rows
 from pagedkv.serving.engine.flat_batch import FlatBatch
 
-__all__ = ["RankGroup", "SentStep"]
+__all__ = ["RankGroup", "SentCopy", "SentStep"]
 
 IDLE: Final = timedelta(days=365)
 LAYER: Final = timedelta(seconds=60)
@@ -31,6 +35,7 @@ REMEDY: Final = "Start all ranks again: docs/ranks.md"
 class _Kind(IntEnum):
     STEP = 1
     END = 2
+    COPY = 3
 
 
 @final
@@ -44,6 +49,23 @@ class SentStep:
         self.batch = batch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SentCopy:
+    """A copy of blocks between rank 0 and other ranks, whose rows are sent after it.
+
+    Args:
+        group: whose blocks; block_ids: int32 ``[n]``.
+        ranks: which ranks send their blocks to rank 0, or get theirs from it; each calls :meth:`RankGroup.send_rows` or
+            :meth:`RankGroup.receive_rows` next.
+        is_write: whether blocks are written; otherwise they are read.
+    """
+
+    group: int
+    block_ids: Int32Array
+    ranks: tuple[int, ...]
+    is_write: bool
+
+
 @final
 class RankGroup:
     """The ranks of one model. Each process makes one, with the same address and size.
@@ -53,6 +75,9 @@ class RankGroup:
         address: HOST:PORT where rank 0 listens, and to which the other ranks connect.
         device: device of the model; results of layers are summed by NCCL on "cuda", and by gloo elsewhere.
         layer_timeout: a rank that does not take part in a layer's sum within this time is lost.
+
+    Attributes:
+        lifetime: changes when the loops of the other ranks end, or a rank is lost.
 
     Raises:
         ConfigurationError: ``rank`` is not below ``size``, or the ranks do not connect.
@@ -64,6 +89,7 @@ class RankGroup:
         as_count(size, "size", least=1)
         self.rank = as_count(rank, "rank", most=size - 1)
         self.size = size
+        self.lifetime = 0
         backend = "nccl" if device == "cuda" else "gloo"
         try:
             distributed.init_process_group(
@@ -97,33 +123,51 @@ class RankGroup:
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, within a layer. Raises RankLostError: a rank is lost."""
-        try:
+        with self._as_lost("a layer"):
             distributed.all_reduce(tensor)
-        except RuntimeError as problem:
-            raise self._lost("a layer", problem) from problem
 
     def send(self, plan: StepPlan, batch: FlatBatch) -> None:
         """Send a step to the other ranks, before rank 0 runs it. Raises RankLostError."""
         self._broadcast(_Kind.STEP, pickle.dumps((plan.buffer.tobytes(), _parts_of(batch)), pickle.HIGHEST_PROTOCOL))
 
-    def receive(self) -> SentStep | None:
-        """Wait for the next step and return it; None at the end. Raises RankLostError: rank 0 is lost."""
+    def send_copy(self, copy: SentCopy) -> None:
+        """Send the copy that rank 0 does next with some of the other ranks. Raises RankLostError."""
+        parts = (copy.group, copy.block_ids, copy.ranks, copy.is_write)
+        self._broadcast(_Kind.COPY, pickle.dumps(parts, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> SentStep | SentCopy | None:
+        """Wait for the next step or copy and return it; None at the end. Raises RankLostError: rank 0 is lost."""
         header = torch.zeros(2, dtype=torch.int64)
-        try:
+        with self._as_lost("a step"):
             distributed.broadcast(header, 0, group=self._steps)
             kind, nbytes = header.tolist()
             if kind == _Kind.END:
                 return None
             payload = torch.empty(nbytes, dtype=torch.uint8)
             distributed.broadcast(payload, 0, group=self._steps)
-        except RuntimeError as problem:
-            raise self._lost("a step", problem) from problem
-        buffer, parts = pickle.loads(payload.numpy().tobytes())  # noqa: S301 - from rank 0 of the same engine
+        sent = pickle.loads(payload.numpy().tobytes())  # noqa: S301 - from rank 0 of the same engine
+        if kind == _Kind.COPY:
+            group, block_ids, ranks, is_write = sent
+            return SentCopy(group, block_ids, ranks, is_write=is_write)
+        buffer, parts = sent
         return SentStep(StepPlan.from_buffer(buffer), FlatBatch(**parts))
+
+    def send_rows(self, rank: int, rows: Rows) -> None:
+        """Send rows to a rank, uint8 ``[n, nbytes]``, which receives them next. Raises RankLostError."""
+        with self._as_lost("a copy of blocks"):
+            distributed.send(torch.from_numpy(np.ascontiguousarray(rows)), rank, group=self._steps)
+
+    def receive_rows(self, rank: int, shape: tuple[int, int]) -> Rows:
+        """Wait for rows of this shape from a rank. Raises RankLostError."""
+        rows = np.empty(shape, np.uint8)
+        with self._as_lost("a copy of blocks"):
+            distributed.recv(torch.from_numpy(rows), rank, group=self._steps)
+        return rows
 
     def end(self) -> None:
         """On rank 0, end the loops of the other ranks. The group stays open, for another engine of the same ranks."""
         if self.is_first:
+            self.lifetime += 1
             self._broadcast(_Kind.END, b"")
 
     def close(self) -> None:
@@ -134,20 +178,24 @@ class RankGroup:
             distributed.destroy_process_group()
 
     def _broadcast(self, kind: _Kind, payload: bytes) -> None:
-        try:
+        with self._as_lost("a step"):
             distributed.broadcast(torch.tensor([kind, len(payload)]), 0, group=self._steps)
             if payload:
                 words = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
                 distributed.broadcast(words, 0, group=self._steps)
-        except RuntimeError as problem:
-            raise self._lost("a step", problem) from problem
 
-    def _lost(self, where: str, problem: RuntimeError) -> RankLostError:
-        reason = str(problem).splitlines()[0][:200]
-        return RankLostError(
-            f"rank {self.rank} of {self.size} cannot finish {where}: another rank has ended or does not answer "
-            f"({reason}). {REMEDY}"
-        )
+    @contextmanager
+    def _as_lost(self, where: str) -> Iterator[None]:
+        """Raise the errors of torch.distributed as RankLostError."""
+        try:
+            yield
+        except RuntimeError as problem:
+            self.lifetime += 1
+            reason = str(problem).splitlines()[0][:200]
+            raise RankLostError(
+                f"rank {self.rank} of {self.size} cannot finish {where}: another rank has ended or does not answer "
+                f"({reason}). {REMEDY}"
+            ) from problem
 
 
 def _parts_of(batch: FlatBatch) -> dict[str, Any]:

@@ -5,6 +5,7 @@
     identity       what the content is: layout, weights, versions
     block_bytes    bytes of blocks, from the device and to it; gpu_block_bytes: of a GPU
     tier_memory    host memory of tiers
+    content        StoredContent: the three above, for an engine in one process; another one is for several ranks
     open_tier      a tier as its user wrote it, and its store
     engine_tiers   EngineTiers: what the loop calls
     hand_off       where a prompt lies in shared tiers, for another engine
@@ -15,17 +16,27 @@ The store is :mod:`pagedkv.memory.tiers`, which is independent of engines. ``doc
 """
 
 from pagedkv.memory.tiering import LoadUnderWay, TierCause, TierNote, TierStatistics
+from pagedkv.serving.engine.tiering.content import OwnContent, StoredContent, scales_of
 from pagedkv.serving.engine.tiering.engine_tiers import EngineTiers
 from pagedkv.serving.engine.tiering.hand_off import HandOff
+from pagedkv.serving.engine.tiering.identity import identity_of, weights_digest
 from pagedkv.serving.engine.tiering.prefix_file import read_prefix, write_prefix
+from pagedkv.serving.engine.tiering.tier_memory import block_bytes_with_staging, open_tier_memory
 
 __all__ = [
     "EngineTiers",
     "HandOff",
     "LoadUnderWay",
+    "OwnContent",
+    "StoredContent",
     "TierCause",
     "TierNote",
     "TierStatistics",
+    "block_bytes_with_staging",
+    "identity_of",
+    "open_tier_memory",
     "read_prefix",
+    "scales_of",
+    "weights_digest",
     "write_prefix",
 ]

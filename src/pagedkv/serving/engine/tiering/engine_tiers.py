@@ -25,7 +25,6 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.device import KVStorage
 from pagedkv.memory.scheduling import Request
 from pagedkv.memory.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.memory.tiering import (
@@ -42,12 +41,9 @@ from pagedkv.memory.tiering import (
     published_medium,
 )
 from pagedkv.memory.tiers import Identity, Tier, end_key_of
-from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
+from pagedkv.serving.engine.tiering.content import StoredContent
 from pagedkv.serving.engine.tiering.hand_off import HandOff, announce, entries_of
-from pagedkv.serving.engine.tiering.identity import identity_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
-from pagedkv.serving.engine.tiering.tier_memory import open_tier_memory
 
 __all__ = ["EngineTiers"]
 
@@ -66,11 +62,9 @@ class EngineTiers:
 
     Args:
         specs: the tiers' specifications, the fastest first.
-        model: the model; its weights are part of the identity.
-        space: the block space; storage: its memory.
+        content: of the engine's blocks.
+        space: the block space.
         on_loaded: called with each request whose load has ended.
-        draft: the draft model, which has the last groups; its weights are part of the identity too. None: there is
-            none.
 
     Raises:
         ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
@@ -80,20 +74,16 @@ class EngineTiers:
     def __init__(
         self,
         specs: Sequence[Tier],
-        model: compat.Model,
+        content: StoredContent,
         space: BlockSpace,
-        storage: KVStorage,
         on_loaded: Callable[[Request], None],
-        *,
-        draft: compat.Model | None = None,
     ) -> None:
         self._space = space
-        self._model, self._draft = model, draft
-        self._storage = storage
-        self._layout = EntryLayout(space.config.groups, block_nbytes(storage))
+        self._content = content
+        self._layout = EntryLayout(space.config.groups, content.nbytes)
         entry_nbytes = max(self._layout.run_nbytes, self._layout.end_nbytes)
         identity = self._identity()
-        block_bytes, memories = open_tier_memory(specs, storage, entry_nbytes)
+        block_bytes, memories = content.open_memory(specs, entry_nbytes)
         self._bytes = block_bytes
         self._tiers: list[OpenTier] = []
         try:
@@ -127,9 +117,7 @@ class EngineTiers:
         self._drop.atexit = False
 
     def _identity(self) -> Identity:
-        config = self._space.config
-        blocks_per_run = self._layout.blocks_per_run
-        return identity_of(self._model, config.groups, self._storage, blocks_per_run, self._draft)
+        return self._content.identity(self._layout.blocks_per_run)
 
     def _record(self, request: Request) -> RequestLoads:
         if request not in self._records:

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import chain
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import torch
 
 from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.contract.spec import GroupSpec
-from pagedkv.memory.device import FP8_TYPES, GroupShape, KeyValueShape, KVStorage, LatentShape, StateShape
+from pagedkv.memory.device import GroupShape, KeyValueShape, LatentShape, StateShape
 from pagedkv.memory.tiers import GroupLayout, Identity, ModelIdentity
 from pagedkv.serving.engine import compat
 
-__all__ = ["identity_of", "weights_digest"]
+__all__ = ["Scales", "identity_of", "weights_digest"]
 
 FORMAT: Final = "1"
 """Raised when this engine lays blocks out, or computes them, in another way than before."""
@@ -30,29 +30,35 @@ ADAPTER_STATE: Final = ("_active_adapter", "_disable_adapters", "merged_adapters
 """What PEFT's layers keep of adapters, as in :mod:`pagedkv.serving.engine.model_watch`."""
 
 
+Scales: TypeAlias = tuple[tuple[float, ...], ...]
+"""The scales of each group that is stored in eight bits; of other groups none."""
+
+
 def identity_of(
     model: compat.Model,
+    weights: bytes,
     specs: Sequence[GroupSpec],
-    storage: KVStorage,
+    shapes: Sequence[GroupShape],
     blocks_per_run: int,
+    scales: Scales,
     draft: compat.Model | None = None,
 ) -> Identity:
     """Return the identity of what a model computes.
 
     Args:
-        model: the model, with its weights.
-        specs: the groups; storage: what their blocks hold, and by which scales.
+        model: the model; its class, configuration and device are read.
+        weights: digest of its weights (:func:`weights_digest`).
+        specs: the groups; shapes: what their blocks hold, of all heads; scales: by which scales.
         blocks_per_run: blocks of a run, since keys of other runs have other content.
         draft: the model whose layers the last groups are of; None: there is none.
 
     Raises:
         MissingExtraError: xxhash is not installed.
 
-    Cost: the weights are read once, at 20 GB/s from host memory.
+    Cost: the weights of a draft model are read once.
     """
     layouts = tuple(
-        replace(_layout(spec, shape), scales=_scales(storage, group))
-        for group, (spec, shape) in enumerate(zip(specs, storage.shapes, strict=True))
+        replace(_layout(spec, shape), scales=own) for spec, shape, own in zip(specs, shapes, scales, strict=True)
     )
     drafting = () if draft is None else (("draft", _text_of(draft)),)
     versions = (
@@ -65,19 +71,7 @@ def identity_of(
         ("blocks_per_run", str(blocks_per_run)),
         *drafting,
     )
-    return Identity(layouts, ModelIdentity(type(model).__name__, weights_digest(model), versions=versions))
-
-
-def _scales(storage: KVStorage, group: int) -> tuple[float, ...]:
-    """List the scales of a group of eight bits: by layer, keys before values, by head. Other types have none."""
-    shape = storage.shapes[group]
-    match shape:
-        case StateShape():
-            return ()
-        case KeyValueShape() | LatentShape():
-            return tuple(storage.scales(group).flatten().tolist()) if shape.dtype in FP8_TYPES else ()
-        case _:
-            assert_never(shape)
+    return Identity(layouts, ModelIdentity(type(model).__name__, weights, versions=versions))
 
 
 def _text_of(draft: compat.Model) -> str:
@@ -87,7 +81,12 @@ def _text_of(draft: compat.Model) -> str:
 
 
 def weights_digest(model: compat.Model) -> bytes:
-    """Digest all parameters and buffers, by name, type, shape and bytes: 32 bytes. O(bytes)."""
+    """Digest all parameters and buffers, by name, type, shape and bytes: 32 bytes.
+
+    Raises MissingExtraError: xxhash is not installed.
+
+    Cost: the weights are read once, at 20 GB/s from host memory.
+    """
     with needing("tiers", "a digest of the weights"):
         xxhash: Any = import_module("xxhash")
     digest = hashlib.sha256()

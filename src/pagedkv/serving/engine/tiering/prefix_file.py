@@ -19,14 +19,10 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.device import KVStorage
 from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiering import BlockBytes, EntryLayout, fill, longest_end
 from pagedkv.memory.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
-from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.tiering.block_bytes import block_nbytes
-from pagedkv.serving.engine.tiering.identity import identity_of
-from pagedkv.serving.engine.tiering.tier_memory import block_bytes_with_staging
+from pagedkv.serving.engine.tiering.content import StoredContent
 
 __all__ = ["read_prefix", "write_prefix"]
 
@@ -35,32 +31,24 @@ STAGING_NBYTES: Final = 2**26
 
 
 def write_prefix(
-    path: Path,
-    model: compat.Model,
-    space: BlockSpace,
-    storage: KVStorage,
-    token_ids: Int32Array,
-    keys: RequestKeys,
-    *,
-    draft: compat.Model | None = None,
+    path: Path, content: StoredContent, space: BlockSpace, token_ids: Int32Array, keys: RequestKeys
 ) -> int:
     """Write what is cached of a prompt; return how many leading tokens that is. 0: nothing is cached, and no file made.
 
-    ``draft`` is the model whose layers the last groups are of; None: there is none. The file appears whole, or not at
-    all. Raises OSError.
+    The file appears whole, or not at all. Raises OSError.
     """
-    layout = EntryLayout(space.config.groups, block_nbytes(storage))
+    layout = EntryLayout(space.config.groups, content.nbytes)
     tokens = np.append(token_ids, ANY_TOKEN)  # a match never hits the last token
     hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
     if hit is None:
         return 0
-    identity = identity_of(model, space.config.groups, storage, layout.blocks_per_run, draft)
+    identity = content.identity(layout.blocks_per_run)
     chain = layout.new_chain(keys)
     chain.extend(token_ids[: hit.num_tokens])
     entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
     entries.append((chain.end(chain.num_blocks), layout.blocks_of_end(hit.num_tokens, hit.block_ids)))
     largest = max(sum(len(ids) * layout.block_nbytes[group] for group, ids in enumerate(each)) for _, each in entries)
-    block_bytes = block_bytes_with_staging(storage, 2 * largest + STAGING_NBYTES)
+    block_bytes = content.open_block_bytes(2 * largest + STAGING_NBYTES)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -73,24 +61,14 @@ def write_prefix(
     return hit.num_tokens
 
 
-def read_prefix(
-    path: Path,
-    model: compat.Model,
-    space: BlockSpace,
-    storage: KVStorage,
-    keys: RequestKeys,
-    *,
-    draft: compat.Model | None = None,
-) -> int:
+def read_prefix(path: Path, content: StoredContent, space: BlockSpace, keys: RequestKeys) -> int:
     """Bring a prefix from a file into the cache; return how many tokens it has. 0: there are too few free blocks.
-
-    ``draft`` is the model whose layers the last groups are of; None: there is none.
 
     Raises:
         ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
         OSError: it cannot be read.
     """
-    layout = EntryLayout(space.config.groups, block_nbytes(storage))
+    layout = EntryLayout(space.config.groups, content.nbytes)
     frames = frames_of(path.read_bytes())
     if isinstance(frames, Refusal):
         raise _refused(path, frames)
@@ -100,7 +78,7 @@ def read_prefix(
     chain = layout.new_chain(keys)
     chain.extend(tokens)
     expected = [*chain.runs, chain.end(chain.num_blocks)]
-    identity = identity_of(model, space.config.groups, storage, layout.blocks_per_run, draft)
+    identity = content.identity(layout.blocks_per_run)
     _require_equal(path, frames, expected, identity)
     num_tokens = chain.num_blocks * layout.block_size
     load = space.load(tokens, num_tokens, keys=keys)
@@ -111,7 +89,7 @@ def read_prefix(
         for number, frame in enumerate(frames)
         if number == len(chain.runs) or (number + 1) * layout.run_tokens > load.num_hit_tokens
     ]
-    is_filled = load.num_tokens == num_tokens and _fill(block_bytes_with_staging(storage, STAGING_NBYTES), entries)
+    is_filled = load.num_tokens == num_tokens and _fill(content.open_block_bytes(STAGING_NBYTES), entries)
     space.finish_load(load, num_tokens if is_filled else 0)
     if not is_filled:
         raise ConfigurationError(f"{path} is not a prefix of this model: its parts have other lengths")

@@ -3,6 +3,7 @@
 ::
 
     pages       paths: the page, its events, one block, prefixes, history
+    inspected   InspectedEngine: the data of one engine, without keys and paths
     watch       snapshots between two steps, taken only while a watcher is connected
     history     steps and requests of the last minutes, in rings of bounded size
     buckets     steps and misses summed over seconds, for plots
@@ -13,6 +14,7 @@
 Without a call of :func:`add_inspector` there are no paths, no history and no snapshots.
 """
 
-from pagedkv.serving.server.inspector.pages import add_inspector
+from pagedkv.serving.server.inspector.inspected import LAST_EVENT, Inspected, InspectedEngine
+from pagedkv.serving.server.inspector.pages import add_inspector, add_inspector_paths
 
-__all__ = ["add_inspector"]
+__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "add_inspector", "add_inspector_paths"]

@@ -1,4 +1,4 @@
-"""Formats of answers in a cluster: the front checks them, and the replica that serves the request builds the matcher.
+"""Formats of answers of an engine in another process: the server checks them, and that process builds the matcher.
 
 A matcher holds the state of a grammar, which cannot be sent. The arguments that it is built from are sent instead.
 """
@@ -27,7 +27,7 @@ class FormatSource:
     named: Mapping[str, Any]
 
     def allowed_tokens(self, generated_ids: list[int], /) -> Any:  # noqa: ANN401, ARG002 - as of a matcher
-        """Fail: a replica replaces this object by a matcher before it samples."""
+        """Fail: the engine's process replaces this object by a matcher before it samples."""
         raise AssertionError("a format reached the sampler without its matcher")
 
     def fork(self) -> "FormatSource":

@@ -1,0 +1,16 @@
+"""An engine in a process of its own, so that HTTP and the engine do not share one interpreter.
+
+::
+
+    the server's process                                      the engine's process
+    Service -- ProcessEngine -- commands, by a socket pair --> EngineChild -- EngineThread -- LLM
+                    `---------- <-- news after each step -----------'
+
+Reading order: ``messages`` (what is sent), ``frames`` (how), ``child`` (the engine's process), ``process_engine`` (the
+server's side).
+"""
+
+from pagedkv.serving.server.engine_process.messages import EventEndpoints, ProcessSpec
+from pagedkv.serving.server.engine_process.process_engine import ProcessEngine
+
+__all__ = ["EventEndpoints", "ProcessEngine", "ProcessSpec"]

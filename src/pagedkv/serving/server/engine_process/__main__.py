@@ -1,0 +1,8 @@
+"""The engine's process: ``python -m pagedkv.serving.server.engine_process FD``, which only ProcessEngine starts."""
+
+import socket
+import sys
+
+from pagedkv.serving.server.engine_process.child import serve
+
+serve(socket.socket(fileno=int(sys.argv[1])))

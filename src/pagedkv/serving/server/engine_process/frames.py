@@ -1,0 +1,159 @@
+"""Frames on a socket pair: a length of 8 bytes, then a pickled value. Both ends are processes of one program."""
+
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, final
+
+__all__ = ["BlockingFrames", "LoopFrames", "frame_of"]
+
+LENGTH: Final = struct.Struct("<Q")
+READ_NBYTES: Final = 2**20
+
+
+def frame_of(value: object) -> bytes:
+    """Return the frame of a value."""
+    body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
+@final
+class _Unframed:
+    """Takes frames out of the bytes that have arrived."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Add bytes."""
+        self._buffer += data
+
+    def values(self) -> Iterator[Any]:
+        """Yield the values of whole frames, in order."""
+        begin = 0
+        try:
+            while (value_begin := begin + LENGTH.size) <= len(self._buffer):
+                end = value_begin + LENGTH.unpack_from(self._buffer, begin)[0]
+                if end > len(self._buffer):
+                    break
+                begin = end
+                yield pickle.loads(memoryview(self._buffer)[value_begin:end].tobytes())  # noqa: S301 - our own process
+        finally:
+            del self._buffer[:begin]
+
+
+@final
+class BlockingFrames:
+    """Frames by blocking calls. Any thread may send; one thread receives.
+
+    Args:
+        place: the socket.
+    """
+
+    def __init__(self, place: socket.socket) -> None:
+        self._place = place
+        self._unframed = _Unframed()
+        self._ready: Iterator[Any] = iter(())
+        self._lock = threading.Lock()
+
+    def send(self, value: object) -> None:
+        """Send a value. Raises OSError: the other end is gone."""
+        frame = frame_of(value)
+        with self._lock:
+            self._place.sendall(frame)
+
+    def receive(self) -> Any:  # noqa: ANN401 - any value that is sent
+        """Wait for a value; None: there are no more."""
+        while True:
+            for value in self._ready:
+                return value
+            try:
+                data = self._place.recv(READ_NBYTES)
+            except OSError:  # the other end was killed
+                return None
+            if not data:
+                return None
+            self._unframed.add(data)
+            self._ready = self._unframed.values()
+
+    def wait_for_data(self) -> bool:
+        """Wait until there is something to receive, and leave it there; False: the other end is gone."""
+        with suppress(OSError):
+            return bool(self._place.recv(1, socket.MSG_PEEK))
+        return False
+
+    def end_receiving(self) -> None:
+        """Let :meth:`receive` return None from now on; any thread may call this."""
+        with suppress(OSError):
+            self._place.shutdown(socket.SHUT_RD)
+
+
+@final
+class LoopFrames:
+    """Frames in an event loop. All methods are called in the loop.
+
+    Args:
+        place: the socket; it no longer blocks.
+        received: called with each value.
+        ended: called once there are no more values.
+    """
+
+    def __init__(self, place: socket.socket, received: Callable[[Any], None], ended: Callable[[], None]) -> None:
+        place.setblocking(False)  # noqa: FBT003 - as socket has it
+        self._place = place
+        self._received = received
+        self._ended = ended
+        self._unframed = _Unframed()
+        self._waiting = bytearray()
+        self._is_ending = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(place, self._read)
+
+    def send(self, value: object) -> None:
+        """Send a value, now or once the other end reads. Values to a process that is gone are dropped."""
+        self._waiting += frame_of(value)
+        self._write()
+
+    def end_sending(self) -> None:
+        """Send what waits, and then the end."""
+        self._is_ending = True
+        self._write()
+
+    def close(self) -> None:
+        """Stop reading and writing, and close the socket."""
+        self._loop.remove_reader(self._place)
+        self._loop.remove_writer(self._place)
+        self._place.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._place.recv(READ_NBYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # the other end was killed
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._place)
+            self._ended()
+            return
+        self._unframed.add(data)
+        for value in self._unframed.values():
+            self._received(value)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self._place.send(self._waiting)]
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._place, self._write)
+            return
+        except OSError:  # the other end is gone, which reading reports
+            self._waiting.clear()
+        self._loop.remove_writer(self._place)
+        if self._is_ending:
+            with suppress(OSError):
+                self._place.shutdown(socket.SHUT_WR)

@@ -1,0 +1,247 @@
+"""ProcessEngine: the engine of another process, as a service needs it."""
+
+import asyncio
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self, assert_never, final
+
+import numpy as np
+
+from pagedkv.memory.contract.errors import EngineError
+from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
+from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState
+from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
+from pagedkv.serving.server.engine_numbers import EngineNumbers
+from pagedkv.serving.server.engine_process.frames import BlockingFrames, LoopFrames
+from pagedkv.serving.server.engine_process.messages import (
+    Begin,
+    Built,
+    Command,
+    EndRequest,
+    NewNumbers,
+    News,
+    NotBuilt,
+    ProcessSpec,
+    ReadNumbers,
+    SubmitRequest,
+    unpacked,
+)
+from pagedkv.serving.server.engines import Route
+from pagedkv.serving.server.remote_formats import RemoteFormats
+
+__all__ = ["ProcessEngine"]
+
+STOP_S: Final = 30.0
+"""Seconds for which the engine's process may go on: requests end, and tiers store."""
+MODULE: Final = "pagedkv.serving.server.engine_process"
+
+
+@final
+class ProcessEngine:
+    """An engine in a process of its own, as a :class:`~pagedkv.server.ServedEngine`.
+
+    The process is started, and its engine built, before the constructor returns. It ends with :meth:`stop` or
+    :meth:`close`, and with this process, whatever ends that one. If it ends by itself, requests under way end with
+    EngineError.
+
+    Args:
+        spec: model and settings.
+
+    Raises:
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served, or an endpoint of KV events
+            cannot be bound.
+        EngineError: the process ended while it built the engine.
+    """
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        ours, others = socket.socketpair()
+        self._place = ours
+        with others:
+            self._process = _started(others)
+        try:
+            self.built = self._wait_for_engine(spec)
+        except BaseException:
+            self.close()
+            raise
+        self.facts = self.built.facts
+        self.last_numbers = self.built.numbers
+        self._frames: LoopFrames | None = None
+        self._numbers = itertools.count()
+        self._states: dict[int, StreamState] = {}
+        self._readers: list[asyncio.Future[EngineNumbers]] = []
+        self._on_step: Callable[[StepRecord], None] = _ignore
+        self._has_ended = False
+        self._ended = asyncio.Event()
+
+    def _wait_for_engine(self, spec: ProcessSpec) -> Built:
+        frames = BlockingFrames(self._place)
+        try:
+            frames.send(spec)
+            first = frames.receive()
+        except OSError:  # it has ended
+            first = None
+        match first:
+            case Built():
+                return first
+            case NotBuilt():
+                raise first.problem
+            case _:
+                raise EngineError(f"the engine's process ended before it was ready, {self._exit()}")
+
+    # The interface of ServedEngine
+
+    @property
+    def process_id(self) -> int:
+        """Id of the engine's process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can serve."""
+        return self._frames is not None and not self._has_ended
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
+        """Begin to serve the running event loop; ``on_step`` is called in it. Raises EngineError.
+
+        Args:
+            max_waiting: most requests that wait; further ones are refused.
+            on_step: called with the record of each step.
+        """
+        if self._frames is not None:
+            raise EngineError("the engine was started before: it serves one event loop")
+        self._on_step = on_step
+        self._loop = asyncio.get_running_loop()
+        self._frames = LoopFrames(self._place, self._received, self._lost)
+        self._frames.send(Begin(max_waiting))
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from the event loop; returns at once. Raises EngineError if the engine has ended."""
+        if not self.is_alive:
+            raise EngineError("the engine's process has not been started, or has ended")
+        number = next(self._numbers)
+        state = self._states[number] = StreamState(self._loop)
+        self._send(SubmitRequest(number, np.array(prompt, np.int32), params, intent, deadline_s))
+        return AnswerStream(state, lambda _: self._end_soon(number))
+
+    def route_of(self, stream: AnswerStream) -> Route | None:  # noqa: ARG002 - as of ServedEngine
+        """Return None: there are no replicas."""
+        return None
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return an object that checks formats here; their matchers are built in the engine's process."""
+        return RemoteFormats(AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser))
+
+    async def numbers(self) -> EngineNumbers:
+        """Read the engine's numbers between two steps; after it has ended, return the last ones."""
+        if self.is_alive:
+            reader = self._loop.create_future()
+            self._readers.append(reader)
+            self._send(ReadNumbers())
+            await reader
+        return self.last_numbers
+
+    async def stop(self) -> None:
+        """End all requests, the engine and its process."""
+        if self._frames is not None and not self._has_ended:
+            self._frames.end_sending()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), STOP_S)
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End the process at once. May be called again."""
+        if self._process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0 if self.__dict__.get("_has_ended") else 0.0)
+            self._process.kill()
+            self._process.wait()
+        self._place.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the process, if it still runs."""
+        self.close()
+
+    # In the event loop
+
+    def _send(self, command: Command) -> None:
+        assert self._frames is not None, "an engine that was not started"
+        self._frames.send(command)
+
+    def _end_soon(self, number: int) -> None:
+        """End a request, from any thread."""
+        with suppress(RuntimeError):  # the loop is closed, and its requests have ended
+            self._loop.call_soon_threadsafe(self._end, number)
+
+    def _end(self, number: int) -> None:
+        if self.is_alive and number in self._states:
+            self._send(EndRequest(number))
+
+    def _received(self, message: News | NewNumbers) -> None:
+        match message:
+            case News():
+                for record in message.records:
+                    self._on_step(record)
+                for number, updates, output, problem, num_cached in message.items:
+                    self._deliver(
+                        number, StreamMessage(self._states[number], unpacked(updates), output, problem, num_cached)
+                    )
+            case NewNumbers():
+                self.last_numbers = message.numbers
+                self._wake_readers()
+            case _:
+                assert_never(message)
+
+    def _deliver(self, number: int, message: StreamMessage) -> None:
+        state = self._states[number]
+        state.add(message)
+        if state.is_over:
+            del self._states[number]
+
+    def _wake_readers(self) -> None:
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            if not reader.done():  # its task was cancelled
+                reader.set_result(self.last_numbers)
+
+    def _lost(self) -> None:
+        """End the requests under way: there will be no more news."""
+        self._has_ended = True
+        assert self._frames is not None, "an engine that was not started"
+        self._frames.close()
+        self._ended.set()
+        self._wake_readers()
+        if self._states:
+            problem = EngineError(f"the engine's process has ended, {self._exit()}")
+            for number, state in list(self._states.items()):
+                self._deliver(number, StreamMessage(state, problem=problem))
+
+    def _exit(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            return f"with exit code {self._process.wait(1.0)}"
+        return "and has not exited"
+
+
+def _started(place: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the engine's process, which inherits one socket."""
+    paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)  # noqa: PTH100 - "" is this folder
+    command = [sys.executable, "-P", "-m", MODULE, str(place.fileno())]
+    return subprocess.Popen(  # noqa: S603 - this interpreter
+        command, pass_fds=[place.fileno()], env={**os.environ, "PYTHONPATH": paths}
+    )
+
+
+def _ignore(record: StepRecord) -> None:
+    """Do nothing."""

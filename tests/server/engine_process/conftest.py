@@ -1,0 +1,63 @@
+"""A server of a small random model, whose engine has a process of its own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pagedkv.serving.engine import EngineConfig
+from pagedkv.serving.server import LocalEngine, OpenAccess, ServerConfig, Service
+from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
+from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, running
+
+CONFIG = EngineConfig(num_blocks=400, max_sequences=8, self_test=False)
+LOCAL = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model whose tokens are bytes."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY_SIZE, max_position_embeddings=4096, eos_token_id=END_ID, **sizes)  # type: ignore[arg-type]
+    )
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    TOKENIZER.save_pretrained(path)
+    return path
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs.
+
+    Args:
+        url: its address; engine: in its own process.
+    """
+
+    url: str
+    engine: ProcessEngine
+
+
+@pytest.fixture(scope="session")
+def served(folder: Path) -> Iterator[Served]:
+    """Run a server whose engine has a process of its own, and publishes its events."""
+    spec = ProcessSpec(str(folder), "float32", CONFIG, tool_parser="hermes", events=EventEndpoints(LOCAL, LOCAL, "kv"))
+    with ProcessEngine(spec) as engine:
+        config = ServerConfig("small", max_waiting=3, tool_parser="hermes")
+        with running(Service(engine, config, OpenAccess(), tokenizer=tokenizer_of(str(folder)))) as url:
+            yield Served(url, engine)
+
+
+@pytest.fixture(scope="session")
+def local(folder: Path) -> Iterator[str]:
+    """Run the same server with the engine in this process; yield its address."""
+    llm, tokenizer = build_engine(str(folder), "float32", CONFIG, None)
+    config = ServerConfig("small", max_waiting=3, tool_parser="hermes")
+    with running(Service(LocalEngine(llm), config, OpenAccess(), tokenizer=tokenizer)) as url:
+        yield url
