@@ -149,8 +149,7 @@ def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
     """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
     most = (growth.most + growth.num_lookahead + 1) * len(state.groups)
-    bound = len(growth.batch) * (most + sum(feature.most_blocks_a_row for feature in state.features))
-    return state.room.is_ample(bound)
+    return state.room.is_ample(len(growth.batch) * (most + state.most_blocks_beside))
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:

@@ -50,7 +50,7 @@ class SpaceView:
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
         self._own_state = SpaceState(config)
-        self._own_state.features = features_of(self._own_state)
+        self._own_state.take_features(features_of(self._own_state))
         books = self._receipts, self._explanations = observers_of(self._own_state)
         self._own_state.observers = tuple(book for book in books if book is not None)
         self._ledger = StepLedger(len(config.groups))

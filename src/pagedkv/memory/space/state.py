@@ -196,6 +196,7 @@ class SpaceState:
         room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.memory.space.shortage`).
         observers: the observers of the space, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
+            most_blocks_beside: the most blocks that a growing row takes for them.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -204,6 +205,7 @@ class SpaceState:
         self.is_changing = False
         self.observers: tuple[SpaceObserver, ...] = ()
         self.features: tuple[SpaceFeature, ...] = ()
+        self.most_blocks_beside = 0
         self.version, self.now_s = 0, 0.0
         self.room = Room(self)
         self.pools = self._new_pools(config.blocks_by_pool())
@@ -382,6 +384,11 @@ class SpaceState:
             self.publish_limits[batch] = LARGEST_SIZE
         for feature in self.features:
             feature.cleared(batch)
+
+    def take_features(self, features: tuple[SpaceFeature, ...]) -> None:
+        """Begin with these features, in the order in which they act."""
+        self.features = features
+        self.most_blocks_beside = sum(feature.most_blocks_a_row for feature in features)
 
     def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
         """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
