@@ -26,7 +26,7 @@ from pagedkv.serving.engine.demo.words import decode
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
-__all__ = ["PARTS"]
+__all__ = ["PARTS", "draw_prompts"]
 
 NUM_BLOCKS: Final = 4000
 NUM_DOCUMENTS: Final = 4
@@ -41,7 +41,7 @@ OVERLOADS: Final = (0.5, 1.0, 2.0, 5.0)
 def costs(num: int) -> dict[str, float]:
     """Measure the event loop's processor time per request and per chunk, beyond AsyncLLM's for the same work."""
     num_tokens, num_connections = 16, 50
-    prompts = _prompts(num)
+    prompts = draw_prompts(num)
     chats, llm = _engine(prompts, 64)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     figures: dict[str, list[float]] = {"ms_a_request": [], "us_a_chunk": [], "process_ms_a_request": []}
@@ -70,7 +70,7 @@ def tokens(num: int) -> dict[str, float]:
     """
     num_tokens = 64
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
-    prompts = _prompts(max(num, 256))[:256]
+    prompts = draw_prompts(max(num, 256))[:256]
     chats, llm = _engine(prompts, 256)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     ratios = []
@@ -94,7 +94,7 @@ def slow(num: int) -> dict[str, float]:
     The readers have a process of their own, so that what they cost delays no other client.
     """
     num_tokens, num_others, num_slow = 16, 32, 200
-    prompts = _prompts(max(num, num_others + num_slow))
+    prompts = draw_prompts(max(num, num_others + num_slow))
     requests = [body_of(prompt, num_tokens, stream=True) for prompt in prompts]
 
     def gaps(*, is_slow: bool) -> float:
@@ -116,7 +116,7 @@ def slow(num: int) -> dict[str, float]:
 def goodput(num: int) -> dict[str, float]:
     """Measure good requests a second at several loads, and at 5 times capacity as a share of the best."""
     num_tokens = 16
-    requests = [body_of(prompt, num_tokens, stream=True) for prompt in _prompts(max(num, 200))]
+    requests = [body_of(prompt, num_tokens, stream=True) for prompt in draw_prompts(max(num, 200))]
     with serving("--num-blocks", str(NUM_BLOCKS), "--max-sequences", "16", "--max-waiting", "16"):
         asyncio.run(stream_all(PORT, requests[:40], 8))
         alone = asyncio.run(stream_all(PORT, requests[:10], 1))
@@ -216,7 +216,8 @@ def _engine(prompts: Sequence[str], max_sequences: int) -> tuple[list[list[int]]
     return chats, LLM(model, config, tokenizer=tokenizer)
 
 
-def _prompts(num: int) -> list[str]:
+def draw_prompts(num: int) -> list[str]:
+    """Draw prompts of some 400 tokens."""
     return [decode(question.prompt.tolist()[1:]) for question in draw_questions(num, NUM_DOCUMENTS, 1)]
 
 

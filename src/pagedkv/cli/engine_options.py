@@ -64,6 +64,7 @@ class EngineOptions:
     draft_tokens: Annotated[
         int, typer.Option("--draft-tokens", metavar="N", help="Tokens that --draft-model guesses a step. Default: 4.")
     ] = 0
+    overlap: opt.Overlap = False
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,5 +100,6 @@ class EngineOptions:
             eviction=self.eviction,
             speculation=PromptLookup(self.lookup) if self.lookup else None,
             num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
+            overlap=self.overlap,
             tiers=tuple(map(parse_tier, self.tier or ())),
         )

@@ -62,6 +62,7 @@ class Serving:
         callers: identifies callers.
         events: endpoints of KV events; None: they are not published.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks; auto: a GPU where there is one.
         has_own_process: whether a single engine has a process of its own.
     """
 
@@ -72,6 +73,7 @@ class Serving:
     callers: Access
     events: EventEndpoints | None = None
     draft_model: str | None = None
+    device: str = "auto"
     has_own_process: bool = True
 
     @property
@@ -120,6 +122,7 @@ def _in_own_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tup
         serving.dtype,
         serving.engine,
         serving.tenants,
+        serving.device,
         serving.draft_model,
         serving.config.tool_parser,
         serving.events,
@@ -134,7 +137,14 @@ def _in_own_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tup
 @contextmanager
 def _in_this_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tuple["FastAPI", Service]]:
     settings = replace(serving.engine, events=serving.events is not None)
-    llm, tokenizer = build_engine(serving.model, serving.dtype, settings, serving.tenants, serving.draft_model)
+    llm, tokenizer = build_engine(
+        serving.model,
+        serving.dtype,
+        settings,
+        serving.tenants,
+        draft_model=serving.draft_model,
+        device=serving.device,
+    )
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
@@ -164,6 +174,7 @@ def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") ->
         config.max_waiting,
         config.tool_parser,
         draft_model=_resolved(serving.draft_model),
+        device=serving.device,
         inspector=inspector,
     )
     spec = ClusterSpec(replica, replicas.number, replicas.routing, num_gpus=replicas.num_gpus)

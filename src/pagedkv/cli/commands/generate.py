@@ -69,6 +69,9 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
         bool, typer.Option("--ignore-eos", help="Do not end answers at the model's end token.")
     ] = False,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N; auto: a GPU where there is one.")
+    ] = "auto",
     engine: EngineOptions,
     verify: Annotated[
         bool,
@@ -116,8 +119,8 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
         _require_greedy(prompt_requests)
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
-        loaded, tokenizer = load(model, dtype)
-        draft_model = None if engine.draft_model is None else load(engine.draft_model, dtype)[0]
+        loaded, tokenizer = load(model, dtype, device)
+        draft_model = None if engine.draft_model is None else load(engine.draft_model, dtype, device)[0]
         llm = generating.build(loaded, config, tokenizer, draft_model)
     rows: list[tuple[int, RequestOutput]] = []
     is_quiet = STANDARD_OUTPUT in {output, json_file}

@@ -121,6 +121,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         float, typer.Option("--gpus-each", metavar="N", help="GPUs that a replica takes.", rich_help_panel=CLUSTER)
     ] = 0.0,
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16, auto.")] = "float32",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N; auto: a GPU where there is one.")
+    ] = "auto",
     engine: EngineOptions,
 ) -> None:
     """Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached prefixes.
@@ -133,6 +136,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     pagedkv serve
 
     pagedkv serve ./my-llama --port 8080 --memory 8
+
+    pagedkv serve ./my-llama --device cuda --dtype auto --overlap
 
     pagedkv serve ./my-llama --api-keys keys.toml --host 0.0.0.0
 
@@ -184,6 +189,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
             access,
             events,
             engine.draft_model,
+            device,
             has_own_process=not one_process,
         ),
         server_building.Replicas(replicas, routed, ray, gpus_each),

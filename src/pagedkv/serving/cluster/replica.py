@@ -59,7 +59,9 @@ class EngineReplica:
 
     def __init__(self, spec: ReplicaSpec) -> None:
         engine = replace(spec.engine, events=True)
-        llm, tokenizer = build_engine(spec.model, spec.dtype, engine, spec.tenants, spec.draft_model)
+        llm, tokenizer = build_engine(
+            spec.model, spec.dtype, engine, spec.tenants, draft_model=spec.draft_model, device=spec.device
+        )
         self._engine = LocalEngine(llm)
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)
         space = llm.core.space.config

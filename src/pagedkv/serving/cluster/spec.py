@@ -26,6 +26,7 @@ class ReplicaSpec:
         tool_parser: name of the parser of calls.
         host: address at which each replica publishes its events.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks; auto: a GPU where the replica has one.
         inspector: what each replica shows in the inspector; ``texts``: its blocks, and their texts.
 
     Raises:
@@ -40,6 +41,7 @@ class ReplicaSpec:
     tool_parser: str = "auto"
     host: str = "127.0.0.1"
     draft_model: str | None = None
+    device: str = "auto"
     inspector: Inspector = "off"
 
     def __post_init__(self) -> None:

@@ -268,10 +268,10 @@ def refuse_encoder(model: Model) -> None:
 # Loading, and what a model answers by itself
 
 
-def load_model(name: str, dtype: str) -> Model:
-    """Load a decoder from a folder or by its name, on the CPU, in evaluation mode. Raises as transformers does."""
+def load_model(name: str, dtype: str, device: str) -> Model:
+    """Load a decoder from a folder or by its name, to a device, in evaluation mode. Raises as transformers does."""
     transformers.utils.logging.disable_progress_bar()
-    return cast("Model", AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval())
+    return cast("Model", AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval().to(device))
 
 
 def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class

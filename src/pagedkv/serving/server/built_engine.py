@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.demo.trained import FOLDER, load_demo
-from pagedkv.serving.engine.loading import load, load_tokenizer
+from pagedkv.serving.engine.loading import load, load_tokenizer, usable_device
 
 __all__ = ["build_engine", "tokenizer_of"]
 
@@ -25,12 +25,14 @@ def tokenizer_of(model: str | None) -> Any:  # noqa: ANN401 - of transformers, o
     return _required(load_tokenizer(str(FOLDER) if model is None else model), model)
 
 
-def build_engine(
+def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywords
     model: str | None,
     dtype: str,
     engine: EngineConfig,
     tenants: Mapping[str, TenantLimits] | None,
+    *,
     draft_model: str | None = None,
+    device: str = "auto",
 ) -> tuple[LLM, Any]:
     """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
 
@@ -40,14 +42,21 @@ def build_engine(
         engine: memory and limits; answers end at the longest sequence, as clients expect.
         tenants: limits of tenants, by name; None: tenants are not distinguished.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks, as of :func:`~pagedkv.serving.engine.loading.usable_device`; with
+            ``auto`` the model of the demonstration is on the CPU, which is fast enough for it.
 
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
     """
-    loaded, tokenizer = load_demo() if model is None else load(model, dtype)
+    loaded, tokenizer = _demo(device) if model is None else load(model, dtype, device)
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
-    drafting = None if draft_model is None else load(draft_model, dtype)[0]
+    drafting = None if draft_model is None else load(draft_model, dtype, device)[0]
     return LLM(loaded, engine, tokenizer=_required(tokenizer, model), draft_model=drafting), tokenizer
+
+
+def _demo(device: str) -> tuple[Any, Any]:
+    model, tokenizer = load_demo()
+    return model if device == "auto" else cast("Any", model).to(usable_device(device)), tokenizer
 
 
 def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above

@@ -82,7 +82,9 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
     """Build the engine. Raises as :func:`build_engine`; ConfigurationError: an endpoint cannot be bound."""
     compat.be_silent()
     settings = replace(spec.engine, events=spec.events is not None)
-    llm, tokenizer = build_engine(spec.model, spec.dtype, settings, spec.tenants, spec.draft_model)
+    llm, tokenizer = build_engine(
+        spec.model, spec.dtype, settings, spec.tenants, draft_model=spec.draft_model, device=spec.device
+    )
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one for the server's process
     child = EngineChild(LocalEngine(llm), tokenizer, spec, frames)

@@ -58,6 +58,7 @@ class ProcessSpec:
         dtype: type of its weights.
         engine: memory and limits.
         tenants: limits of tenants, by name; None: tenants are not distinguished.
+        device: for the models' weights and blocks; auto: a GPU where there is one.
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
         tool_parser: name of the parser of calls.
         events: endpoints of KV events; None: they are not published.
@@ -67,6 +68,7 @@ class ProcessSpec:
     dtype: str
     engine: EngineConfig
     tenants: Mapping[str, TenantLimits] | None = None
+    device: str = "auto"
     draft_model: str | None = None
     tool_parser: str = "auto"
     events: EventEndpoints | None = None
