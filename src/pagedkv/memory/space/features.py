@@ -1,7 +1,7 @@
 """Which features and observers of its own a space has, and in which order they act.
 
-Tenants come first, since blocks are charged when they are taken. A plan is dated before states are named in it. Hits are
-lengthened by kept states, then inside blocks, then by replays. Other features are independent of each other.
+Tenants come first, since blocks are charged when they are taken. A plan is dated before states are named in it. Hits
+are lengthened by kept states, then inside blocks, then by replays. Other features are independent of each other.
 """
 
 from pagedkv.memory.space.continuing import TailFeature
