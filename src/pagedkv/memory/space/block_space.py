@@ -401,12 +401,13 @@ class BlockSpace(StepSpace, OptionalMethods):
         """
         leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
         batch = as_batch(rows)
-        outputs = as_num_outputs(num_generated, batch)
+        if num_generated is not None:
+            leaving = leaving._replace(num_outputs=as_num_outputs(num_generated, batch))
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        releasing.free(self._state, batch, mark, leaving._replace(num_outputs=outputs))
+        releasing.free(self._state, batch, mark, leaving)
         return () if self._receipts is None else self._receipts.take_freed()
 
     def _require_successor(self, row: int, batch: Int32Array) -> None:

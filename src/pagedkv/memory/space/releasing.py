@@ -1,6 +1,6 @@
 """Freeing sequences, and emptying the whole prefix cache."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,12 +39,17 @@ class Leaving(NamedTuple):
     keep_until_s: float | None = None
 
 
+NOTHING_WANTED: Final = Leaving()
+
+
 def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, priority: object) -> Leaving:
     """Check the arguments about what ended sequences leave.
 
     Raises:
         ConfigurationError: more than one of them is given, or an impossible one.
     """
+    if superseded_by is None and keep_until_s is None and type(priority) is int and priority == 0:
+        return NOTHING_WANTED
     retention = as_count(priority, "priority", least=-1, most=1)
     if (superseded_by is not None) + (keep_until_s is not None) + (retention != 0) > 1:
         raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")

@@ -392,7 +392,10 @@ class SpaceState:
 
     def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
         """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
-        return max([0, *(feature.checkpoint(num_tokens, num_hit_tokens) for feature in self.features)])
+        position = 0
+        for feature in self.features:
+            position = max(position, feature.checkpoint(num_tokens, num_hit_tokens))
+        return position
 
     def begin_epoch(self, weights_epoch: str) -> None:
         """Record that the model has other weights."""
