@@ -170,7 +170,7 @@ wheel: $(STAMP) ## a wheel whose loops are compiled already: dist/
 bench: $(STAMP) ## all benchmarks, in turn with an older commit: a table, and out/bench.json
 	$(BIN)/python -m benchmarks --json out/bench.json --against $(AGAINST)
 
-# CALLS=N, if not a million; AGAINST=COMMIT, if not the last one before the rooms were rearranged.
+# CALLS=N, if not a million; AGAINST=COMMIT, if not the last one before features of a space acted at moments.
 CALLS ?= 1000000
 side-by-side: $(STAMP) ## random calls, here and in another commit: the first answer that differs ends it
 	$(BIN)/python -m benchmarks.side_by_side --operations $(CALLS) $(if $(AGAINST),--against $(AGAINST))

@@ -12,6 +12,7 @@ from pagedkv.memory.pool import blocks
 from pagedkv.memory.pool.eviction.hazard import layout
 from pagedkv.memory.space.miss_records import ExplanationBook
 from pagedkv.memory.space.receipts import ReceiptBook
+from pagedkv.memory.space.retaining import WindowFeature
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables import publishing, rows
@@ -69,6 +70,7 @@ def test_the_page_names_no_attribute_that_is_gone() -> None:
         "PoolArrays": blocks.PoolArrays,
         "ReceiptBook": ReceiptBook(state),
         "ExplanationBook": ExplanationBook(state),
+        "WindowFeature": WindowFeature(state),
     }
     named = re.findall(r"`([A-Z]\w+)\.(\w+)`", PAGE)
     assert named

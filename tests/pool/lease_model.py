@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pagedkv.memory.pool.leasing import HIGH
+from pagedkv.memory.pool.blocks import HIGH_PRIORITY
 
 __all__ = ["Leased", "end_largest"]
 
@@ -56,7 +56,7 @@ def end_largest(resting: Sequence[Block], is_evictable: Sequence[Block]) -> list
 def _largest(blocks: Sequence[Leased]) -> float:
     """When the largest lease ends; high priority comes before all."""
     ends = [block.until for block in blocks]
-    return HIGH if HIGH in ends else max(ends)
+    return HIGH_PRIORITY if HIGH_PRIORITY in ends else max(ends)
 
 
 def _raise_parents(block: Leased) -> None:

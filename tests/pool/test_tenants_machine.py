@@ -12,11 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pagedkv import BlockPool
 from pagedkv.memory.pool import lease_victims, leasing, tenant_victims
 from pagedkv.memory.pool.auditing import check_pool
-from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
+from pagedkv.memory.pool.blocks import HIGH_PRIORITY, LIFE, NAME, NULL_BLOCK, NUM_RELEASED, PoolArrays, PoolFeatures
 from pagedkv.memory.pool.eviction.registry import POLICIES
 from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.lease_order import LAST_RELEASE
-from pagedkv.memory.pool.leasing import HIGH
 from pagedkv.memory.pool.life_cycle import acquire, drop_name, release, reuse_all
 from pagedkv.memory.pool.prefix_index import name_block
 from pagedkv.memory.pool.spare_blocks import make_spare
@@ -203,7 +202,7 @@ class TenantsMachine(RuleBasedStateMachine):
         if not known.is_named:
             del self.blocks[block]
             return
-        if HIGH < known.until <= self.now:
+        if HIGH_PRIORITY < known.until <= self.now:
             known.until = 0.0
         self._rest(block)
 
@@ -254,7 +253,7 @@ class TenantsMachine(RuleBasedStateMachine):
                 self.blocks[block].is_spare = True
                 self._rest(block)
 
-    @rule(places=BLOCKS, until=st.sampled_from((HIGH, 3.0, 5.0, 6.0, 9.0, 30.0)), with_parents=st.booleans())
+    @rule(places=BLOCKS, until=st.sampled_from((HIGH_PRIORITY, 3.0, 5.0, 6.0, 9.0, 30.0)), with_parents=st.booleans())
     def lease(self, places: list[int], until: float, *, with_parents: bool) -> None:
         """Keep named blocks for a while from now on, or for their priority; as a rule with all that they continue."""
         for place in places[:3]:
@@ -263,7 +262,7 @@ class TenantsMachine(RuleBasedStateMachine):
                 self._lease(self.blocks[named[place % len(named)]], until, with_parents=with_parents)
 
     def _lease(self, known: Known, until: float, *, with_parents: bool) -> None:
-        end = until if until == HIGH else self.now + until
+        end = until if until == HIGH_PRIORITY else self.now + until
         numbers = {each: block for block, each in self.blocks.items()}
         while not known.is_spare:
             block = numbers[known]
@@ -279,7 +278,7 @@ class TenantsMachine(RuleBasedStateMachine):
         tenant=TENANT,
         count=st.integers(1, 5),
         place=st.integers(0, 30),
-        until=st.sampled_from((HIGH, 1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 11.0, 30.0)),
+        until=st.sampled_from((HIGH_PRIORITY, 1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 11.0, 30.0)),
         with_parents=st.booleans(),
         is_in_order=st.booleans(),
     )
@@ -296,7 +295,7 @@ class TenantsMachine(RuleBasedStateMachine):
             release(self.arrays, block, 0)
             self._given_back(block)
 
-    @rule(tenant=TENANT, num_left=st.integers(0, 5), until=st.sampled_from((HIGH, 3.0, 5.0, 9.0)))
+    @rule(tenant=TENANT, num_left=st.integers(0, 5), until=st.sampled_from((HIGH_PRIORITY, 3.0, 5.0, 9.0)))
     def press(self, tenant: int, num_left: int, until: float) -> None:
         """Give all back, lease what is cached, and take what is permitted but for a few."""
         self.give_back([0] * sum(known.num_users for known in self.blocks.values()))
@@ -312,7 +311,7 @@ class TenantsMachine(RuleBasedStateMachine):
         self.now += seconds
         lease_victims.end_overdue(self.arrays, self.now)
         for block in list(self.resting):
-            if HIGH < self.blocks[block].until <= self.now:
+            if HIGH_PRIORITY < self.blocks[block].until <= self.now:
                 self.blocks[block].until = 0.0
                 self._rest(block)
 

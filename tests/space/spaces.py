@@ -22,6 +22,10 @@ from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import KEPT, NUM_EVENTS, SPARE
+from pagedkv.memory.space.epochs import EpochFeature
+from pagedkv.memory.space.retaining import WindowFeature
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.states import CheckpointFeature
 from pagedkv.memory.tables.rows import MARK
 
 __all__ = [
@@ -165,7 +169,6 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     numbers: dict[str, npt.NDArray[np.integer]] = {"rows": np.delete(state.rows, MARK, axis=1)}
     numbers["known tokens"] = state.num_known.copy()
     numbers["tickets"] = np.array([ticket.number for ticket in state.held], np.int32)
-    numbers["epochs"] = state.oldest_epochs.copy()
     numbers["publish limits"] = state.publish_limits.copy()
     numbers["clock"] = np.array([int(1000 * state.now_s)])
     numbers["frozen loads"] = np.array([loading.is_frozen for loading in state.loads.values()], np.bool_)
@@ -179,14 +182,10 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     if space._explanations is not None:
         told = space._explanations.arrays
         numbers |= {"explanations": told.current.copy(), "past ones": told.past.copy(), "all": told.num_past.copy()}
-    if state.checkpoints is not None:
-        numbers["checkpoints wanted"] = state.checkpoints.wanted.copy()
-        notes = [(block, note.length, note.life) for (_, block), note in state.checkpoints._notes.items()]
-        numbers["checkpoints kept"] = np.array(notes, np.int64)
+    numbers |= _numbers_of_features(state)
     for index, chains in enumerate(state.chains):
         numbers[f"digest chains {index}"] = chains.copy()
     numbers |= {f"table {table.index}": table.arrays.table.copy() for table in state.tables}
-    numbers |= {f"ends {group.index}": group.ends.copy() for group in state.groups}
     for place, pool in enumerate(state.all_pools):
         for name, array in pool.arrays._asdict().items():
             num_kept = int(pool.arrays.counts[NUM_EVENTS]) if name == "event_log" else len(array)
@@ -194,4 +193,19 @@ def _numbers_of(space: BlockSpace) -> dict[str, npt.NDArray[np.integer]]:
     for kind, moves in (("copies", opened.copies), ("out", opened.swaps_out), ("in", opened.swaps_in)):
         pairs = [pair for by_pool in moves.values() for pair in by_pool.items()]
         numbers[f"planned {kind}"] = np.array(pairs, np.int64)
+    return numbers
+
+
+def _numbers_of_features(state: SpaceState) -> dict[str, npt.NDArray[np.integer]]:
+    """Copy what features keep beside the pools."""
+    numbers: dict[str, npt.NDArray[np.integer]] = {}
+    for feature in state.features:
+        if isinstance(feature, CheckpointFeature):
+            numbers["checkpoints wanted"] = feature.checkpoints.wanted.copy()
+            notes = [(block, note.length, note.life) for (_, block), note in feature.checkpoints._notes.items()]
+            numbers["checkpoints kept"] = np.array(notes, np.int64)
+        if isinstance(feature, EpochFeature):
+            numbers["epochs"] = feature.oldest.copy()
+        if isinstance(feature, WindowFeature):
+            numbers |= {f"ends {group}": ends.copy() for group, ends in feature.ends.items()}
     return numbers

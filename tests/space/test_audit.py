@@ -31,7 +31,8 @@ from pagedkv.memory.pool.blocks import (
 from pagedkv.memory.pool.causes import EVICTED
 from pagedkv.memory.pool.ghosts import remember
 from pagedkv.memory.pool.prefix_index import forget, name_block
-from pagedkv.memory.space import audit
+from pagedkv.memory.space.draft_states import DraftFeature
+from pagedkv.memory.space.epochs import EpochFeature
 from pagedkv.memory.tables.rows import (
     AT,
     DIRTY_TO,
@@ -254,7 +255,8 @@ def of_epoch(row: int, oldest: int) -> Tamper:
     """Set the oldest epoch of a row."""
 
     def tamper(space: BlockSpace) -> None:
-        space._state.oldest_epochs[row] = oldest
+        (epochs,) = (each for each in space._state.features if isinstance(each, EpochFeature))
+        epochs.oldest[row] = oldest
 
     return tamper
 
@@ -408,5 +410,6 @@ def test_promise_17_check_notices_wrong_draft_states(tamper: Tamper, message: st
     """Looked at alone: references that do not add up would be noticed before."""
     space = drafted_space()
     tamper(space)
+    (drafts,) = (each for each in space._state.features if isinstance(each, DraftFeature))
     with pytest.raises(AssertionError, match=message):
-        audit.check_draft_states(space._state, space._state.draft_tables[0])
+        drafts.check()

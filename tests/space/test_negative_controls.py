@@ -213,7 +213,7 @@ def test_hits_that_are_charged_to_nobody_are_noticed(name: str, monkeypatch: pyt
 
 
 def test_a_cap_that_is_not_asked_about_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "find_shortage", lambda *_: None)
+    monkeypatch.setattr(growing, "growth_shortage", lambda *_: None)
     require_noticed("full, tenants")
 
 

@@ -2,13 +2,14 @@
 
 import os
 from collections import Counter
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.memory.space import aborting, draft_states, filling
+from pagedkv.memory.space import aborting, filling
+from pagedkv.memory.space.draft_states import DraftFeature
+from pagedkv.memory.space.growing import Growth
 from pagedkv.memory.space.receipts import ReceiptBook
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import InFlightStep, StepLedger
@@ -77,12 +78,23 @@ def test_a_failed_step_that_leaves_its_unsampled_tokens_is_noticed(monkeypatch: 
     require_noticed("full")
 
 
-@pytest.mark.parametrize("module", [filling, draft_states], ids=lambda module: module.__name__)
-def test_accepted_states_that_do_not_become_current_are_noticed(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_accepted_states_that_do_not_become_current_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a step is over or filled in."""
+    monkeypatch.setattr(DraftFeature, "accepted", lambda *_: None)
+    require_noticed("drafts of states")
+
+
+def test_states_that_the_next_append_accepts_and_that_do_not_become_current_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When a step is over or filled in, and by the next append."""
-    monkeypatch.setattr(module, "accept_states", lambda *_: None)
+    grow = DraftFeature.growing
+
+    def grow_without_accepting(feature: DraftFeature, growth: Growth) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(DraftFeature, "_make_current", lambda *_: None)
+            grow(feature, growth)
+
+    monkeypatch.setattr(DraftFeature, "growing", grow_without_accepting)
     require_noticed("drafts of states")
 
 

@@ -4,19 +4,29 @@ The other values of each axis are compared with its first. If a single number of
 many are tried as well, if the weights and a prompt fit. With replicas, each has exactly the given number.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Final, cast
 
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.planning.axis_values import (
+    BY_NEED,
+    as_load,
+    as_num_replicas,
+    as_positive,
+    as_routing,
+    as_split,
+    listed,
+    size_of,
+)
 from pagedkv.cli.planning.prices import parse_prices
 from pagedkv.cli.seconds_source import origin_of
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
-from pagedkv.cli.tier_options import TierOptions, TierRates, parse_size
+from pagedkv.cli.tier_options import TierOptions, TierRates
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.spec import keeps_whole_prefix
@@ -28,20 +38,15 @@ from pagedkv.planner.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget
 from pagedkv.planner.simulation.planning import Bounds, PlanPoint
 from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
 from pagedkv.planner.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
-from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 
 AXES: Final = "Axes: lists; the other values are compared with the first"
 ROUTING_AXIS: Final = "routing"
 MOST_POINTS: Final = 1000
-MOST_REPLICAS: Final = 64
-BY_NEED: Final = "need"
 MOST_OF_MEMORY: Final = 0.98
 GOALS: Final = "Goals"
 SIZED_TIERS: Final = ("host memory", "disk")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,7 @@ class PlanAxes:
             axes["policy"] = axes["policy"][:1]
             if ROUTING_AXIS in axes:
                 axes[ROUTING_AXIS] = axes[ROUTING_AXIS][:1]
-        loads = [1.0] if self.loads is None else _listed("--load", self.loads, _load)
+        loads = [1.0] if self.loads is None else listed("--load", self.loads, as_load)
         num_points = len(loads)
         for axis in axes.values():
             num_points *= len(axis)
@@ -249,24 +254,24 @@ class PlanAxes:
                 raise ConfigurationError("--memory goes with one --gpu, whose seconds count: give one of the two lists")
             axes[GPU_AXIS] = list(self._gpus(self.gpus))
         elif self.memory is not None:
-            memory = _listed("--memory", self.memory, _positive)
+            memory = listed("--memory", self.memory, as_positive)
             axes["memory"] = list(memory if self.replicas is not None else _with_half_and_double(memory))
         else:
             raise ConfigurationError(
                 "name the hardware to plan for: --gpu 8xh100, or --memory 40 (GiB for the KV cache)"
             )
         axes |= self._cluster_axes()
-        axes["block size"] = list(_listed("--block-size", self.block_sizes, int))
-        axes["policy"] = list(_listed("--eviction", self.evictions, str))
-        axes["split"] = list(_listed("--split", self.splits, _split))
-        axes["sequences"] = list(_listed("--max-sequences", self.max_sequences, int))
-        axes["tokens a step"] = list(_listed("--max-batched-tokens", self.max_batched_tokens, int))
+        axes["block size"] = list(listed("--block-size", self.block_sizes, int))
+        axes["policy"] = list(listed("--eviction", self.evictions, str))
+        axes["split"] = list(listed("--split", self.splits, as_split))
+        axes["sequences"] = list(listed("--max-sequences", self.max_sequences, int))
+        axes["tokens a step"] = list(listed("--max-batched-tokens", self.max_batched_tokens, int))
         if self.host_memory is not None:
-            axes["host memory"] = list(_listed("--host-memory", self.host_memory, _size("--host-memory")))
+            axes["host memory"] = list(listed("--host-memory", self.host_memory, size_of("--host-memory")))
         if self.disk is not None:
-            axes["disk"] = list(_listed("--disk", self.disk, _size("--disk")))
+            axes["disk"] = list(listed("--disk", self.disk, size_of("--disk")))
         if self.admissions is not None:
-            axes["admission"] = list(_listed("--admission", self.admissions, str))
+            axes["admission"] = list(listed("--admission", self.admissions, str))
         return axes
 
     def _cluster_axes(self) -> dict[str, list[object]]:
@@ -277,14 +282,14 @@ class PlanAxes:
             return {}
         if self.closed_loop:
             raise ConfigurationError("--closed-loop has one server: leave it out, or --replicas")
-        routings = _listed("--routing", self.routings or ROUTINGS[0], _routing)
+        routings = listed("--routing", self.routings or ROUTINGS[0], as_routing)
         return {
-            REPLICAS_AXIS: list(_listed("--replicas", self.replicas, _num_replicas)),
+            REPLICAS_AXIS: list(listed("--replicas", self.replicas, as_num_replicas)),
             ROUTING_AXIS: list(routings),
         }
 
     def _gpus(self, text: str) -> Iterator[str]:
-        given = _listed("--gpu", text, str)
+        given = listed("--gpu", text, str)
         if len(given) > 1 or self.replicas is not None:
             yield from given
             return
@@ -327,81 +332,14 @@ class PlanAxes:
         return PlannedPoint(choices, load, PlanPoint(config, costs, self.bounds, self.loop, _cluster_of(setting)))
 
 
-class _OutOfRangeError(ValueError):
-    """A value that is a number out of range."""
-
-
-def _listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
-    """Parse a list of an option. Raises ConfigurationError."""
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        values = [read(part) for part in parts if part]
-    except _OutOfRangeError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{option} must be a list of values such as 16,64, got {text!r:.60}") from error
-    if not values or len(values) < len(parts) or len(set(values)) < len(values):
-        raise ConfigurationError(f"{option} must be a list of different values, got {text!r:.60}")
-    return values
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise _OutOfRangeError(f"each must be over 0 and finite, got {text:.60}")
-    return value
-
-
-def _load(text: str) -> float:
-    value = float(text)
-    if value == 0:
-        raise _OutOfRangeError(
-            "at 0 times the recorded traffic no request ever arrives: give 1 for the traffic as recorded, or leave "
-            "--load out, and the highest load that holds is searched for"
-        )
-    if not 0 < value <= HIGHEST_LOAD:
-        raise _OutOfRangeError(
-            f"each must be over 0 and at most {HIGHEST_LOAD:,.0f} times the recorded traffic, got {text:.60}: above it "
-            "the whole trace arrives at once, which shows how fast a queue drains, not a sustained load"
-        )
-    return value
-
-
-def _num_replicas(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MOST_REPLICAS:
-        raise _OutOfRangeError(f"each must be from 1 to {MOST_REPLICAS}, got {text:.60}")
-    return number
-
-
-def _routing(text: str) -> str:
-    if text not in ROUTINGS:
-        raise _OutOfRangeError(f"each must be one of {', '.join(ROUTINGS)}, got {text!r:.60}")
-    return text
-
-
 def _cluster_of(setting: Mapping[str, object]) -> ClusterSetting | None:
     """Return the cluster of a setting; None: one server, which needs no router."""
     number = int(_number(setting.get(REPLICAS_AXIS, 1)))
     return ClusterSetting(number, cast("Routing", setting[ROUTING_AXIS])) if number > 1 else None
 
 
-def _size(option: str) -> Callable[[str], str]:
-    """Return a reader of sizes, which stay as typed."""
-
-    def read(text: str) -> str:
-        parse_size(text, option)
-        return text
-
-    return read
-
-
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _split(text: str) -> str:
-    return text if text == BY_NEED else f"{_positive(text):g}"
 
 
 def _number(value: object) -> float:

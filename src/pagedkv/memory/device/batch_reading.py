@@ -3,14 +3,18 @@
 A few tensor operations per group; none of them reads a number back from the device.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from pagedkv.memory.contract.space_config import SpaceConfig
+from pagedkv.memory.contract.spec import keeps_state
 from pagedkv.memory.device.paging import PageNumbers
+from pagedkv.memory.device.space_tables import SpaceTables
 
-__all__ = ["StateRanges", "StateTable", "page_list", "page_table", "state_blocks", "state_writes"]
+__all__ = ["StateRanges", "StateTable", "page_list", "page_table", "state_blocks", "state_tables", "state_writes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +43,21 @@ class StateTable:
         if self.slots is None:
             return block
         return torch.where(positions < firsts, block, self.slots[places, positions % self.slots.shape[1]])
+
+
+def state_tables(config: SpaceConfig, tables: SpaceTables, views: Sequence[torch.Tensor]) -> dict[int, StateTable]:
+    """Return the states of each recurrent group.
+
+    Args:
+        config: the space's configuration; tables: its tables.
+        views: the tables by place of the batch, second tables included.
+    """
+    slots = {group: views[number] for group, (number, *_) in tables.slots_of.items()}
+    return {
+        group: StateTable(views[group], tables.block_sizes[group], slots.get(group))
+        for group, spec in enumerate(config.groups)
+        if keeps_state(spec)
+    }
 
 
 def page_table(blocks: torch.Tensor, numbers: PageNumbers) -> torch.Tensor:

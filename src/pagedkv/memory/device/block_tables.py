@@ -19,8 +19,9 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import PlanError, StepError, TensorError
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import StepId, keeps_state
-from pagedkv.memory.device.batch_reading import StateTable, page_list, page_table
+from pagedkv.memory.contract.spec import StepId
+from pagedkv.memory.device import refusals
+from pagedkv.memory.device.batch_reading import page_list, page_table, state_tables
 from pagedkv.memory.device.call_checks import as_batch_rows, as_block_ids, as_padding, require_ids, require_room
 from pagedkv.memory.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.memory.device.large_plans import runs_of, without_writes
@@ -32,7 +33,7 @@ from pagedkv.memory.device.staged_writes import Run, StagedWrites
 from pagedkv.memory.device.step_graph import StepGraph
 from pagedkv.memory.device.step_inputs import StepInputs
 from pagedkv.memory.device.table_arrays import NUM_TOKENS, PADDED_TO, make_arrays, views_of_arena
-from pagedkv.memory.device.tensors import as_device, require_numbers, require_tensor
+from pagedkv.memory.device.tensors import as_device, require_tensor
 
 __all__ = ["BlockTables"]
 
@@ -96,11 +97,7 @@ class BlockTables:
         self._ring = PacketRing(self.arrays.ring, self.device)
         self._tables, batch_tables = views_of_arena(self.arrays, self._sizes.widths, self.max_rows)
         self._batch_tables = batch_tables[: self.num_groups]
-        self._state_tables = {
-            group: StateTable(batch_tables[group], self.block_sizes[group], _slots_of(tables, group, batch_tables))
-            for group, spec in enumerate(config.groups)
-            if keeps_state(spec)
-        }
+        self._state_tables = state_tables(config, tables, batch_tables)
         self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
         self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
         self._last_step = StepId(0)
@@ -202,21 +199,11 @@ class BlockTables:
         Raises:
             TensorError: tensors of another type, shape or device.
         """
-        as_count(step_id, "step_id", most=2**63 - 1, error=TensorError)
-        taken = (torch.int32, torch.int64)
-        require_tensor(rows, "rows", dtype=taken, shape=(None,), device=self.device)
-        require_tensor(counts, "counts", dtype=taken, shape=(len(rows),), device=self.device)
-        require_numbers(rows, "rows", self.max_rows)
-        index = rows.long()
-        known = self.arrays.sample_refused[index]
-        is_this = self.arrays.sample_steps[index] == step_id
-        self.arrays.sample_refused[index] = torch.where(is_this, counts.int()[:, None], known)
+        refusals.record_refused(self.arrays, step_id, rows, counts)
 
     def forget_steps(self, first_step_id: int) -> None:
         """Drop the refused tokens recorded for steps from this one on, which were aborted."""
-        is_gone = self.arrays.sample_steps >= as_count(first_step_id, "step_id", most=2**63 - 1, error=StepError)
-        self.arrays.sample_steps.masked_fill_(is_gone, -1)
-        self.arrays.sample_refused.masked_fill_(is_gone, 0)
+        refusals.forget_steps(self.arrays, first_step_id)
 
     # Calls
 
@@ -459,8 +446,3 @@ class BlockTables:
 
     def _num_places(self, num_rows: int) -> int:
         return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)
-
-
-def _slots_of(tables: SpaceTables, group: int, views: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """View the second table of a group that keeps draft states."""
-    return views[tables.slots_of[group][0]] if group in tables.slots_of else None

@@ -19,6 +19,7 @@ from pagedkv.memory.pool.blocks import (
     IN_USE,
     NAME,
     NEW,
+    NO_TENANT,
     NUM_CACHED,
     NUM_DEFERRED,
     NUM_EVENTS,
@@ -39,7 +40,7 @@ from pagedkv.memory.pool.life_cycle import acquire, release
 from pagedkv.memory.pool.prefix_index import PrefixIndex
 from pagedkv.memory.pool.sets import new_arrays
 from pagedkv.memory.pool.sweeps import drop_all_names
-from pagedkv.memory.pool.tenant_charges import NO_TENANT, accounts_of, num_permitted, set_current_tenant
+from pagedkv.memory.pool.tenant_charges import accounts_of, num_permitted, set_current_tenant
 
 __all__ = ["BlockPool", "KVCacheBlock"]
 

@@ -88,8 +88,11 @@ OLDEST: Final = 0
 NEWEST: Final = 1
 UNDATED: Final = 2**31 - 1  # in both columns: no plan has computed content of the block yet
 
+HIGH_PRIORITY: Final = float(np.finfo(np.float64).tiny)  # in ``leases``: kept before unleased blocks, without an end
+
 TENANT_FIELDS: Final = 4  # columns of ``tenants`` (pool/tenant_charges.py)
 CHARGED: Final = 0  # the first of them: the tenant to which a block is charged
+NO_TENANT: Final = 0  # that of sequences without a tenant, to which blocks without content are charged
 DIGEST_WORDS: Final = 8
 EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
 

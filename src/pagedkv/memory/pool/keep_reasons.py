@@ -2,14 +2,19 @@
 
 In groups with chains that are walked the column is ``AHEAD``, a block further down the chain for prefetching; their
 blocks stay cached without a reason. In window groups, which are not walked, it is ``KEPT``, the reasons for which a
-block is kept: bits that :mod:`pagedkv.memory.tables.retaining` defines. ``SPARE`` marks a spare block in both.
+block is kept, as bits (:mod:`pagedkv.memory.tables.retaining`). ``SPARE`` marks a spare block in both.
 """
+
+from typing import Final
 
 from pagedkv.memory.compilation.compiled import inlined
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import AHEAD, KEPT, NULL_BLOCK, SPARE
 
 __all__ = [
+    "AT_END",
+    "AT_JUNCTION",
+    "AT_RESEND",
     "add_reasons",
     "add_reasons_of",
     "forget_reasons",
@@ -18,6 +23,10 @@ __all__ = [
     "mark_spare",
     "note_ahead",
 ]
+
+AT_END: Final = 1
+AT_JUNCTION: Final = 2
+AT_RESEND: Final = 4
 
 
 @inlined

@@ -5,7 +5,7 @@ Leases and tenants are combined here: leased blocks are ordered by tenant, and s
 
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.pool.block_record import stand_again, stand_aside
-from pagedkv.memory.pool.blocks import NEXT, NULL_BLOCK, NUM_LEASED, RELEASED, PoolArrays
+from pagedkv.memory.pool.blocks import HIGH_PRIORITY, NEXT, NULL_BLOCK, NUM_LEASED, RELEASED, PoolArrays
 from pagedkv.memory.pool.lease_order import (
     add,
     has_unsettled,
@@ -15,7 +15,7 @@ from pagedkv.memory.pool.lease_order import (
     take,
     take_from_below,
 )
-from pagedkv.memory.pool.leasing import HIGH, end_all, end_leased
+from pagedkv.memory.pool.leasing import end_all, end_leased
 from pagedkv.memory.pool.links import lead_to
 from pagedkv.memory.pool.tenant_charges import ANY, is_tenant_evictable, num_tenants
 from pagedkv.memory.pool.treap import BY_END, first_from, last_child, last_of_tenant, remove
@@ -43,15 +43,15 @@ def end_largest_lease(pool: PoolArrays, scope: int) -> None:
 
 @compiled
 def _largest(pool: PoolArrays, scope: int) -> float:
-    """Return the latest lease end of evictable blocks; HIGH if any has that, as it ends first. O(tenants)."""
+    """Return the latest lease end of evictable blocks; HIGH_PRIORITY if any has that, as it ends first. O(tenants)."""
     largest = 0.0
     for tenant in range(num_tenants(pool)):
         if not is_tenant_evictable(pool, tenant, scope):
             continue
         last = last_of_tenant(pool, tenant)
         if last != NULL_BLOCK:
-            if pool.leases[first_from(pool, tenant, 0.0)] == HIGH:
-                return HIGH
+            if pool.leases[first_from(pool, tenant, 0.0)] == HIGH_PRIORITY:
+                return HIGH_PRIORITY
             largest = max(largest, pool.leases[last])
     return largest
 
@@ -145,10 +145,10 @@ def end_overdue(pool: PoolArrays, now: float) -> None:
     set_end(pool, NULL_BLOCK, now)
     ended = NULL_BLOCK
     for tenant in range(num_tenants(pool)):
-        block = first_from(pool, tenant, 2 * HIGH)
+        block = first_from(pool, tenant, 2 * HIGH_PRIORITY)
         while block != NULL_BLOCK and pool.leases[block] <= now:
             take(pool, block)
             lead_to(pool.records, block, ended)
             ended = block
-            block = first_from(pool, tenant, 2 * HIGH)
+            block = first_from(pool, tenant, 2 * HIGH_PRIORITY)
     end_all(pool, ended)

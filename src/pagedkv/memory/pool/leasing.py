@@ -22,15 +22,12 @@ the latest of their ends. When that lease ends early, the others keep the blocks
 all this costs O(log leased blocks) for each block of the lease, whatever the number of leases.
 """
 
-from typing import Final
-
-import numpy as np
-
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.pool import free_queue, moments
 from pagedkv.memory.pool.block_record import enter_free, leave_free, stamp_release
 from pagedkv.memory.pool.blocks import (
     FREE,
+    HIGH_PRIORITY,
     NEXT,
     NULL_BLOCK,
     NUM_LEASED,
@@ -48,9 +45,7 @@ from pagedkv.memory.pool.lease_order import (
     unsettle_children,
 )
 
-__all__ = ["HIGH", "end_all", "end_leased", "enqueue_leased", "is_due", "is_leased", "lease", "unlink_leased"]
-
-HIGH: Final = float(np.finfo(np.float64).tiny)
+__all__ = ["end_all", "end_leased", "enqueue_leased", "is_due", "is_leased", "lease", "unlink_leased"]
 
 
 @inlined
@@ -62,7 +57,7 @@ def is_leased(pool: PoolArrays, block: int) -> bool:
 @inlined
 def is_due(pool: PoolArrays, block: int) -> bool:
     """Whether a block's lease has ended."""
-    return bool(HIGH < pool.leases[block] <= pool.leases[NULL_BLOCK])
+    return bool(HIGH_PRIORITY < pool.leases[block] <= pool.leases[NULL_BLOCK])
 
 
 @compiled

@@ -40,6 +40,7 @@ from pagedkv.memory.pool.blocks import (
     FREE,
     KEPT,
     NAME,
+    NO_TENANT,
     NULL_BLOCK,
     NUM_SENTINELS,
     QUEUE,
@@ -50,7 +51,6 @@ from pagedkv.memory.pool.blocks import (
 from pagedkv.memory.pool.treap import BY_END, insert, remove
 
 __all__ = [
-    "NO_TENANT",
     "account_of",
     "accounts_of",
     "add_account",
@@ -73,9 +73,6 @@ __all__ = [
     "take",
     "uncharge",
 ]
-
-NO_TENANT: Final = 0
-"""The tenant of sequences without a tenant, and the one to which blocks without content are charged."""
 
 # Columns of a block's row, after CHARGED.
 AFTER: Final = 1

@@ -1,13 +1,17 @@
 """Block spaces: sequences, batches of rows and steps, over all groups and pools at once.
 
-``block_space`` is the public entry point: every operation with its checks and its documentation. Its base class
-``content_space`` has the operations that take no sequences, and ``space_view`` the read access. Reading order behind
-them: ``state`` (all arrays) and ``steps`` (the open step, and those in flight). Then comes one module for each
-operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, ``admission`` (the tables' ``seating``),
-``drafting``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``, ``holding``, ``loading``,
-``withdrawing``, ``releasing``; ``publishing`` and ``merging``; ``pending``, ``declaring``, ``planning``, ``stepping``,
-``aborting``. ``observer`` has the moments at which observers are called, ``receipts`` and ``inspection`` among them.
-Queries are in ``statistics``, ``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
+``block_space`` is the public entry point: every operation with its checks and its documentation. Of its base classes
+``step_space`` has those on steps, ``swap_space`` swapping, ``content_space`` the operations that take no sequences,
+``optional_methods`` what features offer, and ``space_view`` the read access. Reading order behind them: ``state`` (all
+arrays), ``shortage`` (free blocks) and ``steps`` (the open step, and those in flight). Then comes one module for each
+operation, named as in :mod:`pagedkv.memory.tables`: ``matching`` and ``hits``, ``admission`` (there
+``first_allocation``), ``drafting``, ``growing``, ``filling``, ``truncating``, ``forking``, ``swapping``, ``holding``,
+``loading``, ``withdrawing``, ``releasing``; ``publishing`` and ``merging``; ``pending``, ``declaring``, ``planning``,
+``stepping``, ``aborting``. ``feature`` has the moments at which optional features take part in operations, and
+``features`` makes those of a configuration: ``tenants``, ``epochs``, ``leasing``, ``retaining``, ``states``,
+``continuing``, ``draft_states``, ``replaying`` and the passes of ``matching`` that are on. ``observer`` has the moments
+at which observers are called, ``receipts`` and ``inspection`` among them. Queries are in ``statistics``,
+``stored_blocks``, ``kernel_inputs``, and ``audit``, which proves every invariant.
 """
 
 from pagedkv.memory.contract.events import BlockContents, StoredBlocks

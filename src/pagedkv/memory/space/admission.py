@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.answers import Allocation, Shortage
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.spec import AllocStatus, Row, TokenIds
-from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.memory.pool.contents import set_digests
 from pagedkv.memory.pool.digests import ROOT_WORDS
@@ -20,13 +19,8 @@ from pagedkv.memory.space.matching import match_again, match_prompt
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.memory.space.publishing import limit_publishing, publish, tag_blocks
-from pagedkv.memory.space.replaying import begin_replay
-from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now, spare_room
 from pagedkv.memory.space.state import Group, SpaceState
-from pagedkv.memory.space.states import checkpoint_of, claim_tails, free_tails, resume_states, take_over
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tails import Tail
-from pagedkv.memory.space.tenants import share_of
 from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import AT, NUM_DIGESTED, NUM_PLANNED, NUM_SINK_BLOCKS
 
@@ -168,42 +162,17 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     most = count_needed(state, admission, None)
     if num_sequences > state.config.max_sequences:
         return AllocStatus.NEVER
-    is_possible = fits_empty_pools(state, {tenant: most})
+    is_possible = state.room.fits_empty_pools({tenant: most})
     has_rows = num_sequences <= len(state.vacant_rows)
     if is_possible and not has_rows:
         return AllocStatus.LATER
     hit = match_again(state, prompt, answer)
     needs = {tenant: count_needed(state, admission, hit)}
-    if has_rows and fits_now(state, needs):
+    if has_rows and state.room.fits_now(needs):
         return AllocStatus.OK
-    return AllocStatus.LATER if is_possible or fits_beside(state, needs, hit.blocks_by_pool()) else AllocStatus.NEVER
-
-
-def exceeds_cap(state: SpaceState, admission: Admission, answer: PrefixHit | None) -> bool:
-    """Return whether a prompt needs more of some pool than its tenant's cap leaves. Changes nothing."""
-    if not state.tenant_names:
-        return False
-    needed = free_blocks_needed(state, admission, match_again(state, admission.prompt, answer))
-    shares = (share_of(state, pool, admission.tenant) for pool in state.pools.values())
-    return any(needed[share.pool] > share.cap - share.num_taken for share in shares)
-
-
-def _tails_to_take_over(state: SpaceState, needed: dict[str, int], hit: PrefixHit, tenant: int) -> tuple[Tail, ...]:
-    """Find the unreferenced tails of a hit in pools that have no room for a copy beside them."""
-    counts = free_tails(state, hit.tails)
-    is_tight = {
-        name: count + counts[name] > spare_room(state, state.pools[name], tenant) for name, count in needed.items()
-    }
-    return tuple(
-        tail
-        for tail in hit.tails
-        if (pool := state.groups[tail.group].pool) and is_tight[pool.name] and is_free(pool, tail.block)
-    )
-
-
-def is_free(pool: BlockPool, block: int) -> bool:
-    """Return whether a block is in the free queue: unreferenced, and not deferred."""
-    return bool(pool.arrays.records[block, QUEUE] == FREE)
+    if is_possible or state.room.fits_beside(needs, hit.blocks_by_pool()):
+        return AllocStatus.LATER
+    return AllocStatus.NEVER
 
 
 def allocate(
@@ -212,26 +181,22 @@ def allocate(
     """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
     needed = free_blocks_needed(state, admission, hit)
-    shortage = find_shortage(state, {admission.tenant: needed})
+    shortage = state.room.find_shortage({admission.tenant: needed})
     if shortage is not None:
         return shortage
-    taken_over = _tails_to_take_over(state, needed, hit, admission.tenant) if hit.tails else ()
+    for feature in state.features:
+        feature.fits(hit, needed, admission.tenant)
     require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
-    row = allocate_prompt(state, ledger, admission, hit, taken_over)
-    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
+    row = allocate_prompt(state, ledger, admission, hit)
+    allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
 
 
-def allocate_prompt(
-    state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit, taken_over: tuple[Tail, ...] = ()
-) -> Row:
-    """Give a prompt a row and blocks; the caller has checked that there are enough of both.
-
-    The tails in ``taken_over`` become the row's own blocks; the other tails of the hit are copied.
-    """
+def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit) -> Row:
+    """Give a prompt a row and blocks; the caller has checked that there are enough of both."""
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
     batch = _take_row(state, admission.tenant)
     row = int(batch[0])
@@ -239,26 +204,38 @@ def allocate_prompt(
         observer.admitting(row, hit)
     _take_hit(state, ledger, batch, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
-        for tail in taken_over:
-            if tail.group == group.index:
-                take_over(state, tail)
+        for feature in state.features:
+            feature.allocating(group)
         state.loops.allocate_row(*group.view, row, blocks, prompt.tokens, num_lookahead)
-    if hit.tails:
-        resume_states(state, ledger, row, hit.tails)
+    for feature in state.features:
+        feature.allocated(ledger, row, hit)
     for feature in state.features:
         feature.taken(admission.tenant)
     set_column(state.rows, row, NUM_PLANNED, hit.num_tokens)
-    _note_policy(state, row, admission)
-    if state.config.prefix_caching:
-        _start_chains(state, row, prompt, hit)
-        if prompt.has_extra_keys(state.identity_epoch):
-            _tag(state, row, prompt)
-        _take_digests(state, row, prompt, hit)
-        publish(state, ledger, batch)
-    _note_prompt(state, row, admission, hit)
+    _begin_publishing(state, ledger, batch, admission, hit)
+    for feature in state.features if admission.publishes else ():  # else no later prompt can hit up to its end
+        feature.prompt_known(row, admission.prompt_length, hit)
     for observer in state.observers:
         observer.admitted(row, hit, admission.num_reached)
     return Row(row)
+
+
+def _begin_publishing(
+    state: SpaceState, ledger: StepLedger, batch: Int32Array, admission: Admission, hit: PrefixHit
+) -> None:
+    """Continue the digest chains of a new row behind its hit, and publish what it completes, as far as it may."""
+    row, prompt = int(batch[0]), admission.prompt
+    if not admission.publishes:
+        freeze(state.rows, row)
+    if admission.prompt_only:
+        limit_publishing(state, row, admission.prompt_length)
+    if not state.config.prefix_caching:
+        return
+    _start_chains(state, row, prompt, hit)
+    if prompt.has_extra_keys(state.identity_epoch):
+        _tag(state, row, prompt)
+    _take_digests(state, row, prompt, hit)
+    publish(state, ledger, batch)
 
 
 def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: PrefixHit) -> None:
@@ -270,26 +247,8 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
         if len(blocks):
             state.loops.reuse_all(group.pool.arrays, blocks)
             note_reliance(state, ledger, group, batch, blocks)
-    if hit.tails:
-        claim_tails(state, ledger, batch, hit.tails)
     for feature in state.features:
-        feature.hit_taken(int(batch[0]), hit)
-
-
-def _note_prompt(state: SpaceState, row: int, admission: Admission, hit: PrefixHit) -> None:
-    """Record where the whole prompt ends, and whether its last state is to be kept."""
-    if admission.publishes:  # else no later prompt can hit up to its end
-        for feature in state.features:
-            feature.prompt_known(row, admission.prompt_length, hit)
-    if state.checkpoints is not None:
-        state.checkpoints.wanted[row] = checkpoint_of(state, admission.prompt_length, hit.num_tokens)
-
-
-def _note_policy(state: SpaceState, row: int, admission: Admission) -> None:
-    """Record what a new row may publish."""
-    if not admission.publishes:
-        freeze(state.rows, row)
-    limit_publishing(state, row, admission.prompt_length, prompt_only=admission.prompt_only)
+        feature.hit_taken(ledger, batch, hit)
 
 
 def _take_row(state: SpaceState, tenant: int) -> Int32Array:
@@ -322,14 +281,6 @@ def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -
         chains[row] = known[0] if known else ROOT_WORDS
 
 
-def _digests_of_hit(state: SpaceState, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
-    """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
-    whole = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
-    if whole is None:
-        return digests_of_prefix(state, prompt, group.block_size, stop)
-    return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
-
-
 def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
     tag_blocks(state, row, prompt.keys)
     if prompt.keys.media:
@@ -339,8 +290,8 @@ def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
 
 def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
     """Use the known digests of blocks that did not hit: those of replayed windows, and those that the caller gave."""
-    if state.replaying_groups:
-        begin_replay(state, row, hit, lambda group, stop: _digests_of_hit(state, group, prompt, hit, stop))
+    for feature in state.features:
+        feature.chains_begun(row, prompt, hit)
     if len(prompt.digests) == 0:
         return
     for group in state.cached_groups:

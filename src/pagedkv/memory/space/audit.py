@@ -8,30 +8,23 @@ import numpy as np
 from pagedkv.memory.pool.auditing import check_pool
 from pagedkv.memory.pool.blocks import (
     AHEAD,
-    EXTRA,
     FREE,
     HOLD_STEP,
     KEPT,
     NAME,
-    NEWEST,
     NULL_BLOCK,
-    OLDEST,
     PENDING_STEP,
     QUEUE,
     REF_COUNT,
     SPARE,
-    UNDATED,
 )
-from pagedkv.memory.pool.digests import digest_block
-from pagedkv.memory.pool.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
-from pagedkv.memory.space.state import VACANT_NUMBER, DraftTable, Group, SpaceState
+from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.rows import (
     AT,
     DIRTY_FROM,
     DIRTY_TO,
     FIRST_BLOCK,
-    FROZEN,
     KIND,
     LOST,
     LOST_ON_HOST,
@@ -39,7 +32,6 @@ from pagedkv.memory.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_DIGESTED,
-    NUM_DRAFT_STATES,
     NUM_PLANNED,
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
@@ -50,13 +42,12 @@ from pagedkv.memory.tables.rows import (
     STATUS,
     SURE,
     SWAPPED,
-    TENANT,
     TOUCHED,
     VACANT,
 )
 from pagedkv.memory.tables.rules import first_needed_token
 
-__all__ = ["check_draft_states", "check_space"]
+__all__ = ["check_space"]
 
 
 def check_space(state: SpaceState, ledger: StepLedger) -> None:
@@ -70,60 +61,13 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
         _check_rows(state, group)
         _check_pending(state, group)
         _check_kept(group)
-        _check_inexact(state, group)
-        _check_kept_states(state, group)
-    for drafts in state.draft_tables:
-        check_draft_states(state, drafts)
     _check_touched(state)
-    if state.config.counts_epochs:
-        _check_epochs(state)
-    if state.tenant_names:
-        tenants = state.rows[:, TENANT]
-        is_known = (tenants >= 0) & (tenants < len(state.tenant_names))
-        assert is_known.all(), f"row {is_known.argmin()} is of no tenant"
-        removed = [number for number, name in enumerate(state.tenant_names) if name == VACANT_NUMBER]
-        assert not np.isin(tenants, removed).any(), "a row is of a removed tenant"
-        for name, pool in state.pools.items():
-            has = pool.accounts[removed]
-            assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
-            pool_limits = [tuple(limits) for limits in pool.accounts[:, (CAP, FLOOR)].tolist()]
-            assert pool_limits == list(state.limits[name]), f"{name}: the limits of tenants are not those of the pool"
-        assert not tenants[state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"
+    for feature in state.features:
+        feature.check()
     for observer in state.observers:
         observer.check()
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"
-
-
-def _check_epochs(state: SpaceState) -> None:
-    """Cached blocks, and the content of rows that publish, are of epochs that may still be hit."""
-    current = state.weights_epoch
-    assert not isinstance(current, str), "epochs are counted, but the epoch is no number"
-    bound = current - state.config.max_epoch_lag
-    for pool in state.all_pools:
-        records, epochs = pool.arrays.records[: pool.num_blocks], pool.arrays.epochs
-        is_dated = epochs[:, NEWEST] != UNDATED
-        is_open = records[:, PENDING_STEP] == state.open_step
-        is_named = records[:, NAME] != 0
-        assert not (is_named & (epochs[:, OLDEST] < bound)).any(), f"{pool.name}: what can be found is too old"
-        assert not (is_named & ~is_dated & ~is_open).any(), f"{pool.name}: what can be found is of no epoch"
-        is_sound = (epochs[:, OLDEST] <= epochs[:, NEWEST]) & (epochs[:, NEWEST] <= current)
-        assert is_sound[is_named & is_dated].all(), f"{pool.name}: epochs that contributed are out of order"
-    is_live = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
-    assert state.rows[is_live & (state.oldest_epochs < bound), FROZEN].all(), "a row publishes what is too old"
-    for row in np.flatnonzero(is_live).tolist():
-        _check_epochs_of_row(state, row)
-
-
-def _check_epochs_of_row(state: SpaceState, row: int) -> None:
-    """No block of a row is older than the row's oldest epoch."""
-    for group in state.cached_groups:
-        pool = group.pool if state.rows[row, STATUS] == RUNNING or group.host_pool is None else group.host_pool
-        blocks = group.arrays.table[row, : int(state.rows[row, group.planned]) // group.block_size]
-        is_dated = (blocks != NULL_BLOCK) & (pool.arrays.records[blocks, PENDING_STEP] != state.open_step)
-        dates = pool.arrays.epochs[blocks[is_dated]]  # blocks that the open step computes are dated later
-        is_older = (dates[:, OLDEST] < state.oldest_epochs[row]) & (dates[:, NEWEST] != UNDATED)
-        assert not is_older.any(), f"group {group.index}, row {row}: a block is older than the row"
 
 
 def _check_references(state: SpaceState) -> None:
@@ -201,18 +145,6 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
 
 
-def _check_inexact(state: SpaceState, group: Group) -> None:
-    """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
-    at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
-    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist() if group.replays else ():
-        first, stop = state.rows[row, [at + FIRST_BLOCK, sure]].tolist()
-        blocks = group.arrays.table[row, max(first, num_sinks) : stop]
-        where = f"group {group.index}, row {row}"
-        assert stop <= state.rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
-        assert not len(blocks) or state.rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
-        assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
-
-
 def _check_kept(group: Group) -> None:
     """Unreferenced cached blocks of a shedding group have a reason; in other groups AHEAD is a block of the pool."""
     records = group.pool.arrays.records
@@ -223,51 +155,6 @@ def _check_kept(group: Group) -> None:
         return
     unkept = np.flatnonzero(is_named & (records[:, REF_COUNT] == 0) & (records[:, KEPT] == 0))
     assert len(unkept) == 0, f"group {group.index}: block {unkept[0]} is cached, but no later prompt would hit it"
-
-
-def _check_kept_states(state: SpaceState, group: Group) -> None:
-    """A state kept inside an interval has the digest of the tail that is noted for it, and was not written since."""
-    if group not in state.state_groups or state.checkpoints is None:
-        return
-    arrays, name = group.pool.arrays, group.index + 1
-    for block in state.checkpoints.noted_blocks(group.pool.name):
-        note = state.checkpoints.note_of(group.pool.name, arrays, block)
-        if note is None or note.group != group.index:
-            continue
-        assert 0 < note.length < group.block_size, f"group {group.index}: block {block} is kept for a whole interval"
-        parent = np.frombuffer(note.parent, np.uint32)
-        tail, extra = arrays.tokens[block, : note.length], int(arrays.records[block, EXTRA])
-        digest = np.empty_like(parent)
-        digest_block(parent, tail, state.extra_keys.arrays, extra, digest)
-        assert (digest == arrays.digests[block]).all(), f"group {group.index}: block {block} is kept for other tokens"
-    at = int(group.arrays.parameters[AT])
-    for row in np.flatnonzero(state.rows[:, STATUS] == RUNNING).tolist():
-        index, length = divmod(int(state.rows[row, NUM_TOKENS]), group.block_size)
-        block = int(group.arrays.table[row, index]) if index < state.rows[row, at + NUM_BLOCKS] else NULL_BLOCK
-        if length and arrays.records[block, NAME] == name:
-            note = state.checkpoints.note_of(group.pool.name, arrays, block)
-            is_as_kept = note is not None and note.length == length
-            assert is_as_kept, f"group {group.index}, row {row}: block {block} is kept, but was written since"
-
-
-def check_draft_states(state: SpaceState, drafts: DraftTable) -> None:
-    """Every open token of a running row has a slot with a block of its own; rows off the device have no slots."""
-    at, num_slots = (int(drafts.arrays.parameters[column]) for column in (AT, NUM_DRAFT_STATES))
-    records, table = drafts.pool.arrays.records, drafts.arrays.table
-    assert not table[:, num_slots:].any(), f"table {drafts.index}: a slot that no position has"
-    assert (state.rows[:, at + NUM_BLOCKS] == (table != NULL_BLOCK).sum(axis=1)).all(), (
-        f"table {drafts.index}: slots with a block are miscounted"
-    )
-    blocks = table[table != NULL_BLOCK]
-    assert not records[blocks, NAME].any(), f"table {drafts.index}: a draft state can be found"
-    assert len(set(blocks.tolist())) == len(blocks), f"table {drafts.index}: a draft state has two slots"
-    for row in np.flatnonzero(state.rows[:, STATUS] != VACANT).tolist():
-        where = f"table {drafts.index}, row {row}"
-        status, accepted, num_tokens = state.rows[row, [STATUS, NUM_ACCEPTED, NUM_TOKENS]].tolist()
-        assert 0 <= num_tokens - accepted <= num_slots or status == LOST, f"{where}: more open tokens than slots"
-        assert status in {RUNNING, LOST} or not table[row].any(), f"{where}: draft states, and not on the device"
-        is_missing = any(table[row, position % num_slots] == NULL_BLOCK for position in range(accepted, num_tokens))
-        assert not is_missing or status != RUNNING, f"{where}: an open token has no slot"
 
 
 def _check_touched(state: SpaceState) -> None:

@@ -21,7 +21,6 @@ from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.contract.spec import StepId
 from pagedkv.memory.space.state import SpaceState
-from pagedkv.memory.tables.releasing import NO_OUTPUTS
 from pagedkv.memory.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 
 __all__ = [
@@ -59,10 +58,8 @@ def as_num_reached(state: SpaceState, continues: Receipt) -> int:
     return continues.num_reached
 
 
-def as_num_outputs(num_generated: npt.ArrayLike | None, batch: Int32Array) -> Int32Array:
-    """Check how many tokens rows have generated; None gives an empty array. Raises TokenError."""
-    if num_generated is None:
-        return NO_OUTPUTS
+def as_num_outputs(num_generated: npt.ArrayLike, batch: Int32Array) -> Int32Array:
+    """Check how many tokens rows have generated. Raises TokenError."""
     outputs = as_counts(num_generated, len(batch), "num_generated")
     if outputs.min(initial=0) < 0:
         raise TokenError(f"row {batch[outputs.argmin()]} cannot have generated {outputs.min()} tokens")

@@ -10,10 +10,11 @@ when there are too few blocks. :meth:`BlockSpace.plan_step` returns what a step 
 
 Tokens enter when they are scheduled: a chunked prefill is an ``allocate`` of the first chunk and an ``append`` of each
 further one. Several steps may be in flight. The base classes have the operations on cached content
-(:mod:`~pagedkv.memory.space.content_space`) and on rows that are swapped to the host and back
-(:mod:`~pagedkv.memory.space.swap_space`). These classes check arguments and document; the modules beside them do the
-work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``, ``swapping``,
-``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
+(:mod:`~pagedkv.memory.space.content_space`), on rows that are swapped to the host and back
+(:mod:`~pagedkv.memory.space.swap_space`) and on steps (:mod:`~pagedkv.memory.space.step_space`), and the methods of
+features (:mod:`~pagedkv.memory.space.optional_methods`). These classes check arguments and document; the modules beside
+them do the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``truncating``, ``forking``, ``branching``,
+``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
 from typing import Literal, overload
@@ -21,49 +22,41 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.answers import AbortedSteps, Allocation, PrefixGone, Shortage
+from pagedkv.memory.contract.answers import Allocation, PrefixGone, Shortage
 from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError, SequenceError, StepError
+from pagedkv.memory.contract.errors import ConfigurationError, SequenceError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.contract.receipt import Receipt
-from pagedkv.memory.contract.spec import AllocStatus, StepId, TokenIds
+from pagedkv.memory.contract.spec import AllocStatus, TokenIds
 from pagedkv.memory.space import (
-    aborting,
     admission,
     branching,
-    declaring,
     drafting,
     filling,
     forking,
     growing,
     loading,
-    planning,
     redrafting,
     releasing,
-    stepping,
     truncating,
 )
 from pagedkv.memory.space.batches import (
     as_num_outputs,
     as_num_reached,
-    as_step_id,
-    require_known,
     require_known_prefix,
     require_status,
 )
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.leasing import as_intent
+from pagedkv.memory.space.optional_methods import OptionalMethods
 from pagedkv.memory.space.prompts import prepare_prompt
-from pagedkv.memory.space.swap_space import SwapSpace
-from pagedkv.memory.space.tenants import as_tenant
+from pagedkv.memory.space.step_space import StepSpace
 from pagedkv.memory.tables.rows import OCCUPIED, RUNNING
 
 __all__ = ["BlockSpace"]
 
 
-class BlockSpace(SwapSpace):
+class BlockSpace(StepSpace, OptionalMethods):
     """The KV-cache bookkeeping of one engine, by rows.
 
     All methods that take rows raise :class:`~pagedkv.memory.contract.errors.SequenceError` for rows that are unknown,
@@ -107,34 +100,8 @@ class BlockSpace(SwapSpace):
         prompt = prepare_prompt(self._state, token_ids, keys, digests, reserve)
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         chunk = len(prompt.tokens) if max_chunk is None else as_count(max_chunk, "max_chunk", least=1)
-        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=as_tenant(self._state, tenant))
+        question = admission.Admission(prompt, reserve, num_rows, chunk, tenant=self._state.room.number_of(tenant))
         return admission.admission_status(self._state, question, match)
-
-    def exceeds_cap(  # noqa: PLR0913 - what allocate takes, by the same keywords
-        self,
-        token_ids: TokenIds,
-        *,
-        tenant: str | None,
-        keys: RequestKeys = NO_KEYS,
-        num_lookahead: int = 0,
-        num_sequences: int = 1,
-        match: PrefixHit | None = None,
-    ) -> bool:
-        """Return whether a prompt needs more blocks of some pool than its tenant's cap leaves now. Changes nothing.
-
-        Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
-
-        Args:
-            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
-
-        Raises: as :meth:`can_allocate`.
-        """
-        reserve = as_count(num_lookahead, "num_lookahead")
-        prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
-        num_rows = as_count(num_sequences, "num_sequences", least=1)
-        number = as_tenant(self._state, tenant)
-        question = admission.Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
-        return admission.exceeds_cap(self._state, question, match)
 
     def allocate(  # noqa: PLR0913 - one prompt and all its options, by keywords
         self,
@@ -217,7 +184,7 @@ class BlockSpace(SwapSpace):
             len(tokens),
             num_reached,
             *admission.as_policy(publish),
-            tenant=as_tenant(self._state, tenant),
+            tenant=self._state.room.number_of(tenant),
             prompt_length=match.prompt_length if isinstance(match, PrefixHit) else len(tokens),
         )
         if as_count(num_external_tokens, "num_external_tokens"):
@@ -432,14 +399,14 @@ class BlockSpace(SwapSpace):
             TokenError: not as many numbers as rows, or a negative one.
             ConfigurationError: a lease whose end is past or infinite; another priority; two of the three at once.
         """
-        end = as_intent(self._state, superseded_by, keep_until_s, priority)
+        leaving = releasing.as_leaving(self._state, superseded_by, keep_until_s, priority)
         batch = as_batch(rows)
-        outputs = as_num_outputs(num_generated, batch)
+        if num_generated is not None:
+            leaving = leaving._replace(num_outputs=as_num_outputs(num_generated, batch))
         if superseded_by is not None:
             self._require_successor(as_row(superseded_by), batch)
         mark = require_status(self._state, batch, OCCUPIED)
         self._state.version += 1
-        leaving = releasing.Leaving(outputs, superseded_by is not None or priority < 0, end)
         releasing.free(self._state, batch, mark, leaving)
         return () if self._receipts is None else self._receipts.take_freed()
 
@@ -448,50 +415,3 @@ class BlockSpace(SwapSpace):
         require_status(self._state, as_batch(row), OCCUPIED)
         if (batch == row).any():
             raise SequenceError(f"row {row} cannot be superseded by itself: name the row that replaces it")
-
-    # Steps
-
-    def plan_step(self) -> StepPlan:
-        """Close the open step; return all that it needs done in memory. O(changed rows + changed table entries)."""
-        self._state.version += 1
-        return planning.plan_step(self._state, self._ledger)
-
-    def acknowledge(self, step_id: StepId) -> None:
-        """Note that the oldest step in flight has run: its tokens are computed, blocks that waited for it are freed.
-
-        Raises:
-            StepError: another step is the oldest in flight.
-        """
-        self._state.version += 1
-        stepping.acknowledge(self._state, self._ledger, as_step_id(step_id))
-
-    def abort(self, step_id: StepId) -> AbortedSteps:
-        """Note that a step failed. It and all later steps count as never run; what they published is withdrawn.
-
-        Rows that share tokens which another row computes in these steps, or in the open one, are lost, since for each
-        row only the last such step is recorded.
-
-        Raises:
-            StepError: the step is not in flight.
-        """
-        self._state.version += 1
-        return aborting.abort(self._state, self._ledger, as_step_id(step_id))
-
-    def mark_computed(self, rows: Rows) -> None:
-        """Declare all tokens of these rows computed, outside any plan; windows slide accordingly.
-
-        If the open step or one in flight computes blocks that rows share, name all these rows together. If a step in
-        flight computes a row too, the caller must make sure that this step leaves the declared content intact, even if
-        it fails.
-
-        Raises:
-            StepError: a group is a recurrent state and steps in flight may still advance it; or a row that is not named
-                computes shared blocks.
-        """
-        if self._state.is_recurrent and self._ledger.in_flight:
-            raise StepError("a recurrent state cannot be declared computed while steps are in flight: acknowledge them")
-        batch = as_batch(rows)
-        require_status(self._state, batch, RUNNING)
-        require_known(self._state, batch, "declared computed")
-        self._state.version += 1
-        declaring.mark_computed(self._state, self._ledger, batch)

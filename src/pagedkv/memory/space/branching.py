@@ -13,10 +13,8 @@ from pagedkv.memory.pool.block_record import set_pending_of
 from pagedkv.memory.pool.blocks import PENDING_STEP
 from pagedkv.memory.space.forking import fork, inherit, require_vacant_rows, take_rows
 from pagedkv.memory.space.pending import note_reliance
-from pagedkv.memory.space.shortage import find_shortage
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tenants import tenant_of
 from pagedkv.memory.space.truncating import rewind_chains_of
 from pagedkv.memory.tables.branching import branch_row, longest_prefix
 from pagedkv.memory.tables.pending import dependency_start, lower_start
@@ -51,8 +49,8 @@ def branch(
     needed = dict.fromkeys(state.pools, 0)
     for group in state.groups:
         needed[group.pool.name] += length % group.block_size > 0
-    tenant = tenant_of(state, parent)
-    shortage = find_shortage(state, {tenant: needed})
+    tenant = state.room.tenant_of(parent)
+    shortage = state.room.find_shortage({tenant: needed})
     if shortage is not None:
         return shortage
     state.is_changing = True

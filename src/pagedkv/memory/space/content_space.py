@@ -1,4 +1,4 @@
-"""Operations on content: find, hold, lease, forget, load and withdraw it; reset the cache; set clock and weights epoch.
+"""Operations on content: find, hold, forget, load and withdraw it; reset the cache; set the clock.
 
 This is the part of :class:`~pagedkv.BlockSpace` that takes blocks and prefixes, not sequences.
 """
@@ -9,21 +9,15 @@ from pagedkv.memory.contract.answers import InvalidatedMemory, Load, Shortage, T
 from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.contract.miss_causes import Explanation
-from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.contract.spec import TokenIds
-from pagedkv.memory.space import clock, holding, invalidating, loading, miss_analysis, releasing, withdrawing
-from pagedkv.memory.space.epochs import as_epochs, as_next_epoch, begin_epoch
+from pagedkv.memory.space import clock, holding, invalidating, loading, releasing, withdrawing
 from pagedkv.memory.space.forgetting import forget
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.leasing import as_end, lease_hit
 from pagedkv.memory.space.matching import match_prompt
 from pagedkv.memory.space.observed_space import ObservedSpace
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.prompts import prepare_prompt
 from pagedkv.memory.space.space_view import SpaceView
-from pagedkv.memory.space.tenant_changes import config_with, config_without, remove_tenant, set_tenant
-from pagedkv.memory.space.tenants import as_tenant
 
 __all__ = ["ContentSpace"]
 
@@ -85,30 +79,6 @@ class ContentSpace(SpaceView):
             hit.loading = loading.load_that_continues(self._state, prompt, hit)
         return hit
 
-    def explain(
-        self,
-        token_ids: TokenIds,
-        *,
-        keys: RequestKeys = NO_KEYS,
-        digests: npt.ArrayLike | None = None,
-        max_hit_tokens: int | None = None,
-    ) -> Explanation:
-        """Return how many leading tokens hit, as :meth:`match` does, and why the hit ends there. Changes nothing.
-
-        Exact for cached content. With ``SpaceConfig.explain`` the pool also remembers the latest evicted content;
-        without it, and for older content, the cause is ``UNKNOWN``.
-
-        Args:
-            token_ids, keys, digests, max_hit_tokens: as in :meth:`match`.
-
-        Raises: as :meth:`match`.
-
-        Cost: O(blocks of the pool + tokens), about 3 ns a block of the pool and 0.1 us a block of the prompt that does
-        not hit. Reading what was recorded when a request was admitted is cheaper (:meth:`explanation`).
-        """
-        hit = self.match(token_ids, keys=keys, digests=digests, max_hit_tokens=max_hit_tokens)
-        return miss_analysis.explain(self._state, hit.prompt, hit)
-
     # Time
 
     def advance(self, now_s: float) -> None:
@@ -165,31 +135,6 @@ class ContentSpace(SpaceView):
 
     # Keeping and dropping content
 
-    def lease(self, token_ids: TokenIds, until_s: float, *, keys: RequestKeys = NO_KEYS) -> int:
-        """Keep the cached blocks of a prompt until a time: they are evicted after all unleased blocks.
-
-        A lease is soft: leased blocks count as free, and are evicted if an operation needs them. The lease that ends
-        last is broken first. Of several leases of a block the one that ends last counts. :meth:`forget`, a reset or new
-        weights end all leases. ``free(rows, keep_until_s=...)`` leases what a row leaves when it ends.
-
-        Args:
-            token_ids: a prompt; its last token does not count, as for a hit.
-            until_s: seconds of the clock that :meth:`advance` sets.
-            keys: its extra keys.
-
-        Returns how many leading tokens are kept.
-
-        Raises:
-            ConfigurationError: the end is past or infinite; the space keeps no leases.
-
-        Cost: O(blocks of the prompt).
-        """
-        end = as_end(self._state, until_s)
-        hit = match_prompt(self._state, prepare_prompt(self._state, token_ids, keys, None, 0))
-        self._state.version += 1
-        lease_hit(self._state, hit, end)
-        return hit.num_tokens
-
     def supersede(self, token_ids: TokenIds, *, keys: RequestKeys = NO_KEYS) -> None:
         """Evict the cached blocks of a prompt that nothing else refers to before all other cached blocks.
 
@@ -227,38 +172,6 @@ class ContentSpace(SpaceView):
         self._state.version += 1
         return forget(self._state, prompt, first)
 
-    # Tenants
-
-    def set_tenant(self, name: str, limits: TenantLimits) -> None:
-        """Add a tenant, or change the limits of one. Its blocks stay charged to it.
-
-        Below a lower cap its own cached blocks are evicted. A floor holds from now on; where other tenants have taken
-        too much, it is kept as they free their blocks.
-
-        Raises:
-            ConfigurationError: the space does not distinguish tenants (``SpaceConfig.tenants`` is None); limits that
-                the pools cannot keep; a cap below what its sequences use. Nothing is changed.
-
-        Cost: O(blocks) for a new tenant, else O(tenants + evicted blocks).
-        """
-        config = config_with(self._state, name, limits)
-        self._state.version += 1
-        set_tenant(self._state, name, config)
-
-    def remove_tenant(self, name: str) -> None:
-        """Remove a tenant that has no sequences. Its cached blocks are charged to the unnamed tenant, and can be hit.
-
-        So are blocks that it took and that sequences of other tenants, or loads, still use.
-
-        Raises:
-            ConfigurationError: there is no such tenant, or sequences of it run or are swapped out. Nothing is changed.
-
-        Cost: O(blocks).
-        """
-        config = config_without(self._state, name)
-        self._state.version += 1
-        remove_tenant(self._state, name, config)
-
     # Content from elsewhere
 
     def load(
@@ -295,10 +208,13 @@ class ContentSpace(SpaceView):
         """
         prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         most = as_count(num_tokens, "num_tokens")
-        brought = as_epochs(self._state, epochs)
-        charged = as_tenant(self._state, tenant)
+        if epochs is not None and not self._state.config.counts_epochs:
+            raise ConfigurationError(f"epochs = {epochs!r}, but they are not counted: SpaceConfig(weights_epoch=0)")
+        for feature in self._state.features:
+            feature.require_epochs(epochs)
+        charged = self._state.room.number_of(tenant)
         self._state.version += 1
-        return loading.load(self._state, self._ledger, prompt, most, brought, charged)
+        return loading.load(self._state, self._ledger, prompt, most, epochs, charged)
 
     def finish_load(self, load: Load, num_tokens: int | None = None) -> None:
         """End a load; loads may end in any order. What it brought can be hit, and is cached.
@@ -358,33 +274,3 @@ class ContentSpace(SpaceView):
         """
         self._state.version += 1
         return invalidating.invalidate_memory(self._state, self._ledger)
-
-    def set_weights_epoch(self, weights_epoch: str | int) -> None:
-        """Start a new epoch of the model's weights: plans made from now on compute with them. Rows run on.
-
-        With text epochs the cache is reset, and new blocks carry the epoch in their identity. With numbers, each block
-        records the oldest and the newest epoch that computed any of it or of the tokens before it. Blocks older
-        than ``max_epoch_lag`` allows leave the cache, and rows that hold any of them publish nothing from now on. All
-        else can be hit as before, and :meth:`epochs` returns the epochs of what a row holds.
-
-        Args:
-            weights_epoch: text or a number, of the same type as in the configuration; a number not below the current.
-
-        Raises:
-            ConfigurationError: an epoch that goes back, or text for a number or a number for text; nothing is changed.
-
-        Cost: O(blocks + rows).
-        """
-        state = self._state
-        if state.config.counts_epochs:
-            epoch = as_next_epoch(state, weights_epoch)
-            state.version += 1
-            begin_epoch(state, epoch)
-            return
-        if not isinstance(weights_epoch, str):
-            raise ConfigurationError(
-                f"weights_epoch must be text, got {weights_epoch!r}; where SpaceConfig(weights_epoch=0) begins with a "
-                "number, epochs are counted"
-            )
-        state.version += 1
-        releasing.reset_prefix_cache(state, self._ledger, weights_epoch)

@@ -13,9 +13,7 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import StepError
 from pagedkv.memory.pool.blocks import NULL_BLOCK
-from pagedkv.memory.space.draft_states import require_computed_states
 from pagedkv.memory.space.publishing import publish
-from pagedkv.memory.space.retaining import slide_group
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
@@ -31,7 +29,8 @@ def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> N
     Raises:
         StepError: see the module's text; nothing was changed.
     """
-    require_computed_states(state, batch)
+    for feature in state.features:
+        feature.require_declarable(batch)
     _require_no_moves(state, ledger, batch)
     _require_no_other_computes(state, ledger, batch)
     state.is_changing = True
@@ -56,9 +55,8 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     state.relies_on[batch] = 0
     if state.is_overlapped:
         _end_overlap(state, ledger, batch)
-    for group in state.groups:
-        if not group.keeps_whole_prefix:
-            slide_group(state, group, batch, state.rows[batch, NUM_TOKENS])
+    for feature in state.features:
+        feature.moved_on(batch)
 
 
 def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:

@@ -16,7 +16,6 @@ from pagedkv.memory.contract.errors import SharedPrefixError, TokenError
 from pagedkv.memory.pool.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.memory.space import growing
 from pagedkv.memory.space.batches import as_numbers, require_status
-from pagedkv.memory.space.draft_states import accept_states, require_slots
 from pagedkv.memory.space.growing import Growth
 from pagedkv.memory.space.publishing import publish
 from pagedkv.memory.space.state import SpaceState
@@ -27,7 +26,7 @@ from pagedkv.memory.tables.filling import (
     lower_ranges,
     repeat_pending,
 )
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS, RUNNING
 
 __all__ = [
     "accept",
@@ -53,7 +52,8 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
             f"num_draft = {growth.num_draft} with unknown tokens: all of them wait for a step to judge them"
         )
     growing.require_growth(state, growth)
-    _require_no_rollback(state, growth)
+    for feature in state.features:
+        feature.require_unknown(growth)
     growth = growth._replace(is_unknown=True)
     batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
     if state.loops.note_accepted(rows, state.num_known, batch, accepted):
@@ -69,23 +69,6 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         observer.grown(batch)
     state.is_changing = False
     return copies
-
-
-def _require_no_rollback(state: SpaceState, growth: Growth) -> None:
-    """Refuse more unknown tokens than a recurrent state can roll back: its draft states, or one without these."""
-    if state.num_draft_states:
-        require_slots(state, growth.batch, growth.counts)
-    if not state.is_recurrent or state.num_draft_states:
-        return
-    planned, num_tokens = (state.rows[growth.batch, column] for column in (NUM_PLANNED, NUM_TOKENS))
-    unfit = (growth.counts > 1) | ((growth.counts > 0) & (planned < num_tokens))
-    if unfit.any():
-        place = int(unfit.argmax())
-        raise TokenError(
-            f"row {growth.batch[place]} cannot take {growth.counts[place]} unknown tokens behind {num_tokens[place]}, "
-            f"of which {planned[place]} are planned: a group is a recurrent state, which cannot be rolled back; append "
-            "one a step, once what is before it is planned, or give it num_draft_states"
-        )
 
 
 def _require_judged_drafts(state: SpaceState, ledger: StepLedger, growth: Growth) -> None:
@@ -196,7 +179,8 @@ def fill(
         refused[:] = 0
     if any_accepted:
         if before is not None:
-            accept_states(state, batch, before, state.rows[batch, NUM_ACCEPTED])
+            for feature in state.features:
+                feature.accepted(batch, before, state.rows[batch, NUM_ACCEPTED])
         publish(state, ledger, batch)
     ledger.forget_filled(lambda step: _is_unfilled(state, step))
     state.is_changing = False
@@ -261,7 +245,8 @@ def accept(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
         state.rows, state.num_known, state.serials, step.rows, step.serials, step.ends, state.lane_columns, full_rows
     )
     if before is not None:
-        accept_states(state, step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
+        for feature in state.features:
+            feature.accepted(step.rows, before, state.rows[step.rows, NUM_ACCEPTED])
     if num_unfilled:
         ledger.over.append(step)
     if num_full:

@@ -4,12 +4,11 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SequenceError, TooManySequencesError
-from pagedkv.memory.space.draft_states import require_accepted
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.tables.row_record import set_column, set_lengths
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, SURE, blocks_for
+from pagedkv.memory.tables.row_record import set_lengths
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, blocks_for
 
 __all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
 
@@ -34,9 +33,6 @@ def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
     """Copy what new rows share with ``parent`` whatever its length. Their own lengths are set already."""
     rows = state.rows
     state.loops.inherit(rows, state.planned_array, state.relies_on, state.publish_limits, parent, children)
-    for group in state.replaying_groups:
-        sure = group.arrays.parameters[SURE]
-        set_column(rows, children, sure, rows[parent, sure])
     if parent in state.media_keys:
         state.media_keys |= dict.fromkeys(children.tolist(), state.media_keys[parent])
         state.media_reach[children] = state.media_reach[parent]
@@ -57,7 +53,8 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
             f"row {parent} has tokens {rows[parent, NUM_PLANNED]} to {rows[parent, NUM_TOKENS]} not planned yet: "
             "its recurrent state can be forked only after plan_step"
         )
-    require_accepted(state, parent)
+    for feature in state.features:
+        feature.require_forkable(parent)
     require_vacant_rows(state, num_children)
     state.is_changing = True
     children = take_rows(state, num_children)

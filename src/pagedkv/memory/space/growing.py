@@ -14,17 +14,12 @@ from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arguments import as_count, as_counts
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TokenError
-from pagedkv.memory.pool.blocks import NUM_FREE
-from pagedkv.memory.pool.tenant_charges import NO_TENANT
 from pagedkv.memory.space.batches import require_known, require_status
-from pagedkv.memory.space.draft_states import count_draft_blocks, require_drafts, take_states
 from pagedkv.memory.space.pending import leave_shared_blocks
 from pagedkv.memory.space.publishing import publish, tag_blocks
-from pagedkv.memory.space.shortage import Needs, find_shortage
+from pagedkv.memory.space.shortage import Needs
 from pagedkv.memory.space.state import Group, SpaceState
-from pagedkv.memory.space.states import give_way
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tenants import batches_by_tenant
 from pagedkv.memory.tables.growing import count_copies
 from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING
 
@@ -55,7 +50,7 @@ class Growth(NamedTuple):
     is_unknown: bool = False
     drafts: Int32Array | None = None
 
-    def at(self, places: npt.NDArray[np.integer]) -> "Growth":
+    def at(self, places: npt.NDArray[np.integer] | slice) -> "Growth":
         """Return the growth of the rows at these places of the batch."""
         drafts = None if self.drafts is None else self.drafts[places]
         return self._replace(batch=self.batch[places], counts=self.counts[places], drafts=drafts)
@@ -88,8 +83,8 @@ def as_growth(
     if type(num_draft) is not int or num_draft:
         num_draft, drafts = _as_drafts(num_draft, len(batch), state.config.max_tokens)
     assert isinstance(num_draft, int)
-    if num_draft:
-        require_drafts(state, num_draft)
+    for feature in state.features if num_draft else ():
+        feature.require_drafts(num_draft)
     starts = state.start_scratch[: len(batch)]
     if counts is None:
         growth = Growth(batch, starts, state.ones[: len(batch)], len(batch), 1, num_lookahead, num_draft)
@@ -148,19 +143,13 @@ def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
     """Return the exact shortage of free blocks for growing, if any. Changes nothing."""
     if _is_ample(state, growth):
         return None
-    return find_shortage(state, _needed_blocks(state, growth)[0])
+    return state.room.find_shortage(_needed_blocks(state, growth)[0])
 
 
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
     """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
-    if state.tenant_names:
-        return False
-    bound = len(growth.batch) * (growth.most + growth.num_lookahead + 1) * len(state.groups)
-    if state.draft_tables:
-        bound += len(growth.batch) * sum(
-            int(drafts.arrays.parameters[NUM_DRAFT_STATES]) for drafts in state.draft_tables
-        )
-    return all(bound <= counts[NUM_FREE] for counts in state.pool_counts)
+    most = (growth.most + growth.num_lookahead + 1) * len(state.groups)
+    return state.room.is_ample(len(growth.batch) * (most + state.most_blocks_beside))
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
@@ -168,13 +157,8 @@ def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
 
     Rows of different tenants share no partly filled block, since forks have their parent's tenant.
     """
-    if not state.tenant_names:
-        needed, keeping = _needed_blocks_of_one(state, growth)
-        return {NO_TENANT: needed}, {NO_TENANT: keeping}
-    counted = {
-        tenant: _needed_blocks_of_one(state, growth.at(places))
-        for tenant, places in batches_by_tenant(state, growth.batch)
-    }
+    by_tenant = state.room.by_tenant(growth.batch)
+    counted = {tenant: _needed_blocks_of_one(state, growth.at(places)) for tenant, places in by_tenant}
     return (
         {tenant: needed for tenant, (needed, _) in counted.items()},
         {tenant: keeping for tenant, (_, keeping) in counted.items()},
@@ -201,14 +185,21 @@ def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, 
         num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers]) if num_writers else (0, 0)
         needed[group.pool.name] += num_new + num_copies
         keeping[group.pool.name] += num_new + num_copies + num_kept
-    if state.draft_tables:
-        for part in [growth] if growth.drafts is None else [part for part, _ in growth.parts()]:
-            for pool, count in count_draft_blocks(
-                state, part.batch, part.counts, part.num_draft, is_unknown=growth.is_unknown
-            ).items():
-                needed[pool] += count
-                keeping[pool] += count
-    return needed, keeping
+    beside = _blocks_beside(state, growth)
+    return (
+        {pool: count + beside[pool] for pool, count in needed.items()},
+        {pool: count + beside[pool] for pool, count in keeping.items()},
+    )
+
+
+def _blocks_beside(state: SpaceState, growth: Growth) -> dict[str, int]:
+    """Count, by pool, the blocks that features take for growing rows beside those of the groups' tables."""
+    beside = dict.fromkeys(state.pools, 0)
+    parts = [growth] if growth.drafts is None else [part for part, _ in growth.parts()]
+    for feature in state.features:
+        for part in parts:
+            feature.count_growth(part, beside)
+    return beside
 
 
 def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
@@ -264,8 +255,9 @@ def grow(
     """Give every group its blocks; return the copies on write in the first group's pool, and if a block is full."""
     if state.state_groups and not _is_ample(state, growth):
         _, keeping = _needed_blocks(state, growth)
-        if find_shortage(state, keeping) is not None:
-            give_way(state, growth.batch[growth.counts > 0])
+        if state.room.find_shortage(keeping) is not None:
+            for feature in state.features:
+                feature.giving_way(growth.batch[growth.counts > 0])
     if ledger.shares_pending:
         leave_shared_blocks(state, growth.batch, growth.counts, growth.num_lookahead)
     if growth.drafts is None:
@@ -297,8 +289,8 @@ def _grow_evenly(
     state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32Array
 ) -> tuple[list[tuple[int, int]], int]:
     """Grow rows that all have the same number of drafts."""
-    if state.draft_tables:
-        take_states(state, growth.batch, growth.counts, growth.num_draft, is_unknown=growth.is_unknown)
+    for feature in state.features:
+        feature.growing(growth)
     scratch = state.copy_scratch
     first_copies: list[tuple[int, int]] = []
     any_full = 0

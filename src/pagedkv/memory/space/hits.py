@@ -14,9 +14,8 @@ from pagedkv.memory.contract.arguments import LARGEST_SIZE
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.memory.space.state import Group, SpaceState
-from pagedkv.memory.space.states import checkpoint_of, free_tails
 from pagedkv.memory.space.tails import Tail
 
 __all__ = ["PrefixHit", "Prompt"]
@@ -77,6 +76,7 @@ class PrefixHit:
             have lost them (:class:`~pagedkv.Replay`); 0 unless ``max_replay_tokens`` allowed it.
         is_exact: whether the replay computes exactly what was lost; else the sequence publishes nothing.
         num_free: for each group, how many of these blocks are free now: an allocation takes them from the free blocks.
+        num_free_tails: by pool, how many of the tails are free now; empty without tails.
         junction: where the prompt leaves a cached chain that continues with other tokens, at a boundary where hits can
             end; 0 if nowhere, and in spaces whose windows shed nothing.
         loading: the load under way, if any, that brings the prompt's next tokens behind the hit.
@@ -96,7 +96,7 @@ class PrefixHit:
     loading: Load | None = None
     ends_chain_of: Group | None = None
     tails: tuple[Tail, ...] = ()
-    _num_free_tails: dict[str, int] = NONE_FREE
+    num_free_tails: dict[str, int] = NONE_FREE
 
     def __init__(
         self,
@@ -115,7 +115,10 @@ class PrefixHit:
         """Extend the hit into intervals and blocks. Called only while the answer is made."""
         self.num_tokens = num_tokens
         self.tails = tails
-        self._num_free_tails = free_tails(self._state, tails)
+        self.num_free_tails = dict.fromkeys(self._state.pools, 0)
+        for tail in tails:
+            pool = self._state.groups[tail.group].pool
+            self.num_free_tails[pool.name] += int(pool.arrays.records[tail.block, QUEUE] == FREE)
 
     def __repr__(self) -> str:
         return f"PrefixHit(num_tokens={self.num_tokens}, num_blocks_needed={self.num_blocks_needed})"
@@ -130,7 +133,7 @@ class PrefixHit:
         num_tokens = len(self._prompt.tokens)
         for group, blocks, num_free in zip(self._state.groups, self.block_ids, self.num_free, strict=True):
             needed[group.pool.name] += group.num_slots_blocks(num_tokens, 0) - len(blocks) + num_free
-        for pool, num_tails in self._num_free_tails.items():
+        for pool, num_tails in self.num_free_tails.items():
             needed[pool] += num_tails
         return needed
 
@@ -152,7 +155,7 @@ class PrefixHit:
 
         0 if no group is a recurrent state, and if that state is hit, or is kept anyway at the end of an interval.
         """
-        return checkpoint_of(self._state, self.prompt_length, self.num_tokens)
+        return self._state.checkpoint_of(self.prompt_length, self.num_tokens)
 
     @property
     def prompt_length(self) -> int:

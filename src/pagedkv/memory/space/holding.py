@@ -28,7 +28,6 @@ from pagedkv.memory.pool.blocks import FREE, NAME, NEW, NULL_BLOCK, OPEN_STEP, P
 from pagedkv.memory.pool.holding import claim_all, release_all
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.tables.retaining import shed_unkept
 
 __all__ = [
     "as_block_ids",
@@ -86,10 +85,10 @@ def take_ticket(state: SpaceState, pool: str, held: Int32Array) -> Ticket:
 def give_back(state: SpaceState, ticket: Ticket) -> None:
     """Drop the references of a ticket that was not released before."""
     held = state.held.pop(ticket)
-    release_all(state.pools[ticket.pool].arrays, held)
-    for group in state.shedding_groups:
-        if group.pool.name == ticket.pool:
-            shed_unkept(group.pool.arrays, group.arrays, held)
+    pool = state.pools[ticket.pool]
+    release_all(pool.arrays, held)
+    for feature in state.features:
+        feature.dropped(pool, held)
 
 
 def tickets_out(state: SpaceState) -> tuple[Ticket, ...]:

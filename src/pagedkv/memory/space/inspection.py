@@ -18,6 +18,7 @@ from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import (
     CHARGED,
     DEFERRED,
+    HIGH_PRIORITY,
     LIFE,
     NAME,
     NULL_BLOCK,
@@ -30,8 +31,6 @@ from pagedkv.memory.pool.blocks import (
     QUEUE,
     REF_COUNT,
 )
-from pagedkv.memory.pool.leasing import HIGH
-from pagedkv.memory.pool.tenant_charges import NUM_RESTING, NUM_TAKEN
 from pagedkv.memory.space import stored_blocks
 from pagedkv.memory.space.hits import PrefixHit
 from pagedkv.memory.space.observed_space import ObservedSpace
@@ -168,7 +167,7 @@ class SpaceInspection(SpaceObserver):
     @property
     def tenant_names(self) -> tuple[str | None, ...]:
         """Names of the tenants by number: first None, no tenant."""
-        return tuple(self._state.tenant_names) or (None,)
+        return self._state.room.names or (None,)
 
     @property
     def pool_names(self) -> tuple[str, ...]:
@@ -188,10 +187,7 @@ class SpaceInspection(SpaceObserver):
 
         Without tenants one row of zeros. O(tenants). Raises ConfigurationError.
         """
-        owner = self._pool(pool)
-        if not self._state.tenant_names:
-            return np.zeros((1, 2), np.int32)
-        return owner.accounts[:, (NUM_TAKEN, NUM_RESTING)]
+        return self._state.room.counts_of(self._pool(pool))
 
     def map(self, pool: str) -> PoolMap:
         """Copy the state of every block of a pool. O(blocks), about 10 ns each. Raises ConfigurationError."""
@@ -295,7 +291,7 @@ class SpaceInspection(SpaceObserver):
         tenants = pool.arrays.tenants
         if not len(tenants) or self._state_of(pool, block) is BlockState.FREE:
             return None
-        return self._state.tenant_names[int(tenants[block, CHARGED])]
+        return self._state.room.names[int(tenants[block, CHARGED])]
 
     def _rows_of(self, pool: BlockPool, block: int) -> tuple[int, ...]:
         """List the running rows with a block in their tables."""
@@ -315,4 +311,4 @@ def _lease_end_s(pool: BlockPool, block: int) -> float | None:
     leases = pool.arrays.leases
     if not len(leases) or leases[block] <= 0:
         return None
-    return inf if leases[block] == HIGH else float(leases[block])
+    return inf if leases[block] == HIGH_PRIORITY else float(leases[block])

@@ -6,33 +6,17 @@ be taken, so admission ignores leases.
 
 import numpy as np
 
-from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.leasing import HIGH
-from pagedkv.memory.space.clock import as_seconds
+from pagedkv.memory.pool.blocks import HIGH_PRIORITY
+from pagedkv.memory.pool.lease_victims import end_overdue
+from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.releasing import Leaving
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.tables.leasing import lease_blocks, lease_row
 from pagedkv.memory.tables.rows import RUNNING, STATUS
 
-__all__ = ["as_end", "as_intent", "lease_hit", "lease_rows"]
-
-
-def as_end(state: SpaceState, until: object) -> float:
-    """Check the end of a lease. Raises ConfigurationError if it is past or infinite."""
-    _require_leases(state)
-    time = as_seconds(until, "the end of a lease")
-    if time <= state.now_s:
-        raise ConfigurationError(
-            f"a lease until {time} seconds would be over: the clock shows {state.now_s}; advance() sets it"
-        )
-    return time
-
-
-def _require_leases(state: SpaceState) -> None:
-    if not state.config.leases:
-        raise ConfigurationError("no leases are kept: set leases=True in the configuration")
+__all__ = ["LeaseFeature", "lease_hit"]
 
 
 def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
@@ -46,27 +30,23 @@ def lease_hit(state: SpaceState, hit: PrefixHit, until_s: float) -> None:
     state.is_changing = False
 
 
-def as_intent(state: SpaceState, superseded_by: object, keep_until_s: object, priority: object) -> float | None:
-    """Check the arguments about what ended sequences leave; return until when to keep it, None for no lease.
+class LeaseFeature(SpaceFeature):
+    """The part of the operations that leases what ended sequences leave, and ends leases in time."""
 
-    Raises:
-        ConfigurationError: more than one of them is given, or an impossible one.
-    """
-    retention = as_count(priority, "priority", least=-1, most=1)
-    if (superseded_by is not None) + (keep_until_s is not None) + (retention != 0) > 1:
-        raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")
-    if keep_until_s is not None:
-        return as_end(state, keep_until_s)
-    if retention == 1:
-        _require_leases(state)
-        return HIGH
-    return None
+    def __init__(self, state: SpaceState) -> None:
+        """Use the state of a space. O(1)."""
+        self._state = state
 
+    def freeing(self, batch: Int32Array, leaving: Leaving) -> None:
+        """Lease what running rows are about to release, if that is wanted."""
+        until_s = HIGH_PRIORITY if leaving.goes_last else leaving.keep_until_s
+        if until_s is None or not self._state.config.prefix_caching:
+            return
+        for row in batch[self._state.rows[batch, STATUS] == RUNNING].tolist():
+            for group in self._state.cached_groups:
+                lease_row(*group.view, row, until_s)
 
-def lease_rows(state: SpaceState, batch: Int32Array, until_s: float) -> None:
-    """Lease what running rows are about to release."""
-    if not state.config.prefix_caching:
-        return
-    for row in batch[state.rows[batch, STATUS] == RUNNING].tolist():
-        for group in state.cached_groups:
-            lease_row(*group.view, row, until_s)
+    def advanced(self, now_s: float) -> None:
+        """Make blocks whose leases have ended ordinary cached blocks. O(log leased blocks) for each of them."""
+        for pool in self._state.pools.values():
+            end_overdue(pool.arrays, now_s)

@@ -30,9 +30,7 @@ from pagedkv.memory.space.holding import give_back, take_ticket
 from pagedkv.memory.space.matching import match_again, match_prompt
 from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.publishing import tag
-from pagedkv.memory.space.shortage import find_shortage
 from pagedkv.memory.space.state import Loading, SpaceState
-from pagedkv.memory.space.states import checkpoint_of
 from pagedkv.memory.space.steps import StepLedger, read_only
 from pagedkv.memory.tables.loading import count_to_load, publish_loaded, take_to_load, unname_unfilled
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT
@@ -43,11 +41,11 @@ NO_BLOCKS: Final = np.zeros(0, np.int32)
 
 
 def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
-    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int], tenant: int
+    state: SpaceState, ledger: StepLedger, prompt: Prompt, num_tokens: int, epochs: tuple[int, int] | None, tenant: int
 ) -> Load | Shortage | None:
     """Reserve blocks for the first ``num_tokens`` tokens of a prompt; None if there is no block to load.
 
-    ``epochs`` are the oldest and the newest epoch that contributed to the content, if epochs are counted.
+    ``epochs`` are the oldest and the newest epoch that contributed to the content, None for the current one.
 
     Raises:
         ConfigurationError: the space has no prefix caching.
@@ -62,7 +60,7 @@ def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
     hit = match_settled(state, prompt, num_whole)
     if hit.num_tokens >= num_whole:
         return None
-    shortage = find_shortage(state, {tenant: _num_needed(state, hit, num_whole)})
+    shortage = state.room.find_shortage({tenant: _num_needed(state, hit, num_whole)})
     if shortage is not None:
         return shortage
     state.is_changing = True
@@ -222,7 +220,7 @@ def allocate_loaded(
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
     hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
-    shortage = find_shortage(state, {admission.tenant: free_blocks_needed(state, admission, hit)})
+    shortage = state.room.find_shortage({admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage
     require_vacant_rows(state, admission.num_sequences)
@@ -242,6 +240,6 @@ def allocate_loaded(
     require_growth(state, growth)
     copies = extend(state, ledger, growth, rest)
     assert copies == [], f"row {row} copies what it has just been given"
-    allocation = Allocation(row, hit.num_tokens, checkpoint_of(state, admission.prompt_length, hit.num_tokens))
+    allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation

@@ -16,9 +16,7 @@ from pagedkv.memory.pool.blocks import PoolArrays
 from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.life_cycle import reuse_all, settle
 from pagedkv.memory.tables.batches import first_unfit_row
-from pagedkv.memory.tables.block_fates import BookArrays, record_miss
 from pagedkv.memory.tables.digesting import digest_new_blocks
-from pagedkv.memory.tables.drafting import count_slots, give_slots_back, make_current, take_slots
 from pagedkv.memory.tables.filling import (
     accept_computed,
     advance,
@@ -43,7 +41,6 @@ from pagedkv.memory.tables.matching import (
     missing_block,
 )
 from pagedkv.memory.tables.merging import merge_duplicates
-from pagedkv.memory.tables.partial_hits import begins_as_child, begins_behind
 from pagedkv.memory.tables.pending import last_pending_step
 from pagedkv.memory.tables.planning import (
     collect_firsts,
@@ -59,13 +56,13 @@ from pagedkv.memory.tables.row_record import clear_rows
 from pagedkv.memory.tables.rows import GroupArrays
 from pagedkv.memory.tables.truncating import accept, first_unfit_length, shrink
 
-__all__ = ["DraftLoops", "SpaceLoops"]
+__all__ = ["Loops", "SpaceLoops"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Loops:
+class Loops:
     """Specialized loops, as attributes with the loops' names."""
 
     def _ready(self, loop: Callable[P, R], *examples: P.args, **named: P.kwargs) -> Callable[P, R]:
@@ -85,15 +82,13 @@ class _Loops:
         return first_call
 
 
-class SpaceLoops(_Loops):
+class SpaceLoops(Loops):
     """The loops of every space. Callers pass contiguous arrays of the given dtypes."""
 
     def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array, extra_keys: ExtraKeyArrays) -> None:
         """Set the types of their arguments. O(1)."""
         ids = np.zeros(0, np.int32)
         longs = np.zeros(0, np.int64)
-        records = np.zeros((0, 0), np.int64)
-        book = BookArrays(records, records, longs)
         pairs = np.zeros((0, 2), np.int32)
         words: Uint32Array = np.zeros((0, 8), np.uint32)
         self.find_samplers = self._ready(find_samplers, ids, ids, ids, ids, ids, ids, 0, ids, ids)
@@ -111,10 +106,6 @@ class SpaceLoops(_Loops):
         self.longest_servable = self._ready(longest_servable, pool, group, ids, ids, words, 0)
         self.missing_block = self._ready(missing_block, pool, group, ids, ids, words, 0, 0)
         self.collect_servable = self._ready(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
-        self.begins_as_child, self.begins_behind = (
-            self._ready(begins_as_child, pool, group, 0, ids, 0, 0, 0),
-            self._ready(begins_behind, pool, group, 0, 0, words.ravel(), ids, 0, 0, extra_keys, 0),
-        )
         self.count_free = self._ready(count_free, pool.records, ids)
         self.first_other_block = self._ready(first_other_block, pool, group, ids, ids)
         self.reuse_all = self._ready(reuse_all, pool, ids)
@@ -137,22 +128,8 @@ class SpaceLoops(_Loops):
         self.clear_rows = self._ready(clear_rows, rows, ids, ids, ids, ids, 0)
         self.merge_duplicates = self._ready(merge_duplicates, pool, group, rows, pairs, ids, 0)
         self.settle = self._ready(settle, pool, 0)
-        self.record_miss = self._ready(record_miss, pool, group, extra_keys, ids, ids, 0, 0, ids, book)
         self.collect_touched = self._ready(collect_touched, rows, ids, pairs)
         self.collect_writes = self._ready(collect_writes, group, rows, ids, ids, 0, 0, 0)
         self.collect_ranges = self._ready(collect_ranges, rows, ids, ids, 0, 0, 0, ids)
         self.collect_new = self._ready(collect_new, pool.records, pool.counts, ids, 0, 0)
-
-
-class DraftLoops(_Loops):
-    """The loops over draft states, for spaces that keep any."""
-
-    def __init__(self, pool: PoolArrays, group: GroupArrays, rows: Int32Array) -> None:
-        """Set the types of their arguments. O(1)."""
-        ids = np.zeros(0, np.int32)
-        is_so = False
-        self.count_slots = self._ready(count_slots, pool, group, group, rows, ids, ids, 0, is_so)
-        self.take_slots = self._ready(take_slots, pool, group, rows, ids, ids, 0, is_so)
-        self.make_current = self._ready(make_current, pool, group, group, rows, ids, ids, ids)
-        self.give_slots_back = self._ready(give_slots_back, pool, group, rows, ids, is_so)
         self.collect_firsts = self._ready(collect_firsts, rows, ids, 0, 0, 0)

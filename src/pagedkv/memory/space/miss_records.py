@@ -11,7 +11,10 @@ import numpy as np
 
 from pagedkv.memory.contract.errors import SequenceError
 from pagedkv.memory.contract.miss_causes import ORDER, Explanation, number_of
+from pagedkv.memory.pool.blocks import PoolArrays
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.loops import Loops
 from pagedkv.memory.space.miss_analysis import explain, is_bare
 from pagedkv.memory.space.observer import SpaceObserver
 from pagedkv.memory.space.state import SpaceState
@@ -28,11 +31,22 @@ from pagedkv.memory.tables.block_fates import (
     POSITION,
     TOKEN,
     BookArrays,
+    record_miss,
 )
+from pagedkv.memory.tables.rows import GroupArrays
 
 __all__ = ["ExplanationBook"]
 
 LEAST_PAST: Final = 1024
+
+
+class MissLoops(Loops):
+    """The loop that records why a hit ends."""
+
+    def __init__(self, pool: PoolArrays, group: GroupArrays, extra_keys: ExtraKeyArrays, book: BookArrays) -> None:
+        """Set the types of its arguments. O(1)."""
+        ids = np.zeros(0, np.int32)
+        self.record_miss = self._ready(record_miss, pool, group, extra_keys, ids, ids, 0, 0, ids, book)
 
 
 class ExplanationBook(SpaceObserver):
@@ -51,6 +65,9 @@ class ExplanationBook(SpaceObserver):
             past=np.zeros((max(LEAST_PAST, max_sequences), NUM_FIELDS), np.int64),
             num_past=np.zeros(1, np.int64),
         )
+
+        first = state.groups[0]
+        self._loops = MissLoops(first.pool.arrays, first.arrays, state.extra_keys.arrays, self.arrays)
 
     # Queries
 
@@ -81,7 +98,7 @@ class ExplanationBook(SpaceObserver):
         state, group = self._state, hit.ends_chain_of
         if group is None or hit.loading is not None or hit.tails or hit.num_replayed or not is_bare(state, hit):
             self._put_away(row)
-        elif state.loops.record_miss(
+        elif self._loops.record_miss(
             group.pool.arrays,
             group.arrays,
             state.extra_keys.arrays,

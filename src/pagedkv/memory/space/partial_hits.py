@@ -7,50 +7,52 @@ groups agree (:mod:`pagedkv.memory.space.matching`). So the cost of a prompt doe
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+
+import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
 from pagedkv.memory.pool.digests import ROOT_WORDS
+from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.prefix_index import find
 from pagedkv.memory.space.checkpoints import keys_of_tail
 from pagedkv.memory.space.hits import Prompt
+from pagedkv.memory.space.loops import Loops
+from pagedkv.memory.space.matching.chains import NOTHING, Beginning
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.tails import Tail
+from pagedkv.memory.tables.partial_hits import begins_as_child, begins_behind
+from pagedkv.memory.tables.rows import GroupArrays
 
-__all__ = ["NOTHING", "Beginning", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]
-
-
-class Beginning(NamedTuple):
-    """The block that begins with a prompt's next tokens, behind whole blocks.
-
-    Args:
-        block: the block, or the null block.
-        num_tokens: its leading tokens that are the prompt's.
-    """
-
-    block: int
-    num_tokens: int
+__all__ = ["PartialLoops", "beginning_behind", "beginning_in_chain", "block_of", "tail_behind", "tail_in_chain"]
 
 
-NOTHING: Final = Beginning(NULL_BLOCK, 0)
+class PartialLoops(Loops):
+    """The loops that find the block behind a chain."""
+
+    def __init__(self, pool: PoolArrays, group: GroupArrays, extra_keys: ExtraKeyArrays) -> None:
+        """Set the types of their arguments. O(1)."""
+        ids, root = np.zeros(0, np.int32), np.zeros(0, np.uint32)
+        self.begins_as_child = self._ready(begins_as_child, pool, group, 0, ids, 0, 0, 0)
+        self.begins_behind = self._ready(begins_behind, pool, group, 0, 0, root, ids, 0, 0, extra_keys, 0)
 
 
-def beginning_in_chain(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array, limit: int) -> Beginning:
+def beginning_in_chain(  # noqa: PLR0913, PLR0917 - a place in a prompt
+    state: SpaceState, loops: PartialLoops, group: Group, prompt: Prompt, chain: Int32Array, limit: int
+) -> Beginning:
     """Find the block that continues a prompt's chain in a group that keeps whole prefixes, up to position ``limit``."""
     start = len(chain) * group.block_size
     parent = int(chain[-1]) if len(chain) else NULL_BLOCK
-    begins_as_child = state.loops.begins_as_child
     found = [
-        Beginning(*begins_as_child(group.pool.arrays, group.arrays, parent, prompt.tokens, start, stop, extra))
+        Beginning(*loops.begins_as_child(group.pool.arrays, group.arrays, parent, prompt.tokens, start, stop, extra))
         for extra, stop in _keys_behind(state, prompt, group, start, limit)
     ]
     return max(found, key=lambda beginning: beginning.num_tokens, default=NOTHING)
 
 
-def tail_behind(state: SpaceState, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
+def tail_behind(state: SpaceState, loops: PartialLoops, group: Group, prompt: Prompt, chain: Int32Array) -> Tail | None:
     """Find the tail of a hit behind the only chain of a space; None if too few of its tokens hit."""
-    behind = beginning_in_chain(state, group, prompt, chain, prompt.num_hittable)
+    behind = beginning_in_chain(state, loops, group, prompt, chain, prompt.num_hittable)
     if behind.num_tokens < state.config.min_partial_hit:
         return None
     return tail_in_chain(group, chain, behind, len(chain) * group.block_size + behind.num_tokens)
@@ -64,7 +66,13 @@ def block_of(chain: Int32Array, behind: Beginning, index: int) -> int:
 
 
 def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its digests
-    state: SpaceState, group: Group, prompt: Prompt, parent: Uint32Array, digest: Uint32Array | None, limit: int
+    state: SpaceState,
+    loops: PartialLoops,
+    group: Group,
+    prompt: Prompt,
+    parent: Uint32Array,
+    digest: Uint32Array | None,
+    limit: int,
 ) -> Beginning:
     """Find the block that begins with a prompt's next tokens up to ``limit``, in a group that drops blocks.
 
@@ -76,9 +84,9 @@ def beginning_behind(  # noqa: PLR0913, PLR0917 - a place in a prompt, and its d
     start = limit // group.block_size * group.block_size
     above = find(pool, name, parent) if start else NULL_BLOCK
     same = find(pool, name, digest) if digest is not None else NULL_BLOCK
-    keys, begins_behind = state.extra_keys.arrays, state.loops.begins_behind
+    keys, begins = state.extra_keys.arrays, loops.begins_behind
     found = [
-        Beginning(*begins_behind(pool, group.arrays, above, same, parent, prompt.tokens, start, stop, keys, extra))
+        Beginning(*begins(pool, group.arrays, above, same, parent, prompt.tokens, start, stop, keys, extra))
         for extra, stop in _keys_behind(state, prompt, group, start, limit)
     ]
     return max(found, key=lambda beginning: beginning.num_tokens, default=NOTHING)

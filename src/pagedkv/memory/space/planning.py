@@ -25,7 +25,6 @@ from pagedkv.memory.contract.plan_buffer import (
 from pagedkv.memory.pool.life_cycle import lower_hold
 from pagedkv.memory.space.filling import oldest_samplers
 from pagedkv.memory.space.state import DraftTable, Group, SpaceState
-from pagedkv.memory.space.states import keep_states
 from pagedkv.memory.space.steps import InFlightStep, Moves, StepLedger, read_only
 from pagedkv.memory.tables.aborting import renew_new
 from pagedkv.memory.tables.planning import collect_starts
@@ -75,7 +74,6 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
     step = InFlightStep(plan, computing, state.serials[computing], starts, ends)
     for feature in state.features:
         feature.planned(step)
-    keep_states(state, computing, ends)
     _close(state, ledger, step)
     if moves and state.config.in_order:
         _end_waiting_for_copies(state, ledger, plan)
@@ -89,7 +87,7 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
     for group in state.own_starts:
         collect_starts(group.arrays, state.rows, buffer, lines[STARTS, group.index], ranges, num_ranges)
     if state.draft_tables:
-        state.draft_tables[0].loops.collect_firsts(state.rows, buffer, lines[DRAFT_STATES, 0], ranges, num_ranges)
+        state.loops.collect_firsts(state.rows, buffer, lines[DRAFT_STATES, 0], ranges, num_ranges)
 
 
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:

@@ -39,11 +39,10 @@ def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
     set_accepted_of(state.rows, batch, accepted)
 
 
-def limit_publishing(state: SpaceState, row: int, num_tokens: int, *, prompt_only: bool) -> None:
-    """Limit what a row publishes to its prompt of this many tokens, if ``prompt_only``."""
-    if prompt_only:
-        state.limits_publishing = True
-        state.publish_limits[row] = num_tokens
+def limit_publishing(state: SpaceState, row: int, num_tokens: int) -> None:
+    """Limit what a row publishes to its first tokens."""
+    state.limits_publishing = True
+    state.publish_limits[row] = num_tokens
 
 
 def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:

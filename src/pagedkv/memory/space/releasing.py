@@ -1,16 +1,17 @@
 """Freeing sequences, and emptying the whole prefix cache."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from pagedkv.memory.contract.arguments import as_count
 from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.pool.blocks import NULL_BLOCK
 from pagedkv.memory.pool.causes import EPOCH, RESET
 from pagedkv.memory.pool.spare_blocks import make_unheld_spare
-from pagedkv.memory.space.draft_states import give_states_back
+from pagedkv.memory.space.clock import as_lease_end, require_leases
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.leasing import lease_rows
 from pagedkv.memory.space.loading import freeze_loads
 from pagedkv.memory.space.pending import hand_over
 from pagedkv.memory.space.state import SpaceState
@@ -19,7 +20,7 @@ from pagedkv.memory.tables.releasing import NO_OUTPUTS
 from pagedkv.memory.tables.row_record import freeze
 from pagedkv.memory.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
-__all__ = ["Leaving", "free", "reset_prefix_cache", "supersede"]
+__all__ = ["Leaving", "as_leaving", "free", "reset_prefix_cache", "supersede"]
 
 
 class Leaving(NamedTuple):
@@ -28,12 +29,34 @@ class Leaving(NamedTuple):
     Args:
         num_outputs: int32 ``[rows]``, the tokens that each has generated, or empty if unknown.
         goes_first: whether cached blocks that no other row holds are evicted before all others.
+        goes_last: whether what they leave is evicted after all other unleased blocks.
         keep_until_s: until when a lease keeps what they leave; None for no lease.
     """
 
     num_outputs: Int32Array = NO_OUTPUTS
     goes_first: bool = False
+    goes_last: bool = False
     keep_until_s: float | None = None
+
+
+NOTHING_WANTED: Final = Leaving()
+
+
+def as_leaving(state: SpaceState, superseded_by: object, keep_until_s: object, priority: object) -> Leaving:
+    """Check the arguments about what ended sequences leave.
+
+    Raises:
+        ConfigurationError: more than one of them is given, or an impossible one.
+    """
+    if superseded_by is None and keep_until_s is None and type(priority) is int and priority == 0:
+        return NOTHING_WANTED
+    retention = as_count(priority, "priority", least=-1, most=1)
+    if (superseded_by is not None) + (keep_until_s is not None) + (retention != 0) > 1:
+        raise ConfigurationError("superseded_by, keep_until_s and priority exclude each other: give one")
+    if retention == 1:
+        require_leases(state)
+    end = None if keep_until_s is None else as_lease_end(state, keep_until_s)
+    return Leaving(NO_OUTPUTS, superseded_by is not None or retention < 0, retention == 1, end)
 
 
 def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> None:
@@ -52,10 +75,9 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         outputs = outputs[~is_there] if len(outputs) else NO_OUTPUTS
     for feature in state.features:
         feature.leaving(on_device)
-    if leaving.keep_until_s is not None:
-        lease_rows(state, batch, leaving.keep_until_s)
+    for feature in state.features:
+        feature.freeing(batch, leaving)
     left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
-    give_states_back(state, batch, is_leaving=True)
     for group in state.groups:
         state.loops.release_rows(*group.view, on_device, outputs)
         if group.host_pool is not None and num_on_host:

@@ -17,81 +17,125 @@ All window groups begin at one position, since every token goes through all laye
 are computed again like the rest.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK
 from pagedkv.memory.pool.contents import set_digests
-from pagedkv.memory.space.hits import PrefixHit
+from pagedkv.memory.space.feature import SpaceFeature
+from pagedkv.memory.space.hits import PrefixHit, Prompt
+from pagedkv.memory.space.matching.known import Ending, Known
+from pagedkv.memory.space.matching.replays import first_sure, longest_with_replay
+from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import InFlightStep
 from pagedkv.memory.tables.row_record import freeze, set_column
 from pagedkv.memory.tables.rows import (
     AT,
-    ENDS_HITS,
     FIRST_BLOCK,
-    KIND,
+    LOST,
+    NUM_BLOCKS,
     NUM_DIGESTED,
     NUM_SINK_BLOCKS,
-    SPAN,
+    RUNNING,
+    STATUS,
     SURE,
     TAIL,
     TAIL_LIFE,
+    VACANT,
 )
-from pagedkv.memory.tables.rules import first_block_of_hit
 
-__all__ = ["begin_replay", "first_sure", "is_replaying", "num_replayed", "without_inexact"]
-
-DigestsOf = Callable[[Group, int], Uint32Array]
+__all__ = ["ReplayFeature", "num_replayed"]
 
 
-def first_sure(group: Group, end: int) -> int:
-    """Return the first logical block that a hit of ``end`` tokens needs."""
-    kind, span, ends_hits = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, ENDS_HITS))
-    return int(first_block_of_hit(kind, span, end, group.block_size, ends_hits))
+class ReplayFeature(SpaceFeature):
+    """The part of the operations that computes lost windows again, where the configuration allows it."""
 
+    def __init__(self, state: SpaceState) -> None:
+        """Use the state of a space. O(1)."""
+        self._state = state
 
-def begin_replay(state: SpaceState, row: int, hit: PrefixHit, digests_of: DigestsOf) -> None:
-    """Record where each window group of a new row computes from, and which of its blocks are exact.
+    def lengthened(self, known: Known, ending: Ending) -> Ending:
+        """Let a hit end where windows have lost what it needs, if that is allowed and longer."""
+        if not known.prompt.max_replay_tokens:
+            return ending
+        return longest_with_replay(known, ending.num_tokens) or ending
 
-    Args:
-        state: the space.
-        row: the row, which has its blocks already.
-        hit: its hit.
-        digests_of: returns the digests of the prompt's first blocks, uint32 ``[n, 8]``, in a group.
-    """
-    planned = [group.planned for group in state.replaying_groups]
-    set_column(state.rows, row, planned, hit.num_tokens - hit.num_replayed)
-    if not hit.num_replayed:
-        return
-    if not hit.is_exact:
-        freeze(state.rows, row)
-    for group in state.replaying_groups:
-        at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
-        first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
-        set_digests(arrays, group.arrays.table[row, first:stop], digests_of(group, stop)[first:])
-        set_column(state.rows, row, at + NUM_DIGESTED, stop)
-        set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
-        set_column(state.rows, row, int(group.arrays.parameters[SURE]), first_sure(group, hit.num_tokens))
+    def chains_begun(self, row: int, prompt: Prompt, hit: PrefixHit) -> None:
+        """Record where each window group of a new row computes from, and which of its blocks are exact."""
+        state = self._state
+        planned = [group.planned for group in state.replaying_groups]
+        set_column(state.rows, row, planned, hit.num_tokens - hit.num_replayed)
+        if not hit.num_replayed:
+            return
+        if not hit.is_exact:
+            freeze(state.rows, row)
+        for group in state.replaying_groups:
+            at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
+            first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
+            digests = self._digests_of_hit(group, prompt, hit, stop)
+            set_digests(arrays, group.arrays.table[row, first:stop], digests[first:])
+            set_column(state.rows, row, at + NUM_DIGESTED, stop)
+            set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
+            set_column(state.rows, row, int(group.arrays.parameters[SURE]), first_sure(group, hit.num_tokens))
 
+    def _digests_of_hit(self, group: Group, prompt: Prompt, hit: PrefixHit, stop: int) -> Uint32Array:
+        """Return the digests of a prompt's first blocks, which hit in full attention, for a group of any block size."""
+        whole = next((other for other in self._state.lanes[group.lane] if other.keeps_whole_prefix), None)
+        if whole is None:
+            return digests_of_prefix(self._state, prompt, group.block_size, stop)
+        return whole.pool.arrays.digests[hit.block_ids[whole.index][:stop]]
 
-def is_replaying(state: SpaceState, row: int) -> bool:
-    """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
-    return any(
-        state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
-        < state.rows[row, int(group.arrays.parameters[SURE])]
-        for group in state.replaying_groups
-    )
+    def forked(self, parent: int, children: Int32Array) -> None:
+        """Copy to the children from which block on the parent's are exact."""
+        rows = self._state.rows
+        for group in self._state.replaying_groups:
+            sure = group.arrays.parameters[SURE]
+            set_column(rows, children, sure, rows[parent, sure])
 
+    def what_keeps(self, batch: Int32Array) -> str | None:
+        """Refuse rows that hold inexact blocks of a replay, which must not be named."""
+        replaying = next((row for row in batch.tolist() if self._is_replaying(row)), None)
+        if replaying is None:
+            return None
+        return (
+            f"row {replaying} computes a window again: plan the step and acknowledge it before the row is swapped out"
+        )
 
-def without_inexact(state: SpaceState, group: Group, row: int, entries: Int32Array) -> Int32Array:
-    """Replace inexact blocks of a replay by the null block, among the leading entries of a row's table."""
-    first_sure = int(state.rows[row, int(group.arrays.parameters[SURE])])
-    is_left = np.arange(len(entries)) < first_sure
-    is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
-    return np.where(is_left, NULL_BLOCK, entries).astype(np.int32)
+    def _is_replaying(self, row: int) -> bool:
+        """Return whether a row holds inexact blocks of a replay, since the replay's step is not acknowledged."""
+        return any(
+            self._state.rows[row, int(group.arrays.parameters[AT]) + FIRST_BLOCK]
+            < self._state.rows[row, int(group.arrays.parameters[SURE])]
+            for group in self._state.replaying_groups
+        )
+
+    def without_inexact(self, group: Group, row: int, entries: Int32Array) -> Int32Array:
+        """Replace inexact blocks of a replay by the null block, among the leading entries of a row's table."""
+        if not group.replays:
+            return entries
+        first_sure = int(self._state.rows[row, int(group.arrays.parameters[SURE])])
+        is_left = np.arange(len(entries)) < first_sure
+        is_left[: int(group.arrays.parameters[NUM_SINK_BLOCKS])] = False
+        return np.where(is_left, NULL_BLOCK, entries).astype(np.int32)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Blocks that a replay left inexact are not in the prefix index, and only rows on the device hold them."""
+        for group in self._state.replaying_groups:
+            self._check_group(group)
+
+    def _check_group(self, group: Group) -> None:
+        rows = self._state.rows
+        at, sure, num_sinks = (int(group.arrays.parameters[column]) for column in (AT, SURE, NUM_SINK_BLOCKS))
+        for row in np.flatnonzero(rows[:, STATUS] != VACANT).tolist():
+            first, stop = rows[row, [at + FIRST_BLOCK, sure]].tolist()
+            blocks = group.arrays.table[row, max(first, num_sinks) : stop]
+            where = f"group {group.index}, row {row}"
+            assert stop <= rows[row, at + NUM_BLOCKS], f"{where}: sure beyond its blocks"
+            assert not len(blocks) or rows[row, STATUS] in {RUNNING, LOST}, f"{where}: swapped out, and inexact"
+            assert not group.pool.arrays.records[blocks, NAME].any(), f"{where}: what is inexact can be found"
 
 
 def num_replayed(state: SpaceState, step: InFlightStep) -> Int32Array | None:

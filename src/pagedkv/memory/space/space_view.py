@@ -9,12 +9,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.answers import EpochSpan, TenantShare
 from pagedkv.memory.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
-from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError, SequenceError
+from pagedkv.memory.contract.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.memory.contract.events import BlockContents, CacheEvents, StoredBlocks
-from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.contract.plan import PageLists, StepPlan
 from pagedkv.memory.contract.receipt import Receipt
 from pagedkv.memory.contract.space_config import SpaceConfig
@@ -26,16 +24,11 @@ from pagedkv.memory.space import (
 )
 from pagedkv.memory.space.audit import check_space
 from pagedkv.memory.space.batches import require_status
-from pagedkv.memory.space.epochs import epochs_of_row
-from pagedkv.memory.space.features import features_of
-from pagedkv.memory.space.miss_records import ExplanationBook
-from pagedkv.memory.space.receipts import ReceiptBook
-from pagedkv.memory.space.replaying import without_inexact
+from pagedkv.memory.space.features import features_of, observers_of
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.statistics import SpaceStatistics, take_statistics
 from pagedkv.memory.space.steps import StepLedger, read_only
 from pagedkv.memory.space.stored_blocks import StoredBlock
-from pagedkv.memory.space.tenants import as_tenant, most_blocks, share_of
 from pagedkv.memory.tables.rows import (
     AT,
     NUM_ACCEPTED,
@@ -57,10 +50,8 @@ class SpaceView:
     def __init__(self, config: SpaceConfig) -> None:
         """Build empty pools and tables. O(blocks)."""
         self._own_state = SpaceState(config)
-        self._own_state.features = features_of(self._own_state)
-        self._receipts = ReceiptBook(self._own_state) if config.receipts else None
-        self._explanations = ExplanationBook(self._own_state) if config.explain else None
-        books = (self._receipts, self._explanations)
+        self._own_state.take_features(features_of(self._own_state))
+        books = self._receipts, self._explanations = observers_of(self._own_state)
         self._own_state.observers = tuple(book for book in books if book is not None)
         self._ledger = StepLedger(len(config.groups))
 
@@ -191,47 +182,10 @@ class SpaceView:
         """The time that the clock shows, in the seconds of :meth:`BlockSpace.advance <pagedkv.BlockSpace.advance>`."""
         return self._state.now_s
 
-    def tenant_shares(self, tenant: str | None) -> tuple[TenantShare, ...]:
-        """Return what a tenant has of each device pool; empty if tenants are not distinguished. O(pools).
-
-        Raises:
-            ConfigurationError: there is no such tenant.
-        """
-        number = as_tenant(self._state, tenant)
-        pools = self._state.pools.values() if self._state.tenant_names else ()
-        return tuple(share_of(self._state, pool, number) for pool in pools)
-
-    def most_blocks(self, tenant: str | None = None) -> dict[str, int]:
-        """Count, by device pool, the blocks that a tenant could have at most. O(pools x tenants).
-
-        These are its cap, or what the floors of other tenants leave of the pool; without tenants the whole pool.
-
-        Raises:
-            ConfigurationError: there is no such tenant.
-        """
-        return most_blocks(self._state, as_tenant(self._state, tenant))
-
     @property
     def weights_epoch(self) -> str | int:
         """The current epoch of the weights. O(1)."""
         return self._state.weights_epoch
-
-    def epochs(self, row: int) -> tuple[EpochSpan, ...]:
-        """Return which weights computed what a row holds, from its first position to the last planned one.
-
-        Each span gives the range of epochs that contributed to the content of any group there. Where all windows have
-        moved on, it is the range of what is left. Steps planned before an epoch began compute with the weights before.
-        Groups outside prefix caching are left out: a row computes all of their content itself.
-
-        Raises:
-            ConfigurationError: epochs are not counted (:attr:`SpaceConfig.weights_epoch <pagedkv.SpaceConfig>`).
-
-        Cost: O(tokens x groups).
-        """
-        known = self._occupied(row)
-        if not self.config.counts_epochs:
-            raise ConfigurationError("epochs are not counted: begin with a number, SpaceConfig(weights_epoch=0)")
-        return epochs_of_row(self._state, known)
 
     def ref_counts(self, pool: str | None = None) -> Int32Array:
         """View each block's reference count (table entries and tickets): read-only int32 ``[num_blocks]``. O(1)."""
@@ -268,8 +222,8 @@ class SpaceView:
         if owner.arrays.parameters[NUM_DRAFT_STATES]:
             num_computed = min(num_computed, int(self._state.rows[known, NUM_ACCEPTED]))
         entries = self._entries(known, group)[: num_computed // owner.block_size]
-        if owner.replays:
-            entries = without_inexact(self._state, owner, known, entries)
+        for feature in self._state.features:
+            entries = feature.without_inexact(owner, known, entries)
         pending = owner.pool.arrays.records[entries, PENDING_STEP] > self._state.settled_step
         return cast("list[int]", entries[: int(np.argmax(pending)) if pending.any() else len(entries)].tolist())
 
@@ -307,34 +261,6 @@ class SpaceView:
         if self._receipts is None:
             raise ConfigurationError("no receipts are kept: set receipts=True in the configuration")
         return self._receipts.receipt(self._occupied(row))
-
-    def explanation(self, row: int, generation: int | None = None) -> Explanation:
-        """Return why a request's hit ended, as recorded when the request was admitted. Changes nothing.
-
-        Recorded if ``SpaceConfig.explain`` is set. The answer is that of :meth:`BlockSpace.explain
-        <pagedkv.BlockSpace.explain>` at that time, with one restriction: of the cached content, only the latest
-        continuation of the hit, and only its first block, was compared. So it may say "never stored" of content that is
-        cached under other keys or with changed tokens. It is about the prompt of ``match=``, or else about the
-        allocated tokens.
-
-        Args:
-            row: a row that was allocated; forks have no explanation.
-            generation: which of the row's sequences (:meth:`generation`), if it may have been freed since. Beside those
-                that have rows, the last 1,024 sequences (or ``max_sequences``, if that is more) are remembered. None:
-                the sequence that has the row.
-
-        Raises:
-            ConfigurationError: nothing is recorded in this space.
-            SequenceError: the row was never given out, or not by an allocation; the generation is forgotten.
-
-        Cost: O(1) while the sequence lives, else O(remembered sequences).
-        """
-        book = self._explanations
-        if book is None:
-            raise ConfigurationError("no explanations are recorded: set explain=True in the configuration")
-        if generation is None:
-            return book.explanation(row, int(self._state.serials[self._occupied(row)]))
-        return book.explanation(as_row(row), as_count(generation, "generation", error=SequenceError))
 
     @property
     def has_events(self) -> bool:

@@ -21,19 +21,16 @@ from pagedkv.memory.pool.blocks import (
     NUM_DEFERRED_LISTS,
     OPEN_STEP,
     SETTLED_STEP,
-    UNDATED,
     PoolFeatures,
 )
-from pagedkv.memory.pool.epochs import set_epoch_in_force
 from pagedkv.memory.pool.eviction.registry import policy_named
 from pagedkv.memory.pool.extra_keys import ExtraKeyTable
 from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.step_numbers import open_next, renumber
-from pagedkv.memory.space.checkpoints import Checkpoints
 from pagedkv.memory.space.feature import SpaceFeature
-from pagedkv.memory.space.loops import DraftLoops, SpaceLoops
+from pagedkv.memory.space.loops import SpaceLoops
 from pagedkv.memory.space.observer import SpaceObserver
-from pagedkv.memory.tables.retaining import NUM_ENDS
+from pagedkv.memory.space.shortage import Room
 from pagedkv.memory.tables.row_record import lower_steps, new_rows
 from pagedkv.memory.tables.rows import (
     AT,
@@ -51,11 +48,9 @@ from pagedkv.memory.tables.rows import (
 )
 from pagedkv.memory.tables.rules import first_needed_token
 
-__all__ = ["VACANT_NUMBER", "DraftTable", "Group", "SpaceState"]
+__all__ = ["DraftTable", "Group", "SpaceState"]
 
 NO_LANE: Final = -1
-VACANT_NUMBER: Final = ""
-"""Stands for the name of a tenant that was removed, until another one gets its number."""
 STEPS_BEFORE_RENUMBERING: Final = 2**30
 MOST_FORMER_EPOCHS: Final = 4  # for explanations
 NO_EPOCHS: Final[tuple[str, ...]] = ()
@@ -94,8 +89,6 @@ class Group:
         planned: the column of the rows with the number of tokens that are planned in this group.
         block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
         keeps_whole_prefix: whether the rule never drops a block (full attention).
-        ends: int32 ``[max_sequences, NUM_ENDS]``, the positions before which blocks stay cached, if the group sheds
-            blocks that its windows pass (:mod:`pagedkv.memory.tables.retaining`); else empty.
         view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
     """
 
@@ -109,7 +102,6 @@ class Group:
     block_size: int
     keeps_whole_prefix: bool
     view: GroupView
-    ends: Int32Array
 
     @property
     def stays_out(self) -> bool:
@@ -133,8 +125,9 @@ class Group:
 
     def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks for this many tokens and reserved slots (a recurrent state reserves none)."""
-        reserve = 0 if keeps_state(self.spec) else num_lookahead
-        return -(-(num_tokens + reserve) // self.block_size)
+        if num_lookahead and keeps_state(self.spec):
+            num_lookahead = 0
+        return -(-(num_tokens + num_lookahead) // self.block_size)
 
     def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
         """Count the blocks that a fork takes to reserve slots: a copy of the partly filled block, and new ones."""
@@ -151,13 +144,11 @@ class DraftTable:
         index: its number in plans, behind those of the groups.
         group: the group.
         arrays: table and parameters.
-        loops: the compiled loops over it.
     """
 
     index: int
     group: Group
     arrays: GroupArrays
-    loops: DraftLoops
 
     @property
     def pool(self) -> BlockPool:
@@ -179,7 +170,6 @@ class SpaceState:
             later prompts can hit. state_groups: those that keep states for prefixes to hit.
         draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
             num_draft_states: most open tokens of a row, if a group is a recurrent state.
-        checkpoints: the states that are kept inside intervals, or None without such groups.
         rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.memory.tables.rows`).
         chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
         vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
@@ -200,15 +190,13 @@ class SpaceState:
             block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
         publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
             there ever was a limit.
-        oldest_epochs: int32 ``[max_sequences]``, the oldest epoch that contributed to what each row holds
-            (:mod:`pagedkv.memory.space.epochs`), if epochs are counted.
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
-        tenant_names: names of the tenants by number, first None (no tenant); empty if tenants are not distinguished.
-        limits: cap and floor of each tenant, by pool and number.
+        room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.memory.space.shortage`).
         observers: the observers of the space, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
+            most_blocks_beside: the most blocks that a growing row takes for them.
     """
 
     def __init__(self, config: SpaceConfig) -> None:
@@ -217,8 +205,9 @@ class SpaceState:
         self.is_changing = False
         self.observers: tuple[SpaceObserver, ...] = ()
         self.features: tuple[SpaceFeature, ...] = ()
+        self.most_blocks_beside = 0
         self.version, self.now_s = 0, 0.0
-        self.tenant_names, self.limits = _tenants_of(config), config.limits_by_pool()
+        self.room = Room(self)
         self.pools = self._new_pools(config.blocks_by_pool())
         self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
         self.all_pools = (*self.pools.values(), *self.host_pools.values())
@@ -238,7 +227,6 @@ class SpaceState:
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
-        self.oldest_epochs = np.full(config.max_sequences if config.counts_epochs else 0, UNDATED, np.int32)
         self.limits_publishing = self.is_overlapped = False
         self.groups = self._new_groups()
         self.draft_tables = self._new_draft_tables()
@@ -250,7 +238,6 @@ class SpaceState:
         self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
         self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
         self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
-        self.checkpoints = Checkpoints(config) if self.state_groups else None
         self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
         cached = self.cached_groups[0]
         is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
@@ -300,7 +287,6 @@ class SpaceState:
                 in_order=config.in_order,
                 features=self._features(name, 0 if is_host else count),
             )
-            set_epoch_in_force(pools[name].arrays, 0 if isinstance(config.weights_epoch, str) else config.weights_epoch)
         return pools
 
     def _features(self, name: str, num_blocks: int) -> PoolFeatures:
@@ -318,7 +304,7 @@ class SpaceState:
             leases=config.leases and is_device,
             siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
             bounds=bounds if config.prefix_caching and is_device else (),
-            limits=self.limits[name] if self.tenant_names and is_device else (),
+            limits=() if config.tenants is None or not is_device else config.limits_by_pool()[name],
             events=config.max_events if config.events and is_device else 0,
             num_in_sets=self._num_in_sets(name),
             others_have=config.has_features,
@@ -341,17 +327,13 @@ class SpaceState:
             lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
             pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
             view = GroupView(pool.arrays, arrays, self.rows)
-            ends = np.zeros((config.max_sequences if arrays.parameters[SHEDS] else 0, NUM_ENDS), np.int32)
-            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view, ends))
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
         return tuple(groups)
 
     def _new_draft_tables(self) -> tuple[DraftTable, ...]:
         drafting = [group for group in self.groups if num_draft_states(group.spec)]
-        if not drafting:
-            return ()
-        loops = DraftLoops(*drafting[0].view)
         return tuple(
-            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)), loops)
+            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)))
             for index, group in enumerate(drafting, len(self.groups))
         )
 
@@ -400,21 +382,20 @@ class SpaceState:
         self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
             self.publish_limits[batch] = LARGEST_SIZE
-        if self.checkpoints is not None:
-            self.checkpoints.wanted[batch] = 0
         for feature in self.features:
             feature.cleared(batch)
 
-    def take_tenants(self, names: tuple[str | None, ...], config: SpaceConfig) -> None:
-        """Record which tenants there are from now on, by number, and their limits, from a configuration."""
-        self.config, self.tenant_names = config, names
-        by_name = {
-            pool: dict(zip((None, *(config.tenants or {})), limits, strict=True))
-            for pool, limits in config.limits_by_pool().items()
-        }
-        self.limits = {
-            pool: tuple(limits.get(name, limits[None]) for name in names) for pool, limits in by_name.items()
-        }
+    def take_features(self, features: tuple[SpaceFeature, ...]) -> None:
+        """Begin with these features, in the order in which they act."""
+        self.features = features
+        self.most_blocks_beside = sum(feature.most_blocks_a_row for feature in features)
+
+    def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
+        """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
+        position = 0
+        for feature in self.features:
+            position = max(position, feature.checkpoint(num_tokens, num_hit_tokens))
+        return position
 
     def begin_epoch(self, weights_epoch: str) -> None:
         """Record that the model has other weights."""
@@ -427,11 +408,6 @@ class SpaceState:
         """Return a number with which no batch of rows was marked before."""
         self.num_batches = self.num_batches % (2**31 - 1) + 1
         return self.num_batches
-
-
-def _tenants_of(config: SpaceConfig) -> tuple[str | None, ...]:
-    """Return the names of the tenants by number, None first; empty if tenants are not distinguished."""
-    return () if config.tenants is None else (None, *config.tenants)
 
 
 def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:

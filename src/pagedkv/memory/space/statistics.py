@@ -17,7 +17,6 @@ from pagedkv.memory.pool.blocks import (
 )
 from pagedkv.memory.space.holding import num_held
 from pagedkv.memory.space.state import SpaceState
-from pagedkv.memory.space.tenants import list_shares
 from pagedkv.memory.tables.rows import NUM_TOKENS, RUNNING, STATUS, SWAPPED
 
 __all__ = ["PoolStatistics", "SpaceStatistics", "take_statistics"]
@@ -94,7 +93,7 @@ def take_statistics(state: SpaceState, num_steps_in_flight: int, receipts: Recei
         num_tokens=int(state.rows[running, NUM_TOKENS].sum()),
         num_steps_in_flight=num_steps_in_flight,
         receipts=receipts,
-        tenants=list_shares(state),
+        tenants=state.room.shares(),
     )
 
 

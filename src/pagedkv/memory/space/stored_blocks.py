@@ -15,7 +15,6 @@ from pagedkv.memory.contract.events import STORED, BlockContents, CacheEvents, S
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
 from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
-from pagedkv.memory.space.epochs import epochs_of_block
 from pagedkv.memory.space.state import Group, SpaceState
 
 __all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]
@@ -71,7 +70,7 @@ def look_up(state: SpaceState, group: Group, digest: object) -> StoredBlock | No
         token_ids=token_ids,
         extra_keys=_extra_keys_of(state, pool, block),
         is_computed=bool(pool.arrays.records[block, PENDING_STEP] <= pool.arrays.counts[SETTLED_STEP]),
-        epochs=epochs_of_block(pool.arrays, block),
+        epochs=next((epochs for feature in state.features if (epochs := feature.epochs_of(pool, block))), None),
     )
 
 
@@ -104,10 +103,9 @@ def contents_of(state: SpaceState, pool: BlockPool, blocks: CacheEvents | Stored
             ids[index], is_there[index] = block, True
     sizes = np.array([group.block_size for group in state.groups], np.int32)
     num_tokens = np.where(is_there, sizes[groups], 0).astype(np.int32)
-    if state.checkpoints:
+    for feature in state.features:
         for index in np.flatnonzero(is_there).tolist():
-            note = state.checkpoints.note_of(pool.name, arrays, int(ids[index]))
-            num_tokens[index] = note.length if note else num_tokens[index]
+            num_tokens[index] = feature.num_named_tokens(pool, int(ids[index])) or num_tokens[index]
     has_keys = np.flatnonzero(is_there & (arrays.records[ids, EXTRA] != 0)).tolist()
     keys = {index: _extra_keys_of(state, pool, int(ids[index])) for index in has_keys}
     return BlockContents(arrays.tokens[ids], num_tokens, keys)
@@ -150,8 +148,8 @@ def _is_first(state: SpaceState, pool: BlockPool, block: int) -> bool:
 
 def _tokens_of(state: SpaceState, group: Group, block: int) -> Int32Array:
     """Tokens of a named block: all of its size, or the tail for which a state is kept."""
-    kept = state.checkpoints and state.checkpoints.note_of(group.pool.name, group.pool.arrays, block)
-    num_tokens = kept.length if kept else group.block_size
+    named_for = (feature.num_named_tokens(group.pool, block) for feature in state.features)
+    num_tokens = next((length for length in named_for if length is not None), group.block_size)
     token_ids: Int32Array = group.pool.arrays.tokens[block, :num_tokens]
     return token_ids
 

@@ -18,17 +18,11 @@ from pagedkv.memory.contract.errors import NoHostPoolError, SequenceError, Token
 from pagedkv.memory.contract.plan import BlockMoves
 from pagedkv.memory.contract.spec import AllocStatus, keeps_state
 from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import FREE, QUEUE
-from pagedkv.memory.pool.tenant_charges import NO_TENANT
-from pagedkv.memory.space.draft_states import give_states_back, has_open_states
 from pagedkv.memory.space.pending import hand_over, stop_relying
 from pagedkv.memory.space.publishing import publish
-from pagedkv.memory.space.replaying import is_replaying
-from pagedkv.memory.space.shortage import find_shortage, fits_beside, fits_empty_pools, fits_now
+from pagedkv.memory.space.shortage import Arrival
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.space.tenants import batches_by_tenant, tenant_of
-from pagedkv.memory.tables.retaining import shed_unkept
 from pagedkv.memory.tables.row_record import set_status
 from pagedkv.memory.tables.rows import NUM_TOKENS, RUNNING, SWAPPED, blocks_for
 from pagedkv.memory.tables.swapping import NEW_PLACE, arrive, claim_twins, move_rows, name_moved, survey
@@ -109,11 +103,6 @@ def _is_written(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> boo
     return False
 
 
-def _first_replaying(state: SpaceState, batch: Int32Array) -> int | None:
-    """Return the first row of a batch that holds inexact blocks of a replay, which must not be named; or None."""
-    return next((row for row in batch.tolist() if is_replaying(state, row)), None) if state.replaying_groups else None
-
-
 def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> AllocStatus:
     """Return whether the host pools can take these running rows. Changes nothing."""
     if any(group.host_pool is None for group in state.groups):
@@ -121,7 +110,7 @@ def swap_out_status(state: SpaceState, ledger: StepLedger, batch: Int32Array) ->
     found = _survey(state, batch, _device_pool, _host_pool)
     if any(found.num_places(name) > pool.num_usable for name, pool in state.host_pools.items()):
         return AllocStatus.NEVER
-    if _is_written(state, ledger, batch) or has_open_states(state, batch) or _first_replaying(state, batch) is not None:
+    if _is_written(state, ledger, batch) or any(feature.what_keeps(batch) for feature in state.features):
         return AllocStatus.LATER
     fits = all(count <= state.host_pools[name].num_free for name, count in found.num_taken.items())
     return AllocStatus.OK if fits else AllocStatus.LATER
@@ -133,16 +122,10 @@ def _require_movable(state: SpaceState, ledger: StepLedger, batch: Int32Array) -
         raise SequenceError(
             f"rows {batch.tolist()} hold blocks that the open plan copies or swaps in: plan the step first"
         )
-    if has_open_states(state, batch):
-        raise SequenceError(
-            f"rows {batch.tolist()} have tokens that are not accepted, and a state for each: accept them, or roll the "
-            "rows back, and acknowledge their steps first"
-        )
-    replaying = _first_replaying(state, batch)
-    if replaying is not None:
-        raise SequenceError(
-            f"row {replaying} computes a window again: plan the step and acknowledge it before the row is swapped out"
-        )
+    for feature in state.features:
+        why = feature.what_keeps(batch)
+        if why is not None:
+            raise SequenceError(why)
 
 
 def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int) -> tuple[BlockMoves, ...] | Shortage:
@@ -179,10 +162,10 @@ def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[
     left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
     for feature in state.features:
         feature.leaving(batch)
-    give_states_back(state, batch, is_leaving=True)
     moves = _move(state, batch, found, _device_pool, _host_pool)
     for group, blocks in left:
-        shed_unkept(group.pool.arrays, group.arrays, blocks)
+        for feature in state.features:
+            feature.dropped(group.pool, blocks)
     return moves
 
 
@@ -211,72 +194,24 @@ def swap_in_status(state: SpaceState, batch: Int32Array, counts: Int32Array, num
 
     Rows that fit now are never NEVER, even if they fit only because they share blocks there. Changes nothing.
     """
-    arrival = _survey_arrival(state, batch)
-    for tenant, places in _by_tenant(state, batch):
+    found, arrival = _survey_arrival(state, batch)
+    for tenant, places in state.room.by_tenant(batch):
         for group in state.groups:
             num_grown = _num_grown(state, group, batch[places], counts[places], num_lookahead)
             arrival.num_taken[tenant][group.pool.name] += num_grown
             arrival.num_distinct[tenant][group.pool.name] += num_grown
-    if fits_now(state, arrival.num_taken):
+    if state.room.fits_now(arrival.num_taken):
         return AllocStatus.OK
-    if fits_empty_pools(state, arrival.num_distinct):
+    if state.room.fits_empty_pools(arrival.num_distinct):
         return AllocStatus.LATER
-    twins = {name: arrival.found.twins(name) for name in state.pools}
-    return AllocStatus.LATER if fits_beside(state, arrival.num_taken, twins) else AllocStatus.NEVER
+    twins = {name: found.twins(name) for name in state.pools}
+    return AllocStatus.LATER if state.room.fits_beside(arrival.num_taken, twins) else AllocStatus.NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """What swapping a batch in takes, by tenant and pool.
-
-    Args:
-        found: the same by pool.
-        num_taken: free blocks; num_distinct: blocks that would be taken if the pools held nothing.
-        twins: cached blocks that are shared instead of copied, by tenant and pool: int32 ``[any]``.
-    """
-
-    found: _Survey
-    num_taken: dict[int, dict[str, int]]
-    num_distinct: dict[int, dict[str, int]]
-    twins: dict[int, dict[str, Int32Array]]
-
-
-def _by_tenant(state: SpaceState, batch: Int32Array) -> list[tuple[int, Int32Array]]:
-    """Return each tenant with rows in a batch, and the places of these rows."""
-    if not state.tenant_names:
-        return [(NO_TENANT, np.arange(len(batch), dtype=np.int32))]
-    return list(batches_by_tenant(state, batch))
-
-
-def _survey_arrival(state: SpaceState, batch: Int32Array) -> _Arrival:
-    """Find out what swapping rows in takes; the tenant of the first row that holds a shared block is charged for it."""
+def _survey_arrival(state: SpaceState, batch: Int32Array) -> tuple[_Survey, Arrival]:
+    """Find out what swapping rows in takes, by pool and by tenant."""
     found = _survey(state, batch, _host_pool, _device_pool)
-    if not state.tenant_names:
-        return _Arrival(found, {NO_TENANT: found.num_taken}, {NO_TENANT: found.num_distinct}, {})
-    tenants = [tenant for tenant, _ in batches_by_tenant(state, batch)]
-    arrival = _Arrival(found, {it: {} for it in tenants}, {it: {} for it in tenants}, {it: {} for it in tenants})
-    for name, pool in state.pools.items():
-        moved_to, charged = found.moved_to[name], _tenants_to_charge(state, batch, name)
-        was_counted = np.zeros(pool.num_blocks, np.bool_)
-        for tenant in tenants:
-            places = moved_to[(charged == tenant) & (moved_to != 0)]
-            twins = np.unique(-places[places != NEW_PLACE])
-            own = twins[(pool.arrays.records[twins, QUEUE] == FREE) & ~was_counted[twins]].astype(np.int32)
-            was_counted[own] = True
-            arrival.twins[tenant][name] = own
-            arrival.num_taken[tenant][name] = int((places == NEW_PLACE).sum()) + len(own)
-            arrival.num_distinct[tenant][name] = len(places)
-    return arrival
-
-
-def _tenants_to_charge(state: SpaceState, batch: Int32Array, pool: str) -> Int32Array:
-    """Return the tenant of the first row of a batch that holds each block of a host pool: int32 ``[blocks]``."""
-    tenants = np.zeros(state.host_pools[pool].num_blocks, np.int32)
-    for group in state.groups:
-        for row in batch[::-1].tolist() if group.pool.name == pool else ():
-            num_blocks = blocks_for(int(state.rows[row, NUM_TOKENS]), group.block_size)
-            tenants[group.arrays.table[row, :num_blocks]] = tenant_of(state, row)
-    return tenants
+    return found, state.room.by_arrival(batch, found.num_taken, found.num_distinct, found.moved_to)
 
 
 def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32Array, num_lookahead: int) -> int:
@@ -301,8 +236,8 @@ def _num_grown(state: SpaceState, group: Group, batch: Int32Array, counts: Int32
 
 def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[BlockMoves, ...] | Shortage:
     """Move swapped-out rows back; their host blocks are freed when the plan is acknowledged."""
-    arrival = _survey_arrival(state, batch)
-    shortage = find_shortage(state, arrival.num_taken)
+    found, arrival = _survey_arrival(state, batch)
+    shortage = state.room.find_shortage(arrival.num_taken)
     if shortage is not None:
         return shortage
     state.is_changing = True
@@ -311,7 +246,7 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
             feature.taking(tenant)
             for name, blocks in twins.items():
                 feature.reviving(state.pools[name], blocks)
-    moves = _move(state, batch, arrival.found, _host_pool, _device_pool)
+    moves = _move(state, batch, found, _host_pool, _device_pool)
     for tenant in arrival.twins:
         for feature in state.features:
             feature.taken(tenant)

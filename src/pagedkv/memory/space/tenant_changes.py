@@ -11,9 +11,10 @@ from dataclasses import replace
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.pool import tenant_victims
-from pagedkv.memory.pool.tenant_charges import NO_TENANT, NUM_TAKEN, add_account, move_charges, set_limits
-from pagedkv.memory.space.state import VACANT_NUMBER, SpaceState
-from pagedkv.memory.space.tenants import as_tenant
+from pagedkv.memory.pool.blocks import NO_TENANT
+from pagedkv.memory.pool.tenant_charges import NUM_TAKEN, add_account, move_charges, set_limits
+from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.tenants import VACANT_NUMBER, TenantRoom
 from pagedkv.memory.tables.rows import STATUS, TENANT, VACANT
 
 __all__ = ["config_with", "config_without", "remove_tenant", "set_tenant"]
@@ -33,7 +34,7 @@ def config_with(state: SpaceState, name: object, limits: object) -> SpaceConfig:
         raise ConfigurationError(f"the limits of tenant {name!r} must be TenantLimits, got {limits!r}")
     config = replace(state.config, tenants={**tenants, name: limits})
     if name in tenants:
-        number = as_tenant(state, name)
+        number = state.room.number_of(name)
         place = list(config.tenants or {}).index(name) + 1
         for pool, all_limits in config.limits_by_pool().items():
             num_taken, cap = int(state.pools[pool].accounts[number, NUM_TAKEN]), all_limits[place][0]
@@ -52,7 +53,7 @@ def config_without(state: SpaceState, name: object) -> SpaceConfig:
         ConfigurationError: there is no such tenant, or rows of it are running or swapped out.
     """
     tenants = _require_tenants(state)
-    number = as_tenant(state, name)
+    number = state.room.number_of(name)
     if number == NO_TENANT:
         raise ConfigurationError("the unnamed tenant cannot be removed: name a tenant")
     num_rows = int(((state.rows[:, TENANT] == number) & (state.rows[:, STATUS] != VACANT)).sum())
@@ -67,10 +68,16 @@ def _require_tenants(state: SpaceState) -> dict[str, TenantLimits]:
     return dict(state.config.tenants)
 
 
+def _room_of(state: SpaceState) -> TenantRoom:
+    assert isinstance(state.room, TenantRoom), "tenants are not distinguished"
+    return state.room
+
+
 def set_tenant(state: SpaceState, name: str, config: SpaceConfig) -> None:
     """Add a tenant, or change its limits, as a configuration says. At a lower cap its own cached blocks are evicted."""
     state.is_changing = True
-    names = list(state.tenant_names)
+    room = _room_of(state)
+    names = list(room.names)
     is_new = name not in names
     number = names.index(VACANT_NUMBER) if is_new and VACANT_NUMBER in names else len(names)
     number = number if is_new else names.index(name)
@@ -79,9 +86,9 @@ def set_tenant(state: SpaceState, name: str, config: SpaceConfig) -> None:
         names[number] = name
     else:
         names.append(name)
-    state.take_tenants(tuple(names), config)
+    room.take(tuple(names), config)
     for pool_name, pool in state.pools.items():
-        cap, floor = state.limits[pool_name][number]
+        cap, floor = room.limits[pool_name][number]
         if has_rows:
             _keep_within(state, pool_name, number, cap)
             set_limits(pool.arrays.tenants, pool.num_blocks, number, cap, floor)
@@ -101,12 +108,12 @@ def _keep_within(state: SpaceState, pool_name: str, number: int, cap: int) -> No
 def remove_tenant(state: SpaceState, name: str, config: SpaceConfig) -> None:
     """Remove a tenant without rows; its blocks are charged to the unnamed tenant."""
     state.is_changing = True
-    number = as_tenant(state, name)
-    names = list(state.tenant_names)
+    room = _room_of(state)
+    number, names = room.number_of(name), list(room.names)
     names[number] = VACANT_NUMBER
-    state.take_tenants(tuple(names), config)
+    room.take(tuple(names), config)
     for pool_name, pool in state.pools.items():
         move_charges(pool.arrays, number, NO_TENANT)
-        set_limits(pool.arrays.tenants, pool.num_blocks, number, *state.limits[pool_name][number])
+        set_limits(pool.arrays.tenants, pool.num_blocks, number, *room.limits[pool_name][number])
         pool.charge_to(NO_TENANT)
     state.is_changing = False

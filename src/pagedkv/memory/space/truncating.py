@@ -6,7 +6,6 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
 from pagedkv.memory.contract.errors import SharedPrefixError, TruncationError
-from pagedkv.memory.space.draft_states import accept_states, give_states_back
 from pagedkv.memory.space.publishing import publish
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
@@ -82,9 +81,9 @@ def _accept_later(state: SpaceState, batch: Int32Array, lengths: Int64Array) -> 
     state.loops.accept(state.rows, batch, lengths)
     if state.is_overlapped:
         _stay_overlapped(state, batch, accepted)
-    if state.draft_tables:
-        accept_states(state, batch, accepted, state.rows[batch, NUM_ACCEPTED])
-        give_states_back(state, batch, is_leaving=False)
+    for feature in state.features if state.draft_tables else ():
+        feature.accepted(batch, accepted, state.rows[batch, NUM_ACCEPTED])
+        feature.truncated(batch)
 
 
 def _stay_overlapped(state: SpaceState, batch: Int32Array, accepted: Int32Array) -> None:

@@ -6,12 +6,9 @@ from pagedkv.memory.pool.blocks import LIFE, NULL_BLOCK, PoolArrays
 from pagedkv.memory.pool.life_cycle import acquire_all
 from pagedkv.memory.tables.growing import slots_to_reserve, write_tokens
 from pagedkv.memory.tables.row_record import (
-    digest_to,
+    begin_table,
     note_change,
-    publish_to,
     put_entry,
-    set_first_block,
-    set_num_blocks,
     set_tail,
     set_tokens,
 )
@@ -49,13 +46,10 @@ def allocate_row(
     wanted = blocks_for(len(tokens) + reserve, block_size)
     acquire_all(pool, group.table[row, num_hits:wanted])
     write_tokens(pool, group, row, num_hits, 0, tokens, num_hit_tokens, len(tokens) - num_hit_tokens)
-    set_num_blocks(rows, row, at, wanted)
     first = num_hits
     while first > 0 and hits[first - 1] != NULL_BLOCK:
         first -= 1
-    set_first_block(rows, row, at, first)
-    digest_to(rows, row, at, num_hits)
-    publish_to(rows, row, at, num_hits)
+    begin_table(rows, row, at, wanted, first, num_hits)
     if num_hits > 0:
         set_tail(rows, row, at, hits[num_hits - 1], pool.records[hits[num_hits - 1], LIFE])
     set_tokens(rows, row, len(tokens), len(tokens))

@@ -6,10 +6,10 @@ A leased block of a window group is kept for the reason ``AT_END``, so it is not
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, PoolArrays
-from pagedkv.memory.pool.keep_reasons import add_reasons
+from pagedkv.memory.pool.keep_reasons import AT_END, add_reasons
 from pagedkv.memory.pool.leasing import lease
 from pagedkv.memory.pool.spare_blocks import is_spare, make_cached
-from pagedkv.memory.tables.retaining import AT_END, carrier_of
+from pagedkv.memory.tables.retaining import carrier_of
 from pagedkv.memory.tables.rows import AT, NUM_BLOCKS, SHEDS, TAIL, TAIL_LIFE, GroupArrays
 
 __all__ = ["lease_blocks", "lease_row"]

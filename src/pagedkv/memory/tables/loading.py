@@ -7,12 +7,11 @@ from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolA
 from pagedkv.memory.pool.causes import CALLED_OFF
 from pagedkv.memory.pool.contents import set_digest, write_down
 from pagedkv.memory.pool.event_log import set_parent_digest
-from pagedkv.memory.pool.keep_reasons import add_reasons, forget_reasons
+from pagedkv.memory.pool.keep_reasons import AT_END, add_reasons, forget_reasons
 from pagedkv.memory.pool.life_cycle import acquire, drop_name
 from pagedkv.memory.tables.publishing import publish_block
-from pagedkv.memory.tables.retaining import AT_END, serves
 from pagedkv.memory.tables.rows import BLOCK_SIZE, FULL, KIND, NUM_SINK_BLOCKS, SHEDS, SPAN, GroupArrays
-from pagedkv.memory.tables.rules import first_needed_token
+from pagedkv.memory.tables.rules import first_needed_token, serves
 
 __all__ = ["count_to_load", "publish_loaded", "take_to_load", "unname_unfilled"]
 

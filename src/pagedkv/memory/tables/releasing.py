@@ -1,14 +1,15 @@
-"""Releasing all blocks of rows."""
+"""Releasing blocks of rows: one, with its rank among free blocks, or all."""
 
 from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
+from pagedkv.memory.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
+from pagedkv.memory.pool.keep_reasons import mark_spare
+from pagedkv.memory.pool.life_cycle import release
 from pagedkv.memory.pool.moments import note_request
-from pagedkv.memory.tables.retaining import release_or_shed
 from pagedkv.memory.tables.row_record import put_entry, set_num_blocks
 from pagedkv.memory.tables.rows import (
     AT,
@@ -18,12 +19,13 @@ from pagedkv.memory.tables.rows import (
     NUM_PLANNED,
     NUM_TOKENS,
     RUNNING,
+    SHEDS,
     STATUS,
     SWAPPED,
     GroupArrays,
 )
 
-__all__ = ["NO_OUTPUTS", "count_leaving", "release_rows"]
+__all__ = ["NO_OUTPUTS", "count_leaving", "release_or_shed", "release_rows"]
 
 UNKNOWN: Final = -1
 NO_OUTPUTS: Final = np.zeros(0, np.int32)
@@ -46,6 +48,15 @@ def count_leaving(rows: Int32Array, batch: Int32Array, unplanned: Int32Array) ->
         elif status in (SWAPPED, LOST_ON_HOST):
             num_on_host += 1
     return num_unplanned, num_on_host
+
+
+@inlined
+def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
+    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
+    record = pool.records[block]
+    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
+        mark_spare(pool.records, block)
+    release(pool, block, last_step)
 
 
 @compiled

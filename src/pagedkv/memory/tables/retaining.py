@@ -34,9 +34,15 @@ from typing import Final
 from pagedkv.memory.compilation.compiled import compiled, inlined
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import KEPT, NAME, NULL_BLOCK, REF_COUNT, PoolArrays
-from pagedkv.memory.pool.keep_reasons import add_reasons, keep_instead, keep_only_for, mark_spare
+from pagedkv.memory.pool.keep_reasons import (
+    AT_END,
+    AT_JUNCTION,
+    AT_RESEND,
+    add_reasons,
+    keep_instead,
+    keep_only_for,
+)
 from pagedkv.memory.pool.leasing import is_leased
-from pagedkv.memory.pool.life_cycle import release
 from pagedkv.memory.pool.prefix_index import find
 from pagedkv.memory.pool.spare_blocks import is_spare, make_cached, make_spare
 from pagedkv.memory.tables.rows import (
@@ -55,15 +61,12 @@ from pagedkv.memory.tables.rows import (
     NUM_PUBLISHED,
     NUM_SINK_BLOCKS,
     RECURRENT,
-    SHEDS,
     SPAN,
     GroupArrays,
 )
-from pagedkv.memory.tables.rules import first_block_of_hit
+from pagedkv.memory.tables.rules import first_block_of_hit, serves
 
 __all__ = [
-    "AT_END",
-    "AT_JUNCTION",
     "JUNCTION",
     "NUM_ENDS",
     "PROMPT_END",
@@ -74,7 +77,6 @@ __all__ = [
     "move_boundary",
     "move_end_on",
     "note_junction",
-    "release_or_shed",
     "shed_unkept",
 ]
 
@@ -84,21 +86,6 @@ JUNCTION: Final = 1
 LAST_BOUNDARY: Final = 2  # where the sequence would end if it ended now
 PROMPT_LENGTH: Final = 3  # tokens of the prompt, whether or not hits can end there
 NUM_ENDS: Final = 4
-
-# Bits of KEPT.
-AT_END: Final = 1
-AT_JUNCTION: Final = 2
-AT_RESEND: Final = 4
-
-
-@inlined
-def serves(group: GroupArrays, index: int, length: int) -> bool:
-    """Whether a hit of ``length`` tokens needs logical block ``index``."""
-    block_size = group.parameters[BLOCK_SIZE]
-    first = first_block_of_hit(
-        group.parameters[KIND], group.parameters[SPAN], length, block_size, group.parameters[ENDS_HITS]
-    )
-    return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])
 
 
 @inlined
@@ -137,15 +124,6 @@ def carrier_of(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int,
     if index >= rows[row, group.parameters[AT] + NUM_DIGESTED]:
         return NULL_BLOCK
     return find(pool, group.parameters[NAME_IN_POOL], pool.digests[block])
-
-
-@inlined
-def release_or_shed(pool: PoolArrays, group: GroupArrays, block: int, last_step: int) -> None:
-    """Release one reference to a block. If it was the last and the block has no reason to be kept, it becomes spare."""
-    record = pool.records[block]
-    if group.parameters[SHEDS] and record[REF_COUNT] == 1 and record[NAME] and not record[KEPT]:
-        mark_spare(pool.records, block)
-    release(pool, block, last_step)
 
 
 @compiled

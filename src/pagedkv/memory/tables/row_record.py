@@ -42,6 +42,7 @@ from pagedkv.memory.tables.rows import (
 
 __all__ = [
     "add_blocks",
+    "begin_table",
     "clear_changes",
     "clear_rows",
     "cut_changes",
@@ -227,6 +228,15 @@ def add_blocks(rows: Int32Array, row: int, at: int, change: int) -> None:
 def set_first_block(rows: Int32Array, row: int, at: int, first: int) -> None:
     """Set the entry below which a row's block table is null, except for sinks."""
     rows[row, at + FIRST_BLOCK] = first
+
+
+@inlined
+def begin_table(rows: Int32Array, row: int, at: int, num_blocks: int, first: int, num_hits: int) -> None:
+    """Set the entries in use of a new row's block table, the first that is not null, and how many blocks hit."""
+    rows[row, at + NUM_BLOCKS] = num_blocks
+    rows[row, at + FIRST_BLOCK] = first
+    rows[row, at + NUM_DIGESTED] = num_hits
+    rows[row, at + NUM_PUBLISHED] = num_hits
 
 
 @inlined

@@ -5,9 +5,20 @@ chunked local attention as in Llama 4. A recurrent layer needs the state after t
 """
 
 from pagedkv.memory.compilation.compiled import inlined
-from pagedkv.memory.tables.rows import CHUNK, FULL, RECURRENT, WINDOW
+from pagedkv.memory.tables.rows import (
+    BLOCK_SIZE,
+    CHUNK,
+    ENDS_HITS,
+    FULL,
+    KIND,
+    NUM_SINK_BLOCKS,
+    RECURRENT,
+    SPAN,
+    WINDOW,
+    GroupArrays,
+)
 
-__all__ = ["first_block_of_hit", "first_needed_token"]
+__all__ = ["first_block_of_hit", "first_needed_token", "serves"]
 
 
 @inlined
@@ -32,3 +43,13 @@ def first_block_of_hit(kind: int, span: int, length: int, block_size: int, ends_
     """
     needed = first_needed_token(kind, span, length) // block_size
     return min(needed, max(0, length // block_size - 1)) if ends_hits else needed
+
+
+@inlined
+def serves(group: GroupArrays, index: int, length: int) -> bool:
+    """Whether a hit of ``length`` tokens needs logical block ``index``."""
+    block_size = group.parameters[BLOCK_SIZE]
+    first = first_block_of_hit(
+        group.parameters[KIND], group.parameters[SPAN], length, block_size, group.parameters[ENDS_HITS]
+    )
+    return index < length // block_size and (index >= first or index < group.parameters[NUM_SINK_BLOCKS])

@@ -3,7 +3,8 @@
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PoolArrays
-from pagedkv.memory.tables.retaining import keep, move_boundary, release_or_shed
+from pagedkv.memory.tables.releasing import release_or_shed
+from pagedkv.memory.tables.retaining import keep, move_boundary
 from pagedkv.memory.tables.row_record import put_entry, set_first_block
 from pagedkv.memory.tables.rows import (
     AT,

@@ -13,7 +13,7 @@ from pagedkv.memory.pool.blocks import DIGEST_WORDS, NAME, NULL_BLOCK, OPEN_STEP
 from pagedkv.memory.pool.digests import ROOT_WORDS
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.tables.publishing import rewind_tail
-from pagedkv.memory.tables.retaining import release_or_shed
+from pagedkv.memory.tables.releasing import release_or_shed
 from pagedkv.memory.tables.row_record import (
     cut_changes,
     digest_to,

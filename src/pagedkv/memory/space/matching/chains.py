@@ -3,19 +3,33 @@
 A hit is no longer than the shortest chain, so each chain is followed only as far as the one before it reaches.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.pool.blocks import SUCCESSOR
+from pagedkv.memory.pool.blocks import NULL_BLOCK, SUCCESSOR
 from pagedkv.memory.pool.prefix_index import is_child_of
 from pagedkv.memory.space.hits import Prompt
-from pagedkv.memory.space.partial_hits import NOTHING, Beginning, beginning_in_chain
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.tables.rows import HIT_ALIGNMENT, NAME_IN_POOL
 
-__all__ = ["Chain", "Chains", "follow", "follow_all", "junction_of"]
+__all__ = ["NOTHING", "Beginning", "Chain", "Chains", "follow", "follow_all", "junction_of"]
+
+
+class Beginning(NamedTuple):
+    """The block that begins with a prompt's next tokens, behind whole blocks.
+
+    Args:
+        block: the block, or the null block.
+        num_tokens: its leading tokens that are the prompt's.
+    """
+
+    block: int
+    num_tokens: int
+
+
+NOTHING: Final = Beginning(NULL_BLOCK, 0)
 
 
 class Chain(NamedTuple):
@@ -57,13 +71,13 @@ def follow_all(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array]) -
         state: the space; prompt: the prompt.
         extra_ids: for each lane, the ids of the extra keys of the prompt's blocks.
     """
-    ends_inside, most = state.config.min_partial_hit > 0, prompt.num_hittable
+    most = prompt.num_hittable
     chains: Chains = {}
     for group in state.cached_groups:
         if group.keeps_whole_prefix:
             chain = follow(state, group, prompt, extra_ids[group.lane], most)
-            if ends_inside:
-                chain = chain._replace(behind=beginning_in_chain(state, group, prompt, chain.blocks, most))
+            for feature in state.features:
+                chain = feature.followed(prompt, chain, most)
             chains[group.index] = chain
             most = chain.reach
     return chains

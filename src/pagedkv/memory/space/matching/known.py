@@ -84,11 +84,17 @@ class Ending(NamedTuple):
         num_tokens: its tokens.
         block_ids: for each group int32 ``[num_tokens // block_size]``, its blocks; empty outside prefix caching.
         tails: the blocks inside which it ends; none at a boundary.
+        num_partial: of its tokens, those in blocks that hit in part.
+        num_replayed: of its tokens, the last ones, which windows compute again; is_exact: whether every layer has all
+            that the blocks of the last window need for that.
     """
 
     num_tokens: int
     block_ids: list[Int32Array]
     tails: tuple[Tail, ...] = ()
+    num_partial: int = 0
+    num_replayed: int = 0
+    is_exact: bool = True
 
 
 def find_known(state: SpaceState, prompt: Prompt, extra_ids: list[Int32Array], chains: Chains) -> Known:

@@ -13,10 +13,7 @@ from pagedkv.memory.contract.keys import NO_KEYS
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.matching.boundaries import longest_boundary
 from pagedkv.memory.space.matching.chains import follow_all, junction_of
-from pagedkv.memory.space.matching.inside import longest_inside_blocks, longest_inside_intervals
 from pagedkv.memory.space.matching.known import Ending, Known, find_known
-from pagedkv.memory.space.matching.replays import longest_with_replay
-from pagedkv.memory.space.partial_hits import tail_behind
 from pagedkv.memory.space.prompts import NO_IDS, extra_ids_of
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import read_only
@@ -56,10 +53,8 @@ def _match_only_chain(state: SpaceState, group: Group, prompt: Prompt) -> Prefix
     else:
         hit = PrefixHit(state, prompt, num_tokens, (hits,), (num_free,))
     hit.ends_chain_of = group
-    if state.config.min_partial_hit and num_settled == num_hits:
-        tail = tail_behind(state, group, prompt, hits)
-        if tail is not None:
-            hit.end_inside(num_tokens + tail.num_tokens, (tail,))
+    for feature in state.features if num_settled == num_hits else ():
+        feature.matched(hit, group)
     return hit
 
 
@@ -82,39 +77,28 @@ def _match_groups(state: SpaceState, prompt: Prompt) -> PrefixHit:
     extra_ids = [extra_ids_of(state, prompt, size, len(prompt.tokens) // size) for size in sizes]
     chains = follow_all(state, prompt, extra_ids)
     known = find_known(state, prompt, extra_ids, chains)
-    whole = longest_boundary(known)
-    if state.checkpoints:
-        whole = longest_inside_intervals(known, whole)
-    ending = longest_inside_blocks(known, whole) if state.config.min_partial_hit else whole
-    return _answer(known, whole, ending)
+    ending = longest_boundary(known)
+    for feature in state.features:
+        ending = feature.lengthened(known, ending)
+    return _answer(known, ending)
 
 
-def _answer(known: Known, whole: Ending, ending: Ending) -> PrefixHit:
-    """Make the answer: the hit that ends inside blocks, or else ``whole``, unless one with a replay is longer."""
-    state, prompt = known.state, known.prompt
-    replayed = longest_with_replay(known, ending.num_tokens) if prompt.max_replay_tokens else None
-    if replayed is None:
-        hit = _hit(known, whole.num_tokens, ending)
-        if len(known.chains) == 1:
-            (chain,) = known.chains.values()
-            hit.ends_chain_of = chain.group if chain.num_tokens == hit.num_tokens else None
-    else:
-        hit = _hit(known, replayed.ending.num_tokens, replayed.ending)
-        hit.num_replayed, hit.is_exact = replayed.num_replayed, replayed.is_exact
-    if state.shedding_groups:
-        hit.junction = junction_of(known.chains)
-    return hit
-
-
-def _hit(known: Known, num_whole: int, ending: Ending) -> PrefixHit:
-    """Make the answer of a hit; ``num_whole`` of its tokens are not in a block that hits in part."""
+def _answer(known: Known, ending: Ending) -> PrefixHit:
+    """Make the answer of a hit."""
     state = known.state
     block_ids = tuple(read_only(blocks) for blocks in ending.block_ids)
     count_free, by_group = state.loops.count_free, zip(state.groups, block_ids, strict=True)
     num_free = tuple(count_free(group.pool.arrays.records, blocks) for group, blocks in by_group)
-    hit = PrefixHit(state, known.prompt, num_whole, block_ids, num_free)
+    hit = PrefixHit(state, known.prompt, ending.num_tokens - ending.num_partial, block_ids, num_free)
     if ending.tails:
         hit.end_inside(ending.num_tokens, ending.tails)
+    if ending.num_replayed:
+        hit.num_replayed, hit.is_exact = ending.num_replayed, ending.is_exact
+    elif len(known.chains) == 1:
+        (chain,) = known.chains.values()
+        hit.ends_chain_of = chain.group if chain.num_tokens == hit.num_tokens else None
+    if state.shedding_groups:
+        hit.junction = junction_of(known.chains)
     return hit
 
 

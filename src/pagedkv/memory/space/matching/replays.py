@@ -14,26 +14,12 @@ from pagedkv.memory.contract.spec import replay_of
 from pagedkv.memory.pool.blocks import NULL_BLOCK, OPEN_STEP, PENDING_STEP
 from pagedkv.memory.space.matching.chains import Chain
 from pagedkv.memory.space.matching.known import Ending, Known, Lookup
-from pagedkv.memory.space.replaying import first_sure
-from pagedkv.memory.space.state import SpaceState
+from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.tables.matching import find_block
-from pagedkv.memory.tables.rows import NUM_SINK_BLOCKS, SPAN
+from pagedkv.memory.tables.rows import ENDS_HITS, KIND, NUM_SINK_BLOCKS, SPAN
+from pagedkv.memory.tables.rules import first_block_of_hit
 
-__all__ = ["Replayed", "longest_with_replay"]
-
-
-class Replayed(NamedTuple):
-    """A hit that ends with a replay.
-
-    Args:
-        ending: its end, and its blocks before the replay.
-        num_replayed: tokens that windows compute again.
-        is_exact: whether every layer has all that the blocks of the last window need.
-    """
-
-    ending: Ending
-    num_replayed: int
-    is_exact: bool
+__all__ = ["first_sure", "longest_with_replay"]
 
 
 class _Extent(NamedTuple):
@@ -41,21 +27,19 @@ class _Extent(NamedTuple):
 
     Args:
         start: first position that it computes, at a block boundary of all window groups.
-        is_exact: as in :class:`Replayed`.
+        is_exact: whether every layer has all that the blocks of the last window need.
     """
 
     start: int
     is_exact: bool
 
 
-def longest_with_replay(known: Known, num_hits: int) -> Replayed | None:
+def longest_with_replay(known: Known, num_hits: int) -> Ending | None:
     """Find the longest hit that ends with a replay.
 
     None if that is not allowed, or is no longer than the ``num_hits`` tokens that hit without replay.
     """
     state = known.state
-    if not state.replaying_groups:
-        return None
     end = known.aligned(min(_num_settled(chain) for chain in known.chains.values()))
     if end <= num_hits:
         return None
@@ -68,7 +52,13 @@ def longest_with_replay(known: Known, num_hits: int) -> Replayed | None:
         if before is None:
             return None
         block_ids[group.index] = before
-    return Replayed(Ending(end, block_ids), end - start, is_exact)
+    return Ending(end, block_ids, num_replayed=end - start, is_exact=is_exact)
+
+
+def first_sure(group: Group, end: int) -> int:
+    """Return the first logical block that a hit of ``end`` tokens needs."""
+    kind, span, ends_hits = (int(group.arrays.parameters[column]) for column in (KIND, SPAN, ENDS_HITS))
+    return int(first_block_of_hit(kind, span, end, group.block_size, ends_hits))
 
 
 def _num_settled(chain: Chain) -> int:
