@@ -55,6 +55,7 @@ OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "speculation": "--lookup",
         "starts_together": "--start-together",
         "tenant_by": "--tenant-by",
+        "tiers": "--tier",
         "time_unit": "--time-unit",
         "tokenizer": "--tokenizer",
         "topic": "--topic",

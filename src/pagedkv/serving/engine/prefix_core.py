@@ -169,7 +169,7 @@ class PrefixCore(DrivenCore):
         """
         require_instance(hand_off, HandOff, "hand_off")
         if hand_off.direct is not None and link is None:
-            raise ConfigurationError("the hand-off is in the memory of its engine: pass a `link` (NixlLink)")
+            raise ConfigurationError("the hand-off is in the memory of its engine: pass a link (NixlLink)")
         with self._driving():
             self._land()
             tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys

@@ -92,7 +92,7 @@ def _require_parts(whole: EngineGroups, part: EngineGroups) -> None:
         is_split_state = isinstance(shape, StateShape) and shape != own
         is_scaled_by_head = isinstance(shape, KeyValueShape) and shape.dtype in FP8_TYPES and shape.scaling == "head"
         if is_split_state or is_scaled_by_head:
-            reason = "states that are split over ranks" if is_split_state else "scales by head (`kv_scales`)"
+            reason = "states that are split over ranks" if is_split_state else "scales by head (kv_scales)"
             raise ConfigurationError(
                 f"an engine on several ranks has no tiers for {reason}, as group {spec.pool!r} has them: leave out "
                 "`tiers`"

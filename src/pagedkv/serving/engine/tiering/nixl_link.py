@@ -92,7 +92,7 @@ class NixlLink:
         nbytes = sum(map(len, frames))
         if nbytes > self._most_nbytes:
             raise ConfigurationError(
-                f"the prompt has {nbytes:,} bytes, and the link has {self._most_nbytes:,}: raise `most_nbytes`"
+                f"the prompt has {nbytes:,} bytes, and the link has {self._most_nbytes:,}: raise most_nbytes"
             )
         while self._offered and sum(each.memory.nbytes for each in self._offered.values()) + nbytes > self._most_nbytes:
             self._drop(next(iter(self._offered)))
