@@ -73,7 +73,7 @@ def test_a_prompt_goes_from_memory_to_memory(family: str, num_tokens: int) -> No
     with prefilled(family) as (hand_off, process):
         assert (hand_off.num_tokens, hand_off.runs) == (num_tokens, {})
         assert num_waiting(process) == 1
-        with pytest.raises(ConfigurationError, match="pass a `link`"):
+        with pytest.raises(ConfigurationError, match="pass a link"):
             llm.take_over(hand_off, LONG, salt=b"a")
         with pytest.raises(ConfigurationError, match="no prefix of this prompt"):
             llm.take_over(hand_off, LONG[1:], salt=b"a", link=link)

@@ -122,7 +122,7 @@ class Tier(ABC):
         if as_number(self.deadline_s, "deadline_s") <= 0:
             raise ConfigurationError(f"deadline_s must be above 0, got {self.deadline_s}")
         if self.rescan_s is not None and as_number(self.rescan_s, "rescan_s") < 0:
-            raise ConfigurationError(f"rescan_s must be at least 0, got {self.rescan_s}")
+            raise ConfigurationError(f"`rescan_s` must be at least 0, got {self.rescan_s}")
         if self.rescan_s and not self.is_shared:
             raise ConfigurationError(f"a {self.medium} tier is of one process: leave out rescan_s={self.rescan_s}")
         self.store_config(1)
