@@ -7,6 +7,7 @@
     exchange                 one request from its arrival to its answer's end
     service                  what all protocols share, before an engine
     engines                  what a service needs of an engine, and an engine of this process
+    engine_process           an engine in a process of its own (the command's default)
     generation, answer_writer   answers under way: tokens to text, reasoning, calls
     chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
     parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
@@ -29,6 +30,7 @@ with needing("server", "pagedkv.server"):
 from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
 from pagedkv.serving.server.app import create_app
 from pagedkv.serving.server.config import ServerConfig
+from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.serving.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.inspector import add_inspector
@@ -42,8 +44,11 @@ __all__ = [
     "ApiKeys",
     "Caller",
     "EngineFacts",
+    "EventEndpoints",
     "LocalEngine",
     "OpenAccess",
+    "ProcessEngine",
+    "ProcessSpec",
     "RequestLog",
     "Route",
     "Served",
