@@ -156,14 +156,20 @@ def test_a_process_finds_by_itself_what_another_one_stores_in_its_folder(tmp_pat
         assert process.exitcode == 0
 
 
+def scanning_threads() -> set[threading.Thread]:
+    """Give the threads of all scans of this process."""
+    return {each for each in threading.enumerate() if each.name.endswith("-scan")}
+
+
 def test_without_rescans_nothing_is_listed_and_no_thread_runs(tmp_path: Path) -> None:
     body = ListedBody(FolderBody(tmp_path / "root", IDENTITY.fingerprint, 10**8))
+    of_others = scanning_threads()
     with shared(body):
         assert body.num_scans == 1
-        assert not [each for each in threading.enumerate() if each.name.endswith("-scan")]
+        assert scanning_threads() <= of_others
     with shared(body, rescan_s=1000.0):
-        assert [each for each in threading.enumerate() if each.name.endswith("-scan")]
-    assert not [each for each in threading.enumerate() if each.name.endswith("-scan")]
+        (own,) = scanning_threads() - of_others
+    assert own not in scanning_threads()
 
 
 def test_a_scan_that_hangs_keeps_no_request_waiting(tmp_path: Path) -> None:

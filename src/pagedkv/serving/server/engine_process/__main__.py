@@ -5,4 +5,5 @@ import sys
 
 from pagedkv.serving.server.engine_process.child import serve
 
-serve(socket.socket(fileno=int(sys.argv[1])))
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
