@@ -32,6 +32,7 @@ from pagedkv.memory.warming.warm_up import compile_all
 from tests.compiling import TESTED_POLICIES, needs_compiled_loops
 
 OF_FEATURES = {
+    "block_fates",
     "tenant_victims",
     "tenant_charges",
     "epochs",
