@@ -12,7 +12,7 @@ from typing import Final, final
 __all__ = ["AnswerText"]
 
 REPLACEMENT: Final = "�"
-LONGEST_WINDOW: Final = 8
+LONGEST_WINDOW: Final = 4
 """Tokens of known text in a window."""
 MOST_UNFINISHED: Final = 8
 """Tokens after which a replacement character is taken for one that the answer has: UTF-8 has four bytes."""
