@@ -121,7 +121,7 @@ def test_what_waits_is_bounded_and_the_oldest_goes_first() -> None:
     until = time.monotonic() + PATIENCE_S
     while link.num_waiting:
         assert time.monotonic() < until
-    with pytest.raises(ConfigurationError, match="raise `most_nbytes`"):
+    with pytest.raises(ConfigurationError, match="raise most_nbytes"):
         link.offer([bytes(1001)])
     places: list[Any] = [None, {}, {**second, "more": 1}, {**second, "nbytes": 0}, {**second, "metadata": "AAAA"}]
     for place in places:
