@@ -41,6 +41,7 @@ from pagedkv.memory.tiering import (
     published_medium,
 )
 from pagedkv.memory.tiers import Identity, Tier, end_key_of
+from pagedkv.serving.engine.tiering.closing import DroppedStores
 from pagedkv.serving.engine.tiering.content import StoredContent
 from pagedkv.serving.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.serving.engine.tiering.open_tier import LOG, OpenTier
@@ -113,7 +114,8 @@ class EngineTiers:
         space.observe(_Withdrawals(weakref.WeakMethod(self.withdraw)))
         at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(at_exit)
-        self._drop = weakref.finalize(self, _drop, self._tiers, at_exit)
+        self._dropped = DroppedStores(partial(_close, self._tiers, WHEN_DROPPED_S))
+        self._drop = weakref.finalize(self, _drop, self._dropped, at_exit)
         self._drop.atexit = False
 
     def _identity(self) -> Identity:
@@ -322,6 +324,7 @@ class EngineTiers:
         is_stored = self.flush(timeout_s)
         self._loads.end_all(TierCause.WITHDRAWN)
         self._drop.detach()
+        self._dropped.forget()
         _close(self._tiers)
         self._bytes.close()
         return is_stored
@@ -347,10 +350,10 @@ def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
         tiers.close(AT_EXIT_S)
 
 
-def _drop(tiers: Sequence[OpenTier], at_exit: Callable[[], None]) -> None:
+def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
     """Close the stores of an engine that was dropped and not closed."""
     atexit.unregister(at_exit)
-    _close(tiers, WHEN_DROPPED_S)
+    dropped.close()
 
 
 def _close(tiers: Sequence[OpenTier], timeout_s: float = 0.0) -> None:
