@@ -67,3 +67,79 @@ def test_a_receiver_can_be_woken_without_a_value() -> None:
         frames.end_receiving()
         thread.join(60)
         assert received == ["never", None]
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time is what a test makes it."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        """Return the time, in seconds."""
+        return self.now_s
+
+
+def received_after(busy_s: float, passes_s: float) -> list[str]:
+    """Send one value, whose task takes some time, then two more; return what has arrived some time later."""
+    loop = SteppedLoop()
+    ours, others = socket.socketpair()
+    received: list[str] = []
+
+    def take(value: str) -> None:
+        received.append(value)
+        if value == "first":
+            loop.call_soon(work)
+
+    def work() -> None:
+        loop.now_s += busy_s
+        others.sendall(frame_of("second") + frame_of("third"))
+
+    async def main() -> None:
+        frames = LoopFrames(ours, take, lambda: None)
+        others.sendall(frame_of("first"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        loop.now_s += passes_s
+        for _ in range(20):
+            await asyncio.sleep(0)
+        frames.close()
+
+    with others:
+        loop.run_until_complete(main())
+    loop.close()
+    return received
+
+
+def test_a_loop_that_is_behind_reads_again_after_as_long_as_it_took() -> None:
+    assert received_after(busy_s=0.001, passes_s=0.0) == ["first", "second", "third"]
+    assert received_after(busy_s=0.02, passes_s=0.0) == ["first"]
+    assert received_after(busy_s=0.02, passes_s=0.01) == ["first"]
+    assert received_after(busy_s=0.02, passes_s=0.03) == ["first", "second", "third"]
+    assert received_after(busy_s=60.0, passes_s=0.2) == ["first", "second", "third"]
+
+
+def test_frames_that_are_closed_while_they_pause_read_no_more() -> None:
+    """A reader of a closed socket would be an error in the loop."""
+    loop = SteppedLoop()
+    problems: list[object] = []
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    ours, others = socket.socketpair()
+
+    def take(value: str) -> None:  # noqa: ARG001 - as LoopFrames calls it
+        loop.call_soon(setattr, loop, "now_s", 0.05)
+
+    async def main() -> None:
+        frames = LoopFrames(ours, take, lambda: None)
+        others.sendall(frame_of("first"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert loop.now_s == 0.05
+        frames.close()
+        loop.now_s = 1.0
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    with others:
+        loop.run_until_complete(main())
+    loop.close()
+    assert not problems
