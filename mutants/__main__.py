@@ -1,11 +1,9 @@
 """Put each fault of the list into a copy of the tree and run its tests; tell which faults no test noticed."""
 
 import argparse
-import json
 import signal
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from mutants.mutation import Mutation, MutationError, problems, read_list
+from mutants.results import killers_of_last_time, unjudged, write_result
 from mutants.runner import STAGES, TestsFailError, Verdict, judge_all
 from mutants.sandbox import ROOT
 
@@ -24,6 +23,8 @@ EXAMPLES: Final = """examples:
   python -m mutants --check                    only whether the list fits the code
   python -m mutants --json out/mutants.json    as JSON as well; the tests that killed last time are read from there
                                                and run first
+  python -m mutants --json out/mutants.json --unjudged
+                                               goes on where a run was interrupted
 """
 INTERRUPTED: Final = 130
 
@@ -56,7 +57,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stages", type=int, default=len(STAGES), metavar="N", help="only the first N stages of tests: a quick look"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each result here as well, once it is known")
+    parser.add_argument("--unjudged", action="store_true", help="only mutations without a result in the file of --json")
     return parser.parse_args()
 
 
@@ -67,6 +69,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print(*unfit, sep="\n", file=sys.stderr)
         return 1
     chosen = [each for each in mutations if arguments.only in f"{each.name} {each.path} {each.function}"]
+    if arguments.unjudged:
+        chosen = unjudged(chosen, arguments.json)
+        if not chosen:
+            raise MutationError(f"every mutation has a result in {arguments.json}")
     if not chosen:
         raise MutationError(f"no mutation's name or place contains {arguments.only!r}: {_names(mutations)}")
     if arguments.check:
@@ -74,8 +80,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     verdicts = _judged(chosen, arguments)
     Console(width=150).print(_table(verdicts))
-    if arguments.json is not None:
-        _write(verdicts, arguments.json)
     bad = [verdict.mutation for verdict in verdicts if not verdict.is_as_it_should]
     num_killed = sum(verdict.killer is not None for verdict in verdicts)
     num_equivalent = sum(bool(verdict.mutation.equivalent) for verdict in verdicts)
@@ -93,12 +97,16 @@ def _judged(chosen: list[Mutation], arguments: argparse.Namespace) -> list[Verdi
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(chosen))
+        writing = threading.Lock()  # processes are waited for by threads
 
         def tell(verdict: Verdict) -> None:
             progress.console.print(f"{verdict.mutation.name}: {verdict.result}", markup=False)
+            if arguments.json is not None:
+                with writing:
+                    write_result(verdict, arguments.json)
             progress.advance(task)
 
-        killers = _killers_of_last_time(arguments.json)
+        killers = killers_of_last_time(arguments.json)
         return judge_all(
             chosen,
             num_processes=arguments.jobs,
@@ -117,23 +125,6 @@ def _table(verdicts: list[Verdict]) -> Table:
         killer = (verdict.killer or "").removeprefix("tests/").replace("[", "\\[")
         table.add_row(verdict.mutation.name, place, verdict.result, killer, f"{verdict.seconds:.0f}")
     return table
-
-
-def _killers_of_last_time(file: Path | None) -> Mapping[str, str]:
-    """Tests that killed, by mutation, from the file that this run will write."""
-    if file is None or not file.exists():
-        return {}
-    results = json.loads(file.read_text(encoding="utf-8"))
-    return {result["mutation"]["name"]: result["killer"] for result in results if result["killer"] is not None}
-
-
-def _write(verdicts: list[Verdict], file: Path) -> None:
-    """Write the results; those of mutations that were not chosen this time stay."""
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    results = {result["mutation"]["name"]: result for result in before}
-    results |= {verdict.mutation.name: asdict(verdict) | {"result": verdict.result} for verdict in verdicts}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(list(results.values()), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
