@@ -33,7 +33,7 @@ def serving_one(references: BlockReferences, groups: tuple[GroupSpec, ...], num_
 @settings(deadline=None, max_examples=40)
 @given(prompts(max_blocks=4))
 def test_one_full_group_hits_as_lists_do(trace: list[Prompt]) -> None:
-    ends = [[*prompt, 10**15 + place] for place, prompt in enumerate(trace)]  # what nobody asks for twice is not hit
+    ends = [[*prompt, 10**15 + place] for place, prompt in enumerate(trace)]  # what is asked for once is not hit
     references = references_of(ends)
     longest = max(map(len, ends))
     for capacity in range(longest, references.num_unique_blocks + 1):

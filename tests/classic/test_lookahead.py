@@ -24,7 +24,7 @@ def manager_with(num_blocks: int, num_groups: int = 1) -> BlockSpaceManager:
 
 
 def blocks_of(num_sequences: int, num_tokens: int, num_lookahead: int) -> int:
-    """Count what a group holds: full blocks are shared, a partly filled one only where nobody reserves in it."""
+    """Count what a group holds: full blocks are shared, a partly filled one only without reserved slots."""
     num_full, is_partial = num_tokens // BLOCK_SIZE, num_tokens % BLOCK_SIZE > 0
     if num_lookahead == 0:
         return num_full + is_partial

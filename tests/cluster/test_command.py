@@ -43,7 +43,7 @@ class Command:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a port without a listener."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port: int = any_port.getsockname()[1]

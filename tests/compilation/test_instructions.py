@@ -1,4 +1,4 @@
-"""Instructions that Python has no word for: the comparison against NumPy's, and a hint that nobody can see."""
+"""Instructions without a word in Python: the comparison against NumPy's, and a hint without a visible effect."""
 
 import numpy as np
 import pytest

@@ -55,7 +55,7 @@ TABLE_KERNELS = (
 
 @pytest.fixture(autouse=True)
 def _fusion_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.9 warns where nobody says whether products and sums may be fused; our kernels have none to fuse."""
+    """Triton 3.9 warns where no option states whether products and sums may be fused; our kernels have none to fuse."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 

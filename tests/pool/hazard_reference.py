@@ -196,7 +196,7 @@ class HazardCache:
     def _pass_bin(self, scale: int, place: int) -> None:
         trees = ((self.trees[0], 0), (self.trees[1], 1)) if scale == 0 else ((self.trees[2], 2),)
         if place == len(trees[0][0].starts) - 1:
-            return  # nobody leaves the last
+            return  # the last class stays
         passed = self.passed[scale]
         passed[place] = max(passed[place], self.num_forgotten)
         while passed[place] < self.num_forgotten + len(self.runs):

@@ -33,7 +33,7 @@ def end_largest(resting: Sequence[Block], is_evictable: Sequence[Block]) -> list
     """End the largest lease of some blocks, and return those of it that no other lease shares, as they were released.
 
     Args:
-        resting: leased blocks that nobody uses, in the order of their release.
+        resting: unreferenced leased blocks, in the order of their release.
         is_evictable: those of them whose leases may be given up, one at least, in the same order.
     """
     while True:

@@ -34,7 +34,7 @@ LIMITS = ((11, 0), (5, 2), (11, 6))
 
 
 def audited_pool() -> BlockPool:
-    """Tenant 1 has 1 in use and 2 and 3 cached; tenant 2 has 4 in use; nobody has 5 in use and 6 cached; 7 is empty."""
+    """Tenant 1 has 1 in use and 2 and 3 cached; tenant 2 has 4 in use; none has 5 in use, 6 cached; 7 is empty."""
     pool = BlockPool("device", 12, 4, features=PoolFeatures(limits=LIMITS))
     for tenant, blocks in ((1, (1, 2, 3)), (2, (4,)), (0, (5, 6))):
         pool.charge_to(tenant)

@@ -294,7 +294,7 @@ def test_a_pool_without_it_keeps_nothing_for_it() -> None:
 
 
 def test_what_is_given_back_by_itself_has_a_run_and_waits_its_turn() -> None:
-    """Behind a window, for example: nobody said that its sequence ended."""
+    """Behind a window, for example: its sequence has not ended."""
     serving = learnt(100)
     block = acquire(serving.arrays)
     serving.arrays.digests[block] = _digest(99_999)

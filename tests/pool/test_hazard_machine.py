@@ -217,7 +217,7 @@ class HazardMachine(RuleBasedStateMachine):
 
     @rule(which=PLACES)
     def spare(self, which: int) -> None:
-        """Make a block spare that nobody holds."""
+        """Mark an unreferenced block as first to be evicted."""
         block = self._carrier_of(which)
         if block != NULL_BLOCK and self.pool.arrays.records[block, REF_COUNT] == 0:
             make_spare(self.pool.arrays, block)

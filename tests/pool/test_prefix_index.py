@@ -60,7 +60,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(group=groups, block=blocks, digest=digests)
     def name(self, group: int, block: int, digest: bytes) -> None:
-        """A nameless block gets a name that nobody carries."""
+        """A nameless block gets a name that no block has."""
         if (group, digest) not in self.model and block not in self.model.values():
             name(self.arrays, group, block, digest)
             self.model[group, digest] = block

@@ -37,7 +37,7 @@ class Known(Leased):
     Args:
         owner: whom it is charged to.
         num_users: how many use it.
-        is_spare: whether nobody is expected to find it.
+        is_spare: whether no hit of it is expected.
     """
 
     owner: int = 0
@@ -46,7 +46,7 @@ class Known(Leased):
 
     @property
     def kind(self) -> str:
-        """Which list it stands in when nobody uses it."""
+        """The list in which it stands while unreferenced."""
         return LEASED if self.until else SPARE if self.is_spare else CACHED
 
 
@@ -60,7 +60,7 @@ class TenantsMachine(RuleBasedStateMachine):
         """Start without a pool."""
         super().__init__()
         self.blocks: dict[int, Known] = {}
-        self.resting: list[int] = []  # named blocks that nobody uses, in the order of their release
+        self.resting: list[int] = []  # unreferenced cached blocks, in the order of their release
         self.num_names = 0
         self.now = 0.0
 
@@ -100,7 +100,7 @@ class TenantsMachine(RuleBasedStateMachine):
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses."""
+        """Unreferenced blocks."""
         return self.pool.num_usable - sum(known.num_users > 0 for known in self.blocks.values())
 
     def permitted(self, tenant: int) -> int:
@@ -343,7 +343,7 @@ def test_what_may_go_goes_in_its_order_and_nothing_else(policy: str) -> None:
 
 
 class LeasesMachine(TenantsMachine):
-    """The same where nobody is told apart: only what is leased shares anything."""
+    """The same without tenants: only leases are shared."""
 
     has_tenants = False
 

@@ -53,7 +53,7 @@ class Publisher:
         return frame[1:].decode()
 
     def await_departure(self) -> None:
-        """Wait until nobody subscribes any more."""
+        """Wait until there is no subscriber."""
         assert self._socket.poll(PATIENCE_MS), "the subscriber stayed"
         assert self._socket.recv()[:1] == b"\x00"
 

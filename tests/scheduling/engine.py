@@ -138,7 +138,7 @@ class Engine:
         for (request, tokens), (_, stays) in parts:
             right = accepted[place] if place < len(accepted) else []
             place += len(tokens)
-            if request.num_generated == before[request] + len(right) + 1:  # else nobody took notice
+            if request.num_generated == before[request] + len(right) + 1:  # else the end was not seen
                 served = self.served[request.number]
                 told = served.generated or [[] for _ in tokens]
                 served.generated = [
@@ -162,7 +162,7 @@ class Engine:
         return [part[: self.random.randint(len(part) * least, len(part))].tolist() for part in parts]
 
     def _check_drafts(self, batch: Batch) -> None:
-        """Prove that nobody gave anything up for a guess, and that no guess goes beyond what is asked for."""
+        """Prove that no request gave anything up for a guess, and that no guess goes beyond its request's tokens."""
         num_chunked = sum(len(chunk.token_ids) for chunk in batch.prefilling)
         num_tokens = len(batch.decoded_token_ids) + batch.num_drafted + num_chunked
         assert num_tokens == batch.plan.compute.num_tokens <= self.scheduler._state.config.max_batched_tokens

@@ -1,4 +1,4 @@
-"""The scheduler never thrashes: some sequence always advances, nobody starves, and who runs does not go on changing."""
+"""The scheduler never thrashes: some sequence always advances, none starves, and the running ones soon stay the same."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Observer:
         self.num_idle = 0 if num_computed else self.num_idle + 1
         self.num_changes += len(batch.admitted) + len(batch.resumed) + len(batch.preempted)
         assert num_computed or batch.preempted or batch.resumed, "a step in which nothing happens"
-        assert self.num_idle <= len(before) + 1, "nobody advances"
+        assert self.num_idle <= len(before) + 1, "no sequence advances"
         return batch
 
     def _see_preempted(self, request: Request, num_known: int, before: list[Request]) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler as an engine meets it: tokens that nobody knows in advance, ends, aborts, batches in flight, misuse."""
+"""The scheduler as an engine meets it: tokens unknown in advance, ends, aborts, batches in flight, misuse."""
 
 import re
 from dataclasses import replace
@@ -38,7 +38,7 @@ def engine(num_blocks: int = 40, num_host_blocks: int = 0, watermark: float = 0.
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_everybody_is_served_whatever_happens(data: st.DataObject) -> None:
-    """Requests come, end early and are aborted while up to three batches are in flight; nobody is left over."""
+    """Requests come, end early and are aborted while up to three batches are in flight; none is left over."""
     served = engine(
         data.draw(st.integers(8, 30)),
         max_sequences=data.draw(st.integers(3, 8)),

@@ -1,4 +1,4 @@
-"""Clients that go, deadlines, a full queue, large bodies, the end of the server: nothing is computed for nobody."""
+"""Clients that go, deadlines, a full queue, large bodies, the end of the server: nothing is computed for them."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def wait_until_idle(service: Service) -> None:
     """Wait until no sequence has blocks. Raises AssertionError where that never comes."""
     until = time.monotonic() + PATIENCE_S
     while local_engine(service).llm.core.has_work or num_live_blocks(service):
-        assert time.monotonic() < until, "blocks of a request that nobody waits for are not free"
+        assert time.monotonic() < until, "blocks of a request without a client are not free"
         threading.Event().wait(0.01)
 
 

@@ -54,7 +54,7 @@ def test_a_tenant_hits_its_own_and_no_other_does(served: Running) -> None:
     told = other.json()["cache_explanation"]
     assert told == ask(served, "key of b", "never asked before " * 20).json()["cache_explanation"] | {
         "num_prompt_tokens": told["num_prompt_tokens"]
-    }, "what b is told does not differ from what it is told of content that nobody has"
+    }, "the answer to b does not differ from that about content that is not cached"
     assert cached(ask(served, "other key of a")) > 200
     assert cached(ask(served, "key of b")) > 200
 

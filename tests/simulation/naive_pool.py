@@ -3,7 +3,7 @@
 Written from the promises of the design and from ``docs/decisions/0007``. A cached block is found by its *whole* prefix,
 a tuple of tokens. Two things are kept as the library keeps them, since counts depend on them: a name is good only
 while the block that its chain goes through keeps its content (``life``), and blocks that the open step copies or swaps
-are handed to nobody before that step is over (``deferred``).
+are not handed out before that step is over (``deferred``).
 """
 
 from collections import Counter
@@ -124,7 +124,7 @@ class NaivePool:
         other = self.found.get(content)
         if other is not None and (other == block or self.names[other].parent_life == parent_life):
             return other
-        if other is not None:  # named, but nobody could find it: a block before it was given up
+        if other is not None:  # named, but not to be found: a block before it was evicted
             self._forget(other)
             if other in self.free:
                 self.free.remove(other)

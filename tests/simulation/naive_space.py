@@ -68,7 +68,7 @@ class NaiveSpace:
 
     @property
     def kept_free(self) -> int:
-        """The watermark, unless the pool serves nobody."""
+        """The watermark, unless the pool serves no sequence."""
         is_idle = len(self.device.free) == self.device.num_usable
         return 0 if is_idle else int(self.watermark * self.device.num_usable)
 
@@ -241,7 +241,7 @@ class NaiveSpace:
         return twins
 
     def _num_taken(self, twins: dict[int, int | None], destination: NaivePool) -> int:
-        """Count the free blocks that go: one for each copy, and the twins that nobody uses."""
+        """Count the free blocks that go: one for each copy, and the unreferenced twins."""
         shared = {twin for twin in twins.values() if twin is not None}
         num_copied = sum(twin is None for twin in twins.values())
         return num_copied + sum(1 for twin in shared if twin in destination.free)

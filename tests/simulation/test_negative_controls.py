@@ -62,7 +62,7 @@ class NeverCopiesOnWrite(NaiveSpace):
     """Writes into shared blocks."""
 
     def append(self, growing: list[tuple[NaiveTable, list[Any]]]) -> None:
-        """Append as if nobody shared."""
+        """Append as if no block were shared."""
         references, self.device.references = self.device.references, self.device.references.copy()
         for table, _ in growing:
             self.device.references[table.blocks[-1]] = 1

@@ -267,7 +267,7 @@ def test_sinks_are_kept_with_any_window() -> None:
 
 
 @pytest.mark.parametrize(
-    "groups", [(FULL, WINDOW), (WINDOW,)], ids=["switched off", "nobody sees where prompts branch"]
+    "groups", [(FULL, WINDOW), (WINDOW,)], ids=["switched off", "branches of prompts are not seen"]
 )
 def test_windows_keep_everything_where_nothing_is_shed(groups: tuple[GroupSpec, ...]) -> None:
     space = hybrid(*groups, shed_windows=len(groups) == 1)

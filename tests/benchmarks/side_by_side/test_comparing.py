@@ -49,11 +49,11 @@ def test_another_class_another_number_or_no_error_is_a_difference(other: object)
 
 
 def test_errors_in_other_words_are_kept_apart_and_it_goes_on() -> None:
-    texts = ("block 1 is free", "nobody has block 1")
+    texts = ("block 1 is free", "no row has block 1")
     comparison = compare(*([call(0, error(text)), call(1, error(text)), call(2, 0)] for text in texts))
     assert comparison.difference is None
     assert comparison.num_calls == 3
-    assert comparison.reworded == {("block N is free", "nobody has block N"): 2}
+    assert comparison.reworded == {("block N is free", "no row has block N"): 2}
 
 
 def test_other_words_hide_no_other_state() -> None:

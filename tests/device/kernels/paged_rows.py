@@ -96,7 +96,7 @@ def make_case(  # noqa: PLR0913 - a case has as many sides
     counts = [-(-stop // size) for _, stop in ranges]
     num_blocks = 2 * sum(counts) + 3
     storage = KVStorage(SpaceConfig((FullAttention(size),), num_blocks), [_shape(memory)], device)
-    storage.pool_of(0).device_bytes.fill_(255)  # NaN in every type, the null block too: nobody reads it
+    storage.pool_of(0).device_bytes.fill_(255)  # NaN in every type, the null block too: it is never read
     layer = _layer(storage, memory, generator)
     block_ids = 1 + torch.randperm(num_blocks - 1, generator=generator)
     tables = torch.randint(num_blocks, (len(ranges), max(counts) + 2), generator=generator).int()

@@ -36,7 +36,7 @@ CONFIG = SpaceConfig(
     max_sequences=7,
     max_tokens=60,
 )
-STALE = {"ring", "packet", "run_of_row", "run_firsts"}  # what earlier packets left there, nobody reads
+STALE = {"ring", "packet", "run_of_row", "run_firsts"}  # what earlier packets left there is not read
 
 
 WRITTEN = ("packet", "run_of_row", "run_firsts", "places", "starts", "seq_lens", "offsets", "tables", "batch_tables")
@@ -45,7 +45,7 @@ NO_TENANT = 1000  # no row
 
 
 def poison(tables: BlockTables) -> None:
-    """Fill what nobody may rely on with random bytes, and say that places and slots hold something stale."""
+    """Fill what holds no valid values with random bytes, and mark places and slots as stale."""
     arrays = tables.arrays
     for seed, name in enumerate((*WRITTEN, "slots")):
         array: torch.Tensor = getattr(arrays, name)

@@ -1,6 +1,6 @@
 // Tells the values of a drawing where the pointer is, or where the arrow keys have led. Without it nothing is lost:
 // tables have the numbers. Reads what the drawings carry (data-box, data-places, data-headings, data-values) and the
-// names in the legend; asks nobody for anything.
+// names in the legend; sends no requests.
 for (const figure of document.querySelectorAll("figure")) {
   const carrier = figure.querySelector("svg[data-values]");
   if (!carrier) continue;
