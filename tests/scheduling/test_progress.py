@@ -1,4 +1,4 @@
-"""The scheduler never thrashes: some sequence always advances, none starves, and the running ones soon stay the same."""
+"""The scheduler never thrashes: some sequence always advances, none starves, and the running ones soon stay."""
 
 from collections import Counter
 from dataclasses import dataclass, field
