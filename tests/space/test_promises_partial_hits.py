@@ -17,8 +17,9 @@ from pagedkv import (
     RequestKeys,
     Shortage,
     SlidingWindow,
+    SpaceConfig,
 )
-from pagedkv.memory.contract.errors import ConfigurationError, TokenError
+from pagedkv.memory.contract.errors import ConfigurationError, TokenError, TooManySequencesError
 from pagedkv.memory.contract.keys import NO_KEYS
 from tests.space.partial_prompts import OTHERS, copies_of, leaving, space_of
 from tests.space.spaces import (
@@ -450,3 +451,18 @@ def test_promise_24_the_copy_is_named_for_its_own_tokens_alone() -> None:
     run_step(space)
     space.check()
     assert hit(space, [*leaving(6, 3), *range(90, 95)]) == 12
+
+
+def test_a_refused_allocation_leaves_no_block_chosen_for_the_next_one() -> None:
+    """It was to take over the block inside which its hit ends, and found no row."""
+    config = SpaceConfig((FullAttention(4),), num_blocks=5, max_sequences=1, watermark=0.0, min_partial_hit=1)
+    space = BlockSpace(config)
+    space.free(prefill(space, [1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    row = prefill(space, [90, 91, 92])
+    prompt = [1, 2, 3, 4, 5, 6, 80, 81, 82]  # its copy of the second block has no room beside that block
+    assert space.match(prompt).num_tokens == 6
+    with pytest.raises(TooManySequencesError):
+        space.allocate(prompt)
+    space.free(row)
+    space.allocate([70, 71, 72, 73, 74], num_external_tokens=2)  # this kind once took what the refused one had chosen
+    space.check()

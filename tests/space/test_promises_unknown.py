@@ -5,7 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
+from pagedkv import (
+    Allocation,
+    AllocStatus,
+    BlockSpace,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    SpaceConfig,
+    StepPlan,
+)
 from pagedkv.memory.contract.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
 from pagedkv.memory.tables.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
@@ -497,4 +506,19 @@ def test_promise_20_of_drafts_that_are_judged_late_only_computed_ones_are_accept
     assert hit(space, tokens(9)) == (8 if num_right == 2 else 4)
     run_step(space)
     assert space._state.rows[row, NUM_ACCEPTED] == 7 + num_right
+    space.check()
+
+
+def test_a_row_with_an_unknown_token_can_be_swapped_out_later() -> None:
+    space = BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=20, num_host_blocks=20))
+    row = prefill(space, list(range(6)))
+    assert space.can_swap_out(row) is AllocStatus.OK
+    space.append(row, None, [1])
+    assert space.can_swap_out(row) is AllocStatus.LATER
+    with pytest.raises(SequenceError, match="1 of its 7 tokens are unknown"):
+        space.swap_out(row)
+    run_step(space)
+    space.fill(row, [6], [1])
+    assert space.can_swap_out(row) is AllocStatus.OK
+    space.swap_out(row)
     space.check()

@@ -32,6 +32,7 @@ __all__ = [
     "answer_for_whole",
     "as_policy",
     "free_blocks_needed",
+    "make_fit",
 ]
 
 NO_BLOCKS: Final = np.zeros(0, np.int32)
@@ -180,19 +181,31 @@ def allocate(
 ) -> Allocation | Shortage:
     """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
     hit = match_again(state, admission.prompt, answer)
-    needed = free_blocks_needed(state, admission, hit)
-    shortage = state.room.find_shortage({admission.tenant: needed})
+    shortage = make_fit(state, admission, hit)
     if shortage is not None:
         return shortage
-    for feature in state.features:
-        feature.fits(hit, needed, admission.tenant)
-    require_vacant_rows(state, admission.num_sequences)
     state.is_changing = True
     state.version += 1
     row = allocate_prompt(state, ledger, admission, hit)
     allocation = Allocation(row, hit.num_tokens, state.checkpoint_of(admission.prompt_length, hit.num_tokens))
     state.is_changing = False
     return allocation
+
+
+def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortage | None:
+    """Return the shortage that refuses a prompt; None if it fits, which features then know before it is allocated.
+
+    Raises:
+        TooManySequencesError: there are not enough vacant rows.
+    """
+    needed = free_blocks_needed(state, admission, hit)
+    shortage = state.room.find_shortage({admission.tenant: needed})
+    if shortage is not None:
+        return shortage
+    require_vacant_rows(state, admission.num_sequences)
+    for feature in state.features:  # after all that may refuse: what they note is for the next allocation
+        feature.fits(hit, needed, admission.tenant)
+    return None
 
 
 def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit) -> Row:

@@ -28,6 +28,7 @@ __all__ = [
     "as_num_reached",
     "as_numbers",
     "as_step_id",
+    "has_unknown",
     "require_known",
     "require_known_prefix",
     "require_status",
@@ -77,6 +78,11 @@ def require_status(state: SpaceState, batch: Int32Array, status: int) -> int:
     if place >= 0:
         _refuse(state, batch, place, status)
     return mark
+
+
+def has_unknown(state: SpaceState, batch: Int32Array) -> bool:
+    """Whether a row has unknown tokens."""
+    return state.is_overlapped and bool(state.loops.first_unfilled(state.rows, state.num_known, batch) >= 0)
 
 
 def require_known(state: SpaceState, batch: Int32Array, what: str) -> None:

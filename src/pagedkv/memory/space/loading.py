@@ -21,9 +21,8 @@ from pagedkv.memory.contract.errors import BlockError, ConfigurationError, Token
 from pagedkv.memory.pool.block_keys import keys_of_blocks
 from pagedkv.memory.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.memory.pool.holding import claim_all
-from pagedkv.memory.space.admission import Admission, allocate, allocate_prompt, free_blocks_needed
+from pagedkv.memory.space.admission import Admission, allocate, allocate_prompt, make_fit
 from pagedkv.memory.space.declaring import declare
-from pagedkv.memory.space.forking import require_vacant_rows
 from pagedkv.memory.space.growing import as_growth, extend, require_growth
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.holding import give_back, take_ticket
@@ -220,10 +219,9 @@ def allocate_loaded(
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
     hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
-    shortage = state.room.find_shortage({admission.tenant: free_blocks_needed(state, admission, hit)})
+    shortage = make_fit(state, admission, hit)
     if shortage is not None:
         return shortage
-    require_vacant_rows(state, admission.num_sequences)
     brought, rest = prompt.tokens[:num_external], prompt.tokens[num_external:]
     num_digests = num_external // state.cached_groups[0].block_size
     beginning = prompt._replace(tokens=brought, digests=prompt.digests[:num_digests])

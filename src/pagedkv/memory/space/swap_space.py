@@ -8,7 +8,7 @@ from pagedkv.memory.contract.errors import NoHostPoolError
 from pagedkv.memory.contract.plan import BlockMoves
 from pagedkv.memory.contract.spec import AllocStatus
 from pagedkv.memory.space import swapping
-from pagedkv.memory.space.batches import require_known, require_status
+from pagedkv.memory.space.batches import has_unknown, require_known, require_status
 from pagedkv.memory.space.content_space import ContentSpace
 from pagedkv.memory.tables.rows import RUNNING, SWAPPED
 
@@ -23,11 +23,13 @@ class SwapSpace(ContentSpace):
 
         OK if :meth:`swap_out` would succeed. NEVER without a host pool, or if the rows fit neither into an empty host
         pool nor into one that holds nothing but blocks which they share there. LATER also while the open plan copies or
-        swaps into their blocks, and while a step that replays a window of theirs is not acknowledged.
+        swaps into their blocks, while a step that replays a window of theirs is not acknowledged, and until their
+        unknown tokens are filled in.
         """
         batch = as_batch(rows)
         require_status(self._state, batch, RUNNING)
-        return swapping.swap_out_status(self._state, self._ledger, batch)
+        status = swapping.swap_out_status(self._state, self._ledger, batch)
+        return AllocStatus.LATER if status is AllocStatus.OK and has_unknown(self._state, batch) else status
 
     def swap_out(self, rows: Rows) -> tuple[BlockMoves, ...] | Shortage:
         """Move rows to the host pools, device block -> host block; a block that several of these rows share moves once.
@@ -36,8 +38,8 @@ class SwapSpace(ContentSpace):
 
         Raises:
             NoHostPoolError: a group's pool has no host pool.
-            SequenceError: the open plan writes their blocks, or a window is being replayed (``can_swap_out`` returns
-                LATER).
+            SequenceError: the open plan writes their blocks, a window is being replayed, or tokens are unknown
+                (``can_swap_out`` returns LATER).
         """
         batch = as_batch(rows)
         mark = require_status(self._state, batch, RUNNING)
