@@ -106,3 +106,20 @@ def test_an_explanation_is_streamed_without_usage(server: Running) -> None:
         lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
     assert "cache_explanation" in lines[-1]
     assert '"usage"' not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "stop": ["a"] * 17}, "at most 16 items"),
+        ("/v1/chat/completions", {"messages": [USER], "stop": 5}, "stop"),
+        ("/v1/completions", {"prompt": [-1]}, "greater than or equal to 0"),
+        ("/v1/completions", {"prompt": [1, 2**31]}, "less than 2147483648"),
+    ],
+)
+def test_a_field_of_several_types_is_refused_for_what_is_wrong_with_the_one_sent(
+    path: str, body: dict[str, Any], told: str, server: Running
+) -> None:
+    answer = httpx.post(f"{server.url}{path}", json={"model": "small", "max_tokens": 4, **body}, timeout=60)
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]

@@ -81,6 +81,14 @@ def test_imbalance_is_the_largest_over_the_mean_of_each_minute() -> None:
     assert replace(figures, computed_tokens=np.zeros((2, 1))).imbalance == 1
 
 
+def test_a_trace_of_three_thousand_years_needs_no_array_of_its_minutes() -> None:
+    cluster = VirtualCluster(CONFIG, COSTS, 2)
+    prompt, output = np.arange(10, dtype=np.int32), np.arange(4, dtype=np.int32)
+    figures = cluster.run([TokenizedRequest(arrival_s, prompt, output) for arrival_s in (0.0, 1e11)])
+    assert figures.computed_tokens.shape == (2, 1)
+    assert figures.imbalance == 2
+
+
 def test_wrong_calls_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="num_replicas"):
         VirtualCluster(CONFIG, COSTS, 0)

@@ -95,7 +95,7 @@ class Room:
         for name, count in needs[NO_TENANT].items():
             num_free = self._state.pools[name].num_free
             if count > num_free:
-                return Shortage(name, count, num_free)
+                return Shortage(name, int(count), num_free)
         return None
 
     def fits_now(self, needs: Needs) -> bool:

@@ -136,7 +136,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
     found = _survey(state, batch, _device_pool, _host_pool)
     for name, count in found.num_taken.items():
         if count > state.host_pools[name].num_free:
-            return Shortage(f"{name} (host)", count, state.host_pools[name].num_free)
+            return Shortage(f"{name} (host)", int(count), state.host_pools[name].num_free)
     state.is_changing = True
     for observer in state.observers:
         observer.leaving(batch)

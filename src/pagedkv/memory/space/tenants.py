@@ -146,7 +146,7 @@ class TenantRoom(Room):
             tenant = left.first_too_needy(needs, name)
             if tenant is not None:
                 share = replace(self._share(pool, tenant), num_permitted=left.num_permitted(tenant))
-                return Shortage(name, needs[tenant][name], pool.num_free, share)
+                return Shortage(name, int(needs[tenant][name]), pool.num_free, share)
         return None
 
     def fits_now(self, needs: Needs) -> bool:

@@ -3,12 +3,16 @@
 FastAPI reads bodies with Python's JSON module, which accepts lone surrogates. No tokenizer accepts them.
 """
 
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 from starlette.requests import Request
 
 from pagedkv.serving.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 __all__ = ["COMPONENTS", "Body", "documented", "read_body", "schemas_of"]
 
@@ -46,12 +50,21 @@ async def read_body(request: Request, model: type[B]) -> B:
     try:
         return model.read(raw)
     except ValidationError as problem:
-        first = problem.errors(include_url=False, include_input=False, include_context=False)[0]
+        first = _first_of_note(problem.errors(include_url=False, include_input=False, include_context=False))
         where = ".".join(map(str, first["loc"]))
         message = f"{where}: {first['msg']}" if where else str(first["msg"])
         raise ApiError(
             400, f"the body of the request is invalid for this path: {message}", param=where or None
         ) from problem
+
+
+def _first_of_note(errors: Sequence["ErrorDetails"]) -> "ErrorDetails":
+    """Return the first error; of a field that takes several types, the one of the type that the client has sent.
+
+    Such a field has an error for each of its types, and those of other types only say that the type is another one.
+    """
+    of_field = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
+    return next((error for error in of_field if not error["type"].endswith("_type")), errors[0])
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:

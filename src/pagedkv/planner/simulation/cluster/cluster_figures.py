@@ -18,8 +18,8 @@ class ClusterFigures:
         num_requests: requests that arrived; num_prompt_tokens: of them all; num_hit_tokens: those that were hits when
             the request was admitted for the first time.
         first_token_s: seconds from arrival to the first token of each request: float64 ``[requests]``, NaN without one.
-        computed_tokens: tokens computed by each replica in each whole minute until the last arrival, else in the first:
-            float64 ``[replicas, minutes]``.
+        computed_tokens: tokens computed by each replica in each whole minute until the last arrival, else in the first;
+            minutes without a step are left out: float64 ``[replicas, minutes]``.
         busy: fraction of the time until the last arrival in which a step ran, the mean of all replicas.
         num_by_reason: routing decisions by reason.
         num_lost_batches: batches of events that were lost; num_snapshots: snapshots that were sent instead.

@@ -183,16 +183,19 @@ class VirtualCluster:
         """Sum up the run so far. Changes nothing."""
         log, num_replicas = self.log, len(self._names)
         hits = log.counts("num_hit_tokens")
-        computed = np.zeros((num_replicas, 1 + max((minute for _, minute in self._computed), default=0)))
-        for (name, minute), number in self._computed.items():
-            computed[self._names.index(name), minute] += number
         until = max(1, int(self._last_arrival_s // MINUTE_S))
+        worked = sorted({minute for _, minute in self._computed if minute < until})
+        minutes = {minute: place for place, minute in enumerate(worked)}
+        computed = np.zeros((num_replicas, len(minutes)))
+        for (name, minute), number in self._computed.items():
+            if minute in minutes:
+                computed[self._names.index(name), minutes[minute]] += number
         return ClusterFigures(
             self._num_requests,
             int(log.counts("num_prompt_tokens").sum()),
             int(hits[hits > 0].sum()),
             log.first_token_s - log.arrival_s,
-            computed[:, :until],
+            computed,
             log.busy_s / num_replicas / max(self._last_arrival_s, 1e-9),
             {str(reason): number for reason, number in self.router.num_by_reason.items() if number},
             self._num_lost,
