@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +19,7 @@ from pagedkv.serving.engine.answer_stream import OutletClosedError, StreamMessag
 from pagedkv.serving.server.built_engine import build_engine
 from pagedkv.serving.server.engine_numbers import EngineNumbers
 from pagedkv.serving.server.engine_process.frames import BlockingFrames
+from pagedkv.serving.server.engine_process.inspection_child import InspectionChild
 from pagedkv.serving.server.engine_process.messages import (
     Begin,
     Built,
@@ -35,6 +36,7 @@ from pagedkv.serving.server.engine_process.messages import (
     packed,
 )
 from pagedkv.serving.server.engines import EngineFacts, LocalEngine
+from pagedkv.serving.server.inspector.inspected import InspectedEngine
 from pagedkv.serving.server.remote_formats import with_matchers
 from pagedkv.serving.server.sendable_errors import as_sendable
 
@@ -46,11 +48,12 @@ SEND_NBYTES: Final = 4 * 2**20
 """Bytes that the kernel holds while the server's process does something else, so that the engine does not wait."""
 
 
-def serve(place: socket.socket) -> None:
+def serve(place: socket.socket, inspector_place: socket.socket | None = None) -> None:
     """Build an engine, and serve until the server's process ends the commands, or is gone.
 
     Args:
         place: this process's end of the socket pair; the other end sends a ProcessSpec first.
+        inspector_place: of the inspector's socket pair; None: there is no inspector.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal sends Ctrl-C to both processes
     place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_NBYTES)
@@ -67,6 +70,8 @@ def serve(place: socket.socket) -> None:
             return
         for number in (signal.SIGINT, signal.SIGTERM):  # the server's process drains, and then ends the commands
             signal.signal(number, signal.SIG_IGN)
+        if child.inspected is not None and inspector_place is not None:
+            stack.enter_context(InspectionChild(child.inspected, inspector_place))
         frames.send(child.built)
         child.run()
 
@@ -103,6 +108,17 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
         yield child
 
 
+def _inspected(engine: LocalEngine, tokenizer: Any, spec: ProcessSpec) -> InspectedEngine | None:  # noqa: ANN401 - of transformers, or like it
+    """Return what the inspector shows, if there is to be one."""
+    if spec.inspector == "off":
+        return None
+    return InspectedEngine(engine, _decoder(tokenizer) if spec.inspector == "texts" else None)
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:  # noqa: ANN401 - as above
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
 @final
 class _Recipient:
     """A request of the server's process.
@@ -132,13 +148,15 @@ class EngineChild:
 
     Attributes:
         built: the first message to the server's process.
+        inspected: the data of the inspector; None: there is none.
         on_step: callbacks, called in the engine's thread with the record of each step.
     """
 
     def __init__(self, engine: LocalEngine, tokenizer: Any, spec: ProcessSpec, frames: BlockingFrames) -> None:  # noqa: ANN401 - of transformers, or like it
         self.engine = engine
         self.built = Built(EngineFacts.of(engine.llm), EngineNumbers.of(engine.llm))
-        self.on_step: list[Any] = []
+        self.inspected = _inspected(engine, tokenizer, spec)
+        self.on_step: list[Any] = [] if self.inspected is None else [self.inspected.stepped]
         self._frames = frames
         self._formats = engine.formats(tokenizer, spec.tool_parser)
         self._recipients: dict[int, _Recipient] = {}
