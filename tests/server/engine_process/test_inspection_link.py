@@ -66,8 +66,10 @@ def linked() -> Iterator[tuple[Data, ProcessInspected]]:
     """Connect both ends, as two processes do."""
     ours, others = socket.socketpair()
     data, inspected = Data(), ProcessInspected(ours)
-    with InspectionChild(data, others):
-        yield data, inspected
+    child = InspectionChild(data, others)
+    child.start()
+    yield data, inspected
+    child.close()
     inspected.close()
 
 
@@ -150,12 +152,17 @@ def test_the_end_of_the_other_process_fails_what_waits() -> None:
     async def main() -> None:
         ours, others = socket.socketpair()
         inspected = ProcessInspected(ours)
-        with InspectionChild(Data(), others):
-            inspected.start()
-            question = asyncio.ensure_future(inspected.history(0.0, 1e6))
-            silent = inspected.events("silent", lambda: False)
-            event = asyncio.ensure_future(anext(silent))
-            await inspected.block("full", 1, None)
+        child = InspectionChild(Data(), others)
+        inspected.start()
+        early = asyncio.ensure_future(inspected.block("full", 1, None))
+        await asyncio.sleep(0)
+        child.start()
+        question = asyncio.ensure_future(inspected.history(0.0, 1e6))
+        silent = inspected.events("silent", lambda: False)
+        event = asyncio.ensure_future(anext(silent))
+        assert (await early)["block"] == 1, "a question that came before the other end was ready"
+        await inspected.block("full", 1, None)
+        child.close()
         with pytest.raises(EngineError, match="has ended"):
             await asyncio.wait_for(question, PATIENCE_S)
         assert await asyncio.wait_for(event, PATIENCE_S) == LAST_EVENT

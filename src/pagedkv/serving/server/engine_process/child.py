@@ -64,14 +64,12 @@ def serve(place: socket.socket, inspector_place: socket.socket | None = None) ->
     threading.Thread(target=_end_with_server, args=(frames,), name="pagedkv server", daemon=True).start()
     with ExitStack() as stack:
         try:
-            child = stack.enter_context(_built(spec, frames))
+            child = stack.enter_context(_built(spec, frames, inspector_place))
         except PagedKVError as problem:
             frames.send(NotBuilt(as_sendable(problem)))
             return
         for number in (signal.SIGINT, signal.SIGTERM):  # the server's process drains, and then ends the commands
             signal.signal(number, signal.SIG_IGN)
-        if child.inspected is not None and inspector_place is not None:
-            stack.enter_context(InspectionChild(child.inspected, inspector_place))
         frames.send(child.built)
         child.run()
 
@@ -83,7 +81,7 @@ def _end_with_server(frames: BlockingFrames) -> None:
 
 
 @contextmanager
-def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]:
+def _built(spec: ProcessSpec, frames: BlockingFrames, inspector_place: socket.socket | None) -> Iterator["EngineChild"]:
     """Build the engine. Raises as :func:`build_engine`; ConfigurationError: an endpoint cannot be bound."""
     compat.be_silent()
     settings = replace(spec.engine, events=spec.events is not None)
@@ -93,6 +91,8 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one for the server's process
     child = EngineChild(LocalEngine(llm), tokenizer, spec, frames)
+    if inspector_place is not None:
+        child.inspect(inspector_place, _decoder(tokenizer) if spec.inspector == "texts" else None)
     if spec.events is None:
         yield child
         return
@@ -108,14 +108,7 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
         yield child
 
 
-def _inspected(engine: LocalEngine, tokenizer: Any, spec: ProcessSpec) -> InspectedEngine | None:  # noqa: ANN401 - of transformers, or like it
-    """Return what the inspector shows, if there is to be one."""
-    if spec.inspector == "off":
-        return None
-    return InspectedEngine(engine, _decoder(tokenizer) if spec.inspector == "texts" else None)
-
-
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:  # noqa: ANN401 - as above
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:  # noqa: ANN401 - of transformers, or like it
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
@@ -148,31 +141,40 @@ class EngineChild:
 
     Attributes:
         built: the first message to the server's process.
-        inspected: the data of the inspector; None: there is none.
         on_step: callbacks, called in the engine's thread with the record of each step.
     """
 
     def __init__(self, engine: LocalEngine, tokenizer: Any, spec: ProcessSpec, frames: BlockingFrames) -> None:  # noqa: ANN401 - of transformers, or like it
         self.engine = engine
         self.built = Built(EngineFacts.of(engine.llm), EngineNumbers.of(engine.llm))
-        self.inspected = _inspected(engine, tokenizer, spec)
-        self.on_step: list[Any] = [] if self.inspected is None else [self.inspected.stepped]
+        self.on_step: list[Any] = []
+        self._inspection: InspectionChild | None = None
         self._frames = frames
         self._formats = engine.formats(tokenizer, spec.tool_parser)
         self._recipients: dict[int, _Recipient] = {}
         self._records: list[StepRecord] = []
         self._num_submitted = 0
 
+    def inspect(self, place: socket.socket, decode: Callable[[Sequence[int]], str] | None) -> None:
+        """Answer the inspector's questions too, at a socket, once the engine is started; before :meth:`run`."""
+        inspected = InspectedEngine(self.engine, decode)
+        self.on_step.append(inspected.stepped)
+        self._inspection = InspectionChild(inspected, place)
+
     def run(self) -> None:
         """Serve until there are no more commands, or the engine has failed."""
         while (command := self._frames.receive()) is not None:
             self._carry_out(command)
         asyncio.run(self.engine.stop())
+        if self._inspection is not None:
+            self._inspection.close()
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Begin():
                 self.engine.start(command.max_waiting, self._stepped)
+                if self._inspection is not None:
+                    self._inspection.start()
                 threading.Thread(target=self._end_with_engine, name="pagedkv end", daemon=True).start()
             case SubmitRequest():
                 self._submit(command)

@@ -10,8 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, assert_never, final
+from typing import Any, assert_never, final
 
 from pagedkv.serving.server.engine_process.frames import LoopFrames
 from pagedkv.serving.server.engine_process.inspection_messages import (
@@ -29,7 +28,7 @@ __all__ = ["InspectionChild"]
 
 @final
 class InspectionChild:
-    """Answers the server's process while this is open.
+    """Answers the server's process, from :meth:`start` to :meth:`close`. Requests that come before wait in the socket.
 
     Args:
         inspected: the data of the engine.
@@ -43,18 +42,16 @@ class InspectionChild:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="pagedkv inspector", daemon=True)
 
-    def __enter__(self) -> Self:
-        """Begin to answer."""
+    def start(self) -> None:
+        """Begin to answer. The engine was started."""
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """End the thread. What waits for the engine is dropped."""
+    def close(self) -> None:
+        """End the thread, if it was started. What waits for the engine is dropped."""
         with suppress(OSError):  # the server's process has ended it before
             self._place.shutdown(socket.SHUT_RD)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     # In the thread
 
