@@ -1,6 +1,7 @@
 """``pagedkv plan``: the source of its seconds, which loads hold, what tokens cost, and why no more."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+def loads_shown(*options: object) -> list[str]:
+    """Return the cells of load and verdict of each row of the table."""
+    result = run("plan", *options)
+    assert result.exit_code == 0, result.stderr
+    table = result.stdout.partition("GiB   answers/s")[2].partition("TPOT")[0]
+    return re.findall(r"\S+x +(?:yes|queue|\?)", table)
+
+
 def planned(*options: object) -> dict[str, Any]:
     result = run("plan", *options, "--json", "-")
     assert result.exit_code == 0, result.stderr
@@ -60,6 +69,9 @@ def test_without_loads_the_highest_that_holds_is_searched_for(trace: Path, cost:
     assert len(kept) == 12
     assert planned(*options)["points"] == plan["points"]
     assert planned(*options, "-j", 2)["points"] == plan["points"]
+    assert [row.split() for row in loads_shown(*options)] == [["2x", "yes"]] * 2
+    every = [[f"{load:g}x", "yes" if load <= 2 else "queue"] for load in searched]
+    assert [row.split() for row in loads_shown(*options, "--every-load")] == every * 2
     given = planned(*options, "--load", ",".join(map(str, searched)))
     assert [point["figures"] for point in given["points"]] == [point["figures"] for point in plan["points"]]
     assert given["settings"] == plan["settings"]

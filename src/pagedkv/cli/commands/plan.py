@@ -35,7 +35,7 @@ __all__ = ["plan"]
 
 @dataclass(frozen=True, slots=True)
 class PlanRuns:
-    """How points are run and stored; the options as typed."""
+    """How points are run, stored and printed; the options as typed."""
 
     jobs: opt.Jobs = None
     results: Annotated[
@@ -50,6 +50,9 @@ class PlanRuns:
         ),
     ] = False
     fresh: Annotated[bool, typer.Option("--fresh", help="Run finished points again, too.")] = False
+    every_load: Annotated[
+        bool, typer.Option("--every-load", help="Print a row for each load that was run, not one for each setting.")
+    ] = False
 
     @property
     def num_processes(self) -> int:
@@ -127,7 +130,7 @@ def plan(
         with atomic_file(page) as file:
             file.write(renderer.render_plan(document, version=__version__).encode())
     if STANDARD_OUTPUT not in {json_file, page}:
-        print_plan(document)
+        print_plan(document, has_every_load=runs.every_load)
 
 
 @dataclass(frozen=True, slots=True)

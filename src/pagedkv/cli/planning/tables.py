@@ -1,6 +1,6 @@
 """The result for humans: a recommendation on one screen, and the table of all points."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rich.console import Console
@@ -30,8 +30,13 @@ INTERVALS: Final = (
 )
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the results."""
+def print_plan(plan: Plan, *, has_every_load: bool) -> None:
+    """Print the results.
+
+    Args:
+        plan: the document.
+        has_every_load: whether the table has all loads that were run; else each setting has one row.
+    """
     print_warnings(plan["warnings"])
     console = Console()
     console.print()
@@ -44,11 +49,7 @@ def print_plan(plan: Plan) -> None:
     console.print()
     console.print(f"The trace was read as {plan['read_as']}.", highlight=False, markup=False)
     console.print()
-    title = (
-        f"Settings for {plan['model']}; TTFT, TPOT and ITL in seconds; * marks that of the headline; holds: "
-        "yes, or the cause if not (? if the trace is too short to decide)"
-    )
-    print_numbers(title, _headings(plan), _rows(plan), num_keys=2)
+    _print_points(plan, has_every_load=has_every_load)
     if any(setting["beside"] for setting in plan["settings"]):
         print_numbers(CLUSTERS, CLUSTER_HEADINGS, _cluster_rows(plan), num_keys=2)
     has_bounds = any(bound is not None for bound in plan["bounds"].values())
@@ -57,8 +58,34 @@ def print_plan(plan: Plan) -> None:
     print_parts(parts, has_bounds=has_bounds)
 
 
-def _headings(plan: Plan) -> list[str]:
+def _print_points(plan: Plan, *, has_every_load: bool) -> None:
+    """Print a row for each setting, at its highest load that holds, else at its lowest; or a row for each load."""
     has_bounds = any(bound is not None for bound in plan["bounds"].values())
+    points = plan["points"] if has_every_load else list(_points_at_best(plan))
+    which = "at each load" if has_every_load else "at the highest load that holds, else the lowest that was run"
+    left_out = len(plan["points"]) - len(points)
+    more = f" (--every-load has {left_out:,} more)" if left_out else ""
+    title = (
+        f"Settings for {plan['model']}, {which}{more}; TTFT, TPOT and ITL in seconds; * marks the headline's setting; "
+        "holds: yes, or the cause if not (? if the trace is too short to decide)"
+    )
+    rows = (_row(point, has_bounds=has_bounds) for point in points)
+    print_numbers(title, _headings(has_bounds=has_bounds), rows, num_keys=2)
+
+
+def _points_at_best(plan: Plan) -> Iterator[PlanPointDocument]:
+    """Yield each setting's run at the highest load that holds, or at the lowest load."""
+    for setting in plan["settings"]:
+        yield _at_best(plan, setting["choices"], setting["held"])
+
+
+def _at_best(plan: Plan, choices: Mapping[str, str], held: float | None) -> PlanPointDocument:
+    runs = [point for point in plan["points"] if point["choices"] == choices]
+    load = min(point["load"] for point in runs) if held is None else held
+    return next(point for point in runs if point["load"] == load)
+
+
+def _headings(*, has_bounds: bool) -> list[str]:
     return [
         "setting",
         "load",
@@ -75,12 +102,6 @@ def _headings(plan: Plan) -> list[str]:
         "ITL p99",
         "preempted",
     ]
-
-
-def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    has_bounds = any(bound is not None for bound in plan["bounds"].values())
-    for point in plan["points"]:
-        yield _row(point, has_bounds=has_bounds)
 
 
 def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
@@ -107,11 +128,9 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
 def _cluster_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     """Return the rows of each cluster: its own, and those for comparison."""
     for setting in (each for each in plan["settings"] if each["beside"]):
-        runs = [point for point in plan["points"] if point["choices"] == setting["choices"]]
-        held = min(point["load"] for point in runs) if setting["held"] is None else setting["held"]
-        point = next(point for point in runs if point["load"] == held)
+        point = _at_best(plan, setting["choices"], setting["held"])
         figures = point["figures"]
-        key = (", ".join(point["choices"].values()), f"{held:g}x")
+        key = (", ".join(point["choices"].values()), f"{point['load']:g}x")
         own = setting["choices"].get("routing", "prefix")
         yield *key, own, *_cluster_cells(figures["hit_ratio"], figures["cluster"]["imbalance"], figures["ttft_s"])
         for each in setting["beside"]:
