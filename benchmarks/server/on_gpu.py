@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.machine import describe
-from benchmarks.server.parts import draw_prompts
+from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, serving
 from benchmarks.server.streams import body_of, stream_all
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams

@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from benchmarks.server.inspecting import inspector
+from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
 from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
 from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.chat import chat_token_ids
-from pagedkv.serving.engine.demo.questions import draw_questions
 from pagedkv.serving.engine.demo.trained import load_demo
-from pagedkv.serving.engine.demo.words import decode
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
-__all__ = ["PARTS", "draw_prompts"]
+__all__ = ["PARTS"]
 
 NUM_BLOCKS: Final = 4000
-NUM_DOCUMENTS: Final = 4
 
 FIRST_BOUND: Final = 20
 FURTHER_BOUND: Final = 5
@@ -151,6 +150,7 @@ PARTS: Final[dict[str, Callable[[int], dict[str, float]]]] = {
     "tokens": tokens,
     "slow": slow,
     "goodput": goodput,
+    "inspector": inspector,
 }
 
 
@@ -220,11 +220,6 @@ def _engine(prompts: Sequence[str], max_sequences: int) -> tuple[list[list[int]]
     config = EngineConfig(num_blocks=NUM_BLOCKS, max_sequences=max_sequences, self_test=False, leases=True)
     chats = [chat_token_ids(tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
     return chats, LLM(model, config, tokenizer=tokenizer)
-
-
-def draw_prompts(num: int) -> list[str]:
-    """Draw prompts of some 400 tokens."""
-    return [decode(question.prompt.tolist()[1:]) for question in draw_questions(num, NUM_DOCUMENTS, 1)]
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

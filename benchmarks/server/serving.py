@@ -20,16 +20,16 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[int]:
+def serving(*options: str, port: int = PORT) -> Iterator[int]:
     """Run ``pagedkv serve`` with the model of the demonstration; yield the number of its process."""
-    command = [sys.executable, "-m", "pagedkv", "serve", "--port", str(PORT), *options]
+    command = [sys.executable, "-m", "pagedkv", "serve", "--port", str(port), *options]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this process
     process = subprocess.Popen(command, stderr=errors)
     try:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                httpx.get(f"http://127.0.0.1:{PORT}/health").raise_for_status()
+                httpx.get(f"http://127.0.0.1:{port}/health").raise_for_status()
                 break
             except httpx.HTTPError:
                 assert process.poll() is None, f"the server has ended: {_end_of(errors)}"

@@ -19,6 +19,7 @@ from pagedkv.serving.server import (
     RequestLog,
     ServerConfig,
     Service,
+    add_inspected,
     add_inspector,
     create_app,
 )
@@ -28,7 +29,7 @@ from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine,
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from pagedkv.serving.cluster.spec import Inspector
+    from pagedkv.serving.server.config import Inspector
 
 __all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
 
@@ -103,19 +104,18 @@ def applied(
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served, or replicas do not start.
         MissingExtraError: there are several replicas, and Ray is not installed.
     """
+    inspector: Inspector = "off" if not inspects else "texts" if has_texts else "blocks"
     if replicas.number > 1:
-        inspector: Inspector = "texts" if has_texts else "blocks" if inspects else "off"
         with _replicated(serving, replicas, inspector) as both:
             yield both
         return
-    build = _in_own_process if serving.has_own_process and not inspects else _in_this_process
-    with build(serving, has_texts=has_texts if inspects else None) as both:
+    build = _in_own_process if serving.has_own_process else _in_this_process
+    with build(serving, inspector) as both:
         yield both
 
 
 @contextmanager
-def _in_own_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tuple["FastAPI", Service]]:
-    assert has_texts is None, "an inspector of an engine in another process"
+def _in_own_process(serving: Serving, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
     tokenizer = tokenizer_of(serving.model)
     spec = ProcessSpec(
         serving.model,
@@ -126,16 +126,20 @@ def _in_own_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tup
         serving.draft_model,
         serving.config.tool_parser,
         serving.events,
+        inspector,
     )
     with ProcessEngine(spec) as engine:
         if engine.built.events is not None:
             _show_endpoints(engine.built.lifetime, engine.built.events)
         service = Service(engine, serving.config, serving.callers, tokenizer=tokenizer)
-        yield create_app(service), service
+        app = create_app(service)
+        if engine.inspected is not None:
+            add_inspected(app, service, engine.inspected)
+        yield app, service
 
 
 @contextmanager
-def _in_this_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tuple["FastAPI", Service]]:
+def _in_this_process(serving: Serving, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
     settings = replace(serving.engine, events=serving.events is not None)
     llm, tokenizer = build_engine(
         serving.model,
@@ -148,8 +152,8 @@ def _in_this_process(serving: Serving, *, has_texts: bool | None) -> Iterator[tu
     local = LocalEngine(llm)
     service = Service(local, serving.config, serving.callers, tokenizer=tokenizer)
     app = create_app(service)
-    if has_texts is not None:
-        add_inspector(app, service, local, has_texts=has_texts)
+    if inspector != "off":
+        add_inspector(app, service, local, has_texts=inspector == "texts")
     with publish_events(service, local, serving.events):
         yield app, service
 

@@ -1,6 +1,8 @@
-"""A server of a small random model, whose engine has a process of its own."""
+"""Servers of a small random model, whose engine has a process of its own, and the same in one process."""
 
+import hashlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +11,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pagedkv.serving.engine import EngineConfig
-from pagedkv.serving.server import LocalEngine, OpenAccess, ServerConfig, Service
+from pagedkv.serving.server import (
+    ApiKeys,
+    Caller,
+    LocalEngine,
+    OpenAccess,
+    ServerConfig,
+    Service,
+    add_inspected,
+    add_inspector,
+)
 from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
 from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, running
@@ -61,3 +72,57 @@ def local(folder: Path) -> Iterator[str]:
     config = ServerConfig("small", max_waiting=3, tool_parser="hermes")
     with running(Service(LocalEngine(llm), config, OpenAccess(), tokenizer=tokenizer)) as url:
         yield url
+
+
+KEYS = ApiKeys(
+    {
+        hashlib.sha256(name.encode()).hexdigest(): Caller(name, name.encode() * 8, name == "root")
+        for name in ("a", "root")
+    }
+)
+"""The tenant "a", and "root", an administrator."""
+SHOWN = ServerConfig("small", max_waiting=64)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Two servers with keys and an inspector that shows texts.
+
+    Args:
+        url: of the one whose engine has a process of its own; process: that engine.
+        local_url: of the one with the engine in this process; local: that engine.
+    """
+
+    url: str
+    process: ProcessEngine
+    local_url: str
+    local: LocalEngine
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        """The addresses of both."""
+        return self.url, self.local_url
+
+
+@pytest.fixture(scope="session")
+def shown(folder: Path) -> Iterator[Shown]:
+    """Run two servers that differ only in the place of their engine."""
+    spec = ProcessSpec(str(folder), "float32", CONFIG, KEYS.limits, inspector="texts")
+    llm, tokenizer = build_engine(str(folder), "float32", CONFIG, KEYS.limits)
+    local = LocalEngine(llm)
+    with ProcessEngine(spec) as engine, ExitStack() as stack:
+        assert engine.inspected is not None
+        inspected = engine.inspected
+        url = stack.enter_context(
+            running(
+                Service(engine, SHOWN, KEYS, tokenizer=tokenizer),
+                adds=lambda app, service: add_inspected(app, service, inspected),
+            )
+        )
+        local_url = stack.enter_context(
+            running(
+                Service(local, SHOWN, KEYS, tokenizer=tokenizer),
+                adds=lambda app, service: add_inspector(app, service, local, has_texts=True),
+            )
+        )
+        yield Shown(url, engine, local_url, local)

@@ -76,9 +76,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     ] = False,
     one_process: Annotated[
         bool,
-        typer.Option(
-            "--one-process", help="Run the engine in the server's process, as --inspect does.", rich_help_panel=SERVER
-        ),
+        typer.Option("--one-process", help="Run the engine in the server's process.", rich_help_panel=SERVER),
     ] = False,
     kv_events: Annotated[
         str | None,

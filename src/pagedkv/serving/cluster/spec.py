@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import EngineConfig
+from pagedkv.serving.server.config import Inspector
 
-__all__ = ["RESCAN_S", "Inspector", "ReplicaSpec"]
-
-Inspector: TypeAlias = Literal["off", "blocks", "texts"]
+__all__ = ["RESCAN_S", "ReplicaSpec"]
 
 RESCAN_S: Final = 30.0
 """Seconds between two scans of a shared tier. A scan of 100,000 files took 0.6 s of one core (2 % of it); a

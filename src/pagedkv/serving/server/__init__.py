@@ -33,7 +33,7 @@ from pagedkv.serving.server.config import ServerConfig
 from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from pagedkv.serving.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
 from pagedkv.serving.server.errors import ApiError
-from pagedkv.serving.server.inspector import add_inspector
+from pagedkv.serving.server.inspector import add_inspected, add_inspector
 from pagedkv.serving.server.request_log import RequestLog
 from pagedkv.serving.server.running import run
 from pagedkv.serving.server.service import Served, Service
@@ -55,6 +55,7 @@ __all__ = [
     "ServedEngine",
     "ServerConfig",
     "Service",
+    "add_inspected",
     "add_inspector",
     "create_app",
     "new_key",

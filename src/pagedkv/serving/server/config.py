@@ -6,12 +6,15 @@ from typing import Literal, TypeAlias
 from pagedkv.memory.contract.arguments import as_count, as_number
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["ServerConfig", "SlowCause"]
+__all__ = ["Inspector", "ServerConfig", "SlowCause"]
 
 MIB = 2**20
 
 SlowCause: TypeAlias = Literal["header", "body", "write"]
 """What the client did too slowly: sending a header, sending a body, reading an answer."""
+
+Inspector: TypeAlias = Literal["off", "blocks", "texts"]
+"""What the inspector of an engine in another process shows: nothing, blocks, or blocks and their texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The engine's process: ``python -m pagedkv.serving.server.engine_process FD``, which only ProcessEngine starts."""
+"""The engine's process: ``python -m pagedkv.serving.server.engine_process FD [FD]``, which only ProcessEngine starts.
+
+The second descriptor is of the inspector's socket, if there is an inspector.
+"""
 
 import socket
 import sys
@@ -6,4 +9,4 @@ import sys
 from pagedkv.serving.server.engine_process.child import serve
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(each)) for each in sys.argv[1:]))

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +19,7 @@ from pagedkv.serving.engine.answer_stream import OutletClosedError, StreamMessag
 from pagedkv.serving.server.built_engine import build_engine
 from pagedkv.serving.server.engine_numbers import EngineNumbers
 from pagedkv.serving.server.engine_process.frames import BlockingFrames
+from pagedkv.serving.server.engine_process.inspection_child import InspectionChild
 from pagedkv.serving.server.engine_process.messages import (
     Begin,
     Built,
@@ -35,6 +36,7 @@ from pagedkv.serving.server.engine_process.messages import (
     packed,
 )
 from pagedkv.serving.server.engines import EngineFacts, LocalEngine
+from pagedkv.serving.server.inspector.inspected import InspectedEngine
 from pagedkv.serving.server.remote_formats import with_matchers
 from pagedkv.serving.server.sendable_errors import as_sendable
 
@@ -46,11 +48,12 @@ SEND_NBYTES: Final = 4 * 2**20
 """Bytes that the kernel holds while the server's process does something else, so that the engine does not wait."""
 
 
-def serve(place: socket.socket) -> None:
+def serve(place: socket.socket, inspector_place: socket.socket | None = None) -> None:
     """Build an engine, and serve until the server's process ends the commands, or is gone.
 
     Args:
         place: this process's end of the socket pair; the other end sends a ProcessSpec first.
+        inspector_place: of the inspector's socket pair; None: there is no inspector.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the terminal sends Ctrl-C to both processes
     place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_NBYTES)
@@ -61,7 +64,7 @@ def serve(place: socket.socket) -> None:
     threading.Thread(target=_end_with_server, args=(frames,), name="pagedkv server", daemon=True).start()
     with ExitStack() as stack:
         try:
-            child = stack.enter_context(_built(spec, frames))
+            child = stack.enter_context(_built(spec, frames, inspector_place))
         except PagedKVError as problem:
             frames.send(NotBuilt(as_sendable(problem)))
             return
@@ -78,7 +81,7 @@ def _end_with_server(frames: BlockingFrames) -> None:
 
 
 @contextmanager
-def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]:
+def _built(spec: ProcessSpec, frames: BlockingFrames, inspector_place: socket.socket | None) -> Iterator["EngineChild"]:
     """Build the engine. Raises as :func:`build_engine`; ConfigurationError: an endpoint cannot be bound."""
     compat.be_silent()
     settings = replace(spec.engine, events=spec.events is not None)
@@ -88,6 +91,8 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one for the server's process
     child = EngineChild(LocalEngine(llm), tokenizer, spec, frames)
+    if inspector_place is not None:
+        child.inspect(inspector_place, _decoder(tokenizer) if spec.inspector == "texts" else None)
     if spec.events is None:
         yield child
         return
@@ -101,6 +106,10 @@ def _built(spec: ProcessSpec, frames: BlockingFrames) -> Iterator["EngineChild"]
         child.built = replace(child.built, lifetime=str(publisher.lifetime), events=bound)
         child.on_step.append(EventsOut(child.engine, publisher).stepped)
         yield child
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:  # noqa: ANN401 - of transformers, or like it
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 @final
@@ -139,22 +148,33 @@ class EngineChild:
         self.engine = engine
         self.built = Built(EngineFacts.of(engine.llm), EngineNumbers.of(engine.llm))
         self.on_step: list[Any] = []
+        self._inspection: InspectionChild | None = None
         self._frames = frames
         self._formats = engine.formats(tokenizer, spec.tool_parser)
         self._recipients: dict[int, _Recipient] = {}
         self._records: list[StepRecord] = []
         self._num_submitted = 0
 
+    def inspect(self, place: socket.socket, decode: Callable[[Sequence[int]], str] | None) -> None:
+        """Answer the inspector's questions too, at a socket, once the engine is started; before :meth:`run`."""
+        inspected = InspectedEngine(self.engine, decode)
+        self.on_step.append(inspected.stepped)
+        self._inspection = InspectionChild(inspected, place)
+
     def run(self) -> None:
         """Serve until there are no more commands, or the engine has failed."""
         while (command := self._frames.receive()) is not None:
             self._carry_out(command)
         asyncio.run(self.engine.stop())
+        if self._inspection is not None:
+            self._inspection.close()
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Begin():
                 self.engine.start(command.max_waiting, self._stepped)
+                if self._inspection is not None:
+                    self._inspection.start()
                 threading.Thread(target=self._end_with_engine, name="pagedkv end", daemon=True).start()
             case SubmitRequest():
                 self._submit(command)

@@ -5,12 +5,14 @@ The news of a step are sent together. Updates are sent as plain tuples, which ta
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
+from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import EngineConfig, Intent, RequestOutput, SamplingParams, StepRecord, TokenUpdate
+from pagedkv.serving.server.config import Inspector
 from pagedkv.serving.server.engine_numbers import EngineNumbers
 from pagedkv.serving.server.engines import EngineFacts
 
@@ -62,6 +64,10 @@ class ProcessSpec:
         draft_model: a folder or a name of the model that guesses tokens; None: there is none.
         tool_parser: name of the parser of calls.
         events: endpoints of KV events; None: they are not published.
+        inspector: what :attr:`ProcessEngine.inspected` shows; ``texts``: blocks, and their texts.
+
+    Raises:
+        ConfigurationError: an unknown inspector.
     """
 
     model: str | None
@@ -72,6 +78,11 @@ class ProcessSpec:
     draft_model: str | None = None
     tool_parser: str = "auto"
     events: EventEndpoints | None = None
+    inspector: Inspector = "off"
+
+    def __post_init__(self) -> None:
+        """Check the inspector's name."""
+        as_choice(self.inspector, get_args(Inspector), "inspector")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, Self, assert_never, final
 
@@ -31,6 +31,7 @@ from pagedkv.serving.server.engine_process.messages import (
     SubmitRequest,
     unpacked,
 )
+from pagedkv.serving.server.engine_process.process_inspected import inspector_link
 from pagedkv.serving.server.engines import Route
 from pagedkv.serving.server.remote_formats import RemoteFormats
 
@@ -52,6 +53,9 @@ class ProcessEngine:
     Args:
         spec: model and settings.
 
+    Attributes:
+        inspected: the data of the inspector, if the spec asks for one.
+
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served, or an endpoint of KV events
             cannot be bound.
@@ -61,8 +65,9 @@ class ProcessEngine:
     def __init__(self, spec: ProcessSpec) -> None:
         ours, others = socket.socketpair()
         self._place = ours
-        with others:
-            self._process = _started(others)
+        self.inspected, inspector_place = inspector_link(spec)
+        with others, inspector_place or nullcontext():
+            self._process = _started(others, inspector_place)
         try:
             self.built = self._wait_for_engine(spec)
         except BaseException:
@@ -124,6 +129,8 @@ class ProcessEngine:
         self._loop = asyncio.get_running_loop()
         self._frames = LoopFrames(self._place, self._received, self._lost)
         self._frames.send(Begin(max_waiting))
+        if self.inspected is not None:
+            self.inspected.start()
 
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
@@ -160,6 +167,8 @@ class ProcessEngine:
             self._frames.end_sending()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), STOP_S)
+        if self.inspected is not None:
+            self.inspected.end()
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
@@ -170,6 +179,8 @@ class ProcessEngine:
             self._process.kill()
             self._process.wait()
         self._place.close()
+        if self.inspected is not None:
+            self.inspected.close()
 
     def __enter__(self) -> Self:
         return self
@@ -225,6 +236,8 @@ class ProcessEngine:
         self._frames.close()
         self._ended.set()
         self._wake_readers()
+        if self.inspected is not None:
+            self.inspected.end()
         states, self._states = self._states, {}
         if states:
             problem = EngineError(f"the engine's process has ended, {self._exit()}")
@@ -237,12 +250,13 @@ class ProcessEngine:
         return "and has not exited"
 
 
-def _started(place: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the engine's process, which inherits one socket."""
+def _started(place: socket.socket, inspector_place: socket.socket | None) -> subprocess.Popen[bytes]:
+    """Start the engine's process, which inherits its ends of the socket pairs."""
     paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)  # noqa: PTH100 - "" is this folder
-    command = [sys.executable, "-P", "-m", MODULE, str(place.fileno())]
+    inherited = [each.fileno() for each in (place, inspector_place) if each is not None]
+    command = [sys.executable, "-P", "-m", MODULE, *map(str, inherited)]
     return subprocess.Popen(  # noqa: S603 - this interpreter
-        command, pass_fds=[place.fileno()], env={**os.environ, "PYTHONPATH": paths}
+        command, pass_fds=inherited, env={**os.environ, "PYTHONPATH": paths}
     )
 
 

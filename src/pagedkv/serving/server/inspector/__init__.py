@@ -11,10 +11,10 @@
     messages    snapshots as JSON
     static      the page: one file each of HTML, CSS and JavaScript
 
-Without a call of :func:`add_inspector` there are no paths, no history and no snapshots.
+Without a call of :func:`add_inspector` or :func:`add_inspected` there are no paths, no history and no snapshots.
 """
 
 from pagedkv.serving.server.inspector.inspected import LAST_EVENT, Inspected, InspectedEngine
-from pagedkv.serving.server.inspector.pages import add_inspector, add_inspector_paths
+from pagedkv.serving.server.inspector.pages import add_inspected, add_inspector, add_inspector_paths
 
-__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "add_inspector", "add_inspector_paths"]
+__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "add_inspected", "add_inspector", "add_inspector_paths"]

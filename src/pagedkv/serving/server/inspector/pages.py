@@ -22,6 +22,7 @@ from typing import Final, final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
@@ -31,7 +32,7 @@ from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.service import Service
 from pagedkv.serving.server.static_pages import PAGE_HEADERS, add_page
 
-__all__ = ["add_inspector", "add_inspector_paths"]
+__all__ = ["add_inspected", "add_inspector", "add_inspector_paths"]
 
 MOST_WATCHERS: Final = 16
 
@@ -57,6 +58,16 @@ def add_inspector(
     decode = partial(service.decode, keeps_special=True) if has_texts else None
     inspected = InspectedEngine(engine, decode, clock)
     service.on_step.append(inspected.stepped)
+    add_inspected(app, service, inspected)
+
+
+def add_inspected(app: FastAPI, service: Service, inspected: Inspected) -> None:
+    """Add the inspector of an engine in another process to an application.
+
+    Args:
+        app: the application; service: its service.
+        inspected: the data of the service's engine: :attr:`~pagedkv.server.ProcessEngine.inspected`.
+    """
     title = service.config.model_name
     add_inspector_paths(app, service, "/inspect", lambda _: (inspected, title))
 
@@ -126,7 +137,14 @@ class _Guard:
         return caller
 
     def watched(self, inspected: Inspected, title: str) -> Response:
-        """Answer with events until the client disconnects or the server drains. Raises ApiError above MOST_WATCHERS."""
+        """Answer with events until the client disconnects or the server drains.
+
+        Raises:
+            EngineError: the engine has ended.
+            ApiError: MOST_WATCHERS are watching.
+        """
+        if not self._service.is_alive:
+            raise EngineError("there is nothing to watch")
         if self._num_watchers >= MOST_WATCHERS:
             raise ApiError(429, f"{MOST_WATCHERS} pages are watching already, the most that may", retry_after_s=5)
         self._num_watchers += 1

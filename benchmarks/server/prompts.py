@@ -1,0 +1,15 @@
+"""Prompts of the parts of the benchmark."""
+
+from typing import Final
+
+from pagedkv.serving.engine.demo.questions import draw_questions
+from pagedkv.serving.engine.demo.words import decode
+
+__all__ = ["draw_prompts"]
+
+NUM_DOCUMENTS: Final = 4
+
+
+def draw_prompts(num: int) -> list[str]:
+    """Draw prompts of some 400 tokens."""
+    return [decode(question.prompt.tolist()[1:]) for question in draw_questions(num, NUM_DOCUMENTS, 1)]
