@@ -7,6 +7,8 @@ The caller runs the loop, and so controls progress, limits and interruption::
         server.offer(request)
     server.finish()
     print(server.result())
+
+A live view follows it, which lets virtual time pass at a speed of its own (:meth:`VirtualServer.follow`).
 """
 
 from collections.abc import Iterable
@@ -25,6 +27,7 @@ from pagedkv.planner.simulation.planning.request_parts import Division, PartFigu
 from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.result import ServingResult, sum_up
 from pagedkv.planner.simulation.space_watch import SpaceWatch
+from pagedkv.planner.simulation.step_meters import MeterPair, StepMeters
 from pagedkv.planner.simulation.virtual_clock import VirtualClock
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 
@@ -38,17 +41,37 @@ class VirtualServer(VirtualClock):
         config: the pools and the rules.
         costs: duration of steps.
         is_divided: whether :meth:`parts` will be called; it takes 44 bytes a request.
+        charges_tenants: whether the blocks of the trace's first 30 tenants are charged to them, without limits, for a
+            live view. Changes no result.
 
     Raises:
         ConfigurationError: the configuration contradicts itself.
     """
 
-    def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
-        space, watch = BlockSpace(config.space_config()), SpaceWatch()
+    def __init__(
+        self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False, charges_tenants: bool = False
+    ) -> None:
+        space_config = config.space_config()
+        if charges_tenants and space_config.tenants is None:
+            space_config = replace(space_config, tenants={})
+        space, watch = BlockSpace(space_config), SpaceWatch()
         space.observe(watch)
         self._log = RequestLog(config.scheduling_config()) if is_divided else None
         self._all_meters = Meters(config, space, watch, self._log)
         super().__init__(config, costs, space, self._all_meters)
+
+    @property
+    def meters(self) -> Meters:
+        """The measurements so far."""
+        return self._all_meters
+
+    def follow(self, follower: StepMeters) -> None:
+        """Notify further meters of all that follows, after the server's own: for a live view. Changes no result.
+
+        Args:
+            follower: its ``num_requests`` is not asked for.
+        """
+        self._meters = MeterPair(self._meters, follower)
 
     @property
     def num_steps(self) -> int:
