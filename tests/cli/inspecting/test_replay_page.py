@@ -1,5 +1,6 @@
 """``pagedkv replay --inspect``: the page has the numbers of the report, and changes none of them."""
 
+import base64
 import json
 import signal
 import socket
@@ -11,11 +12,11 @@ import pytest
 from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.planner.simulation.meters.misses import KIND_OF, MISS_LABELS
 from tests.cli.command import run
-from tests.cli.inspecting.pages import EXAMPLE, events, replaying
+from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 
 pytestmark = pytest.mark.plain_only
 
-SMALL: Final = ("--limit", 60, "--num-blocks", 700, "--max-sequences", 12)
+SMALL: Final = ("--limit", 60, "--num-blocks", 500, "--max-sequences", 12)
 FAST: Final = ("--inspect-speed", "max")
 
 
@@ -81,7 +82,7 @@ def test_the_page_has_the_numbers_of_the_report() -> None:
     assert told["now_s"] == history["now_s"] == pytest.approx(expected["steps"]["virtual_s"], abs=1e-3)
     assert told["pools"][0]["counts"]["live"] == 0
     assert tree["num_blocks"] == told["pools"][0]["counts"]["cached"] > 0
-    assert sum(told["pools"][0]["counts"].values()) == 699
+    assert sum(told["pools"][0]["counts"].values()) == 499
 
 
 def test_a_replay_pauses_and_goes_on() -> None:
@@ -93,7 +94,7 @@ def test_a_replay_pauses_and_goes_on() -> None:
         assert shown.post("pause", '{"paused": true}').json() == {"paused": True}
         paused = next(now for _, now in told if now["replay"]["is_paused"])
         assert [next(told)[1]["now_s"] for _ in range(3)] == [paused["now_s"]] * 3
-        live = shown.get(f"block/device/{_live_block(shown, paused)}")
+        live = shown.get(f"block/device/{_live_block(shown)}")
         assert live["state"] == "live"
         assert {each["number"] for each in live["holders"]} <= {each["number"] for each in paused["requests"]}
         assert live["holders"]
@@ -114,13 +115,10 @@ def test_a_replay_pauses_and_goes_on() -> None:
     assert "interrupted after" in shown.lines[-1]
 
 
-def _live_block(shown: Any, told: dict[str, Any]) -> int:
+def _live_block(shown: ShownReplay) -> int:
     """Return a block that is in use."""
-    pool = next(iter(events(shown)))[1]["pools"][0]
-    import base64
-
-    states = base64.b64decode(pool["map"])
-    live = told["block_states"].index("live") if "block_states" in told else 4
+    told = next(events(shown))[1]
+    states, live = base64.b64decode(told["pools"][0]["map"]), told["block_states"].index("live")
     return next(place for place, state in enumerate(states) if state & 7 == live)
 
 
@@ -180,7 +178,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def test_tokens_of_a_trace_are_shown_and_made_up_ones_are_not(tmp_path: Path) -> None:
-    own = [{"arrival_s": 0.0, "input_length": 40, "output_length": 2, "prompt_token_ids": list(range(40))}]
+    own = [{"arrival_s": 0.0, "input_length": 40, "output_length": 2, "token_ids": list(range(40))}]
     with replaying(_write(tmp_path / "tokens.jsonl", own), "--num-blocks", 50, *FAST) as shown:
         shown.wait_for_end()
         assert next(events(shown))[1]["has_texts"] is True
@@ -254,7 +252,7 @@ def test_a_taken_port_is_refused_before_anything_is_loaded() -> None:
         (("--inspect", "--inspect-keys", "no/such/file", "--inspect-port", "0"), "no/such/file cannot be read"),
         (("--inspect-speed", "5"), "--inspect-speed is an option of the page: give --inspect, too"),
         (("--inspect-host", "::1"), "--inspect-host is an option of the page: give --inspect, too"),
-        (("--inspect", "--num-blocks", "0"), "num_blocks"),
+        (("--inspect", "--num-blocks", "0"), "needs at least 2 blocks"),
     ],
 )
 def test_bad_options_are_refused(options: tuple[str, ...], told: str) -> None:

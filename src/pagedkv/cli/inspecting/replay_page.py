@@ -97,6 +97,6 @@ class ReplayPage:
     def stay(self) -> None:
         """Serve the page of the replay that has ended, until Ctrl-C."""
         self._is_over = True
-        typer.echo("pagedkv: the replay has ended; its page stays until Ctrl-C", err=True)
         with suppress(KeyboardInterrupt):
+            typer.echo("pagedkv: the replay has ended; its page stays until Ctrl-C", err=True)
             self._pace.stay()
