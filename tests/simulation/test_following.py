@@ -12,9 +12,7 @@ from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.meters.misses import MissMeter
 from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
-from pagedkv.planner.simulation.virtual_clock import MOST_CHARGED
 from pagedkv.planner.traces.request import TokenizedRequest
-from tests.compiling import TESTED_POLICIES
 from tests.simulation.traffic import request_of, traces
 
 ONE_SECOND = CostModel(fixed_s=1.0)
@@ -96,34 +94,3 @@ def test_preemptions_are_recorded() -> None:
     result, follower = followed(requests, SMALL)
     assert sum(each.num_preemptions for each in follower.all) == result["preemptions"]["num_recompute"] > 0
     assert {each.tier_notes for each in follower.all} == {()}
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(traces(), st.data())
-@pytest.mark.parametrize("eviction", TESTED_POLICIES)
-def test_charging_blocks_to_tenants_changes_no_result(
-    eviction: str, requests: list[TokenizedRequest], data: st.DataObject
-) -> None:
-    names = data.draw(st.lists(st.sampled_from(["a", "b", "", None]), min_size=len(requests), max_size=len(requests)))
-    requests = [replace(each, tenant=name) for each, name in zip(requests, names, strict=True)]
-    for config in (SMALL, replace(SMALL, preemption="swap", num_host_blocks=20)):
-        charged = VirtualServer(replace(config, eviction=eviction), ONE_SECOND, charges_tenants=True)
-        result = charged.run(requests).as_dict()
-        charged.check()
-        assert result == VirtualServer(replace(config, eviction=eviction), ONE_SECOND).run(requests).as_dict()
-        shares = {share.tenant for share in charged.statistics().tenants}
-        assert shares - {None} == {name for name in names if name}
-
-
-def test_blocks_of_the_first_tenants_are_charged_to_them() -> None:
-    config = replace(SMALL, num_blocks=1000)
-    requests = [
-        replace(request_of(range(100 * number, 100 * number + 8), [1]), tenant=f"tenant {number}")
-        for number in range(MOST_CHARGED + 3)
-    ]
-    server = VirtualServer(config, ONE_SECOND, charges_tenants=True)
-    result = server.run(requests).as_dict()
-    unnamed, *named = server.statistics().tenants
-    assert (len(named), unnamed.num_cached) == (MOST_CHARGED, 6)
-    assert {share.num_cached for share in named} == {2}
-    assert result == VirtualServer(config, ONE_SECOND).run(requests).as_dict()

@@ -232,8 +232,7 @@ def serve_trace(path: str, options: ServingOptions, follow: Follow | None = None
                     mean_tokens(sample), max((each.input_length for each in sample), default=0)
                 )
                 requests = chain(sample, requests)
-            charges_tenants = follow is not None and (first.tenant is not None or options.trace.names_tenants)
-            server = VirtualServer(config, cost_model, is_divided=is_divided, charges_tenants=charges_tenants)
+            server = VirtualServer(config, cost_model, is_divided=is_divided)
             if follow is not None:
                 follow(server, first)
             served = _serve(

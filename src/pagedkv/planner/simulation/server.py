@@ -41,20 +41,13 @@ class VirtualServer(VirtualClock):
         config: the pools and the rules.
         costs: duration of steps.
         is_divided: whether :meth:`parts` will be called; it takes 44 bytes a request.
-        charges_tenants: whether the blocks of the trace's first 30 tenants are charged to them, without limits, for a
-            live view. Changes no result.
 
     Raises:
         ConfigurationError: the configuration contradicts itself.
     """
 
-    def __init__(
-        self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False, charges_tenants: bool = False
-    ) -> None:
-        space_config = config.space_config()
-        if charges_tenants and space_config.tenants is None:
-            space_config = replace(space_config, tenants={})
-        space, watch = BlockSpace(space_config), SpaceWatch()
+    def __init__(self, config: ServingConfig, costs: CostModel, *, is_divided: bool = False) -> None:
+        space, watch = BlockSpace(config.space_config()), SpaceWatch()
         space.observe(watch)
         self._log = RequestLog(config.scheduling_config()) if is_divided else None
         self._all_meters = Meters(config, space, watch, self._log)

@@ -20,7 +20,6 @@ from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TraceError
 from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.scheduling import Batch
 from pagedkv.memory.space import BlockSpace
 from pagedkv.planner.simulation.config import ServingConfig
@@ -41,18 +40,13 @@ MOST_WAITING: Final = 4096
 run."""
 
 
-MOST_CHARGED: Final = 30
-"""Tenants to which blocks are charged for views alone."""
-
-
 class VirtualClock:
     """Serves requests on a virtual clock.
 
     Args:
         config: the pools and the rules.
         costs: duration of steps.
-        space: the block space, configured by ``config``. If it distinguishes tenants and ``config`` does not, the
-            blocks of the first MOST_CHARGED tenants are charged to them, without limits.
+        space: the block space, configured by ``config``.
         meters: notified of every event; of a request that waits in the file, only when it leaves the file.
         uses_queue_file: whether requests far back in the queue wait in a file. This does not change their service, but
             those that cannot be served are reported later.
@@ -90,7 +84,6 @@ class VirtualClock:
         self._intents: dict[str | None, scheduling.CacheIntent] = {
             name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
         }
-        self._adds_tenants = config.tenants is None and space.config.tenants is not None
 
     def drain_tier_events(self) -> tuple[TierEvents, ...]:
         """Take the events of tiers' entries since the last call, by medium."""
@@ -201,14 +194,8 @@ class VirtualClock:
             priority=request.priority,
             keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
             runs_ahead=config.beam_width is None,
-            intent=self._intent_of(request.tenant),
+            intent=self._intents.get(request.tenant or "", scheduling.NO_INTENT),
         )
-
-    def _intent_of(self, tenant: str | None) -> scheduling.CacheIntent:
-        if self._adds_tenants and tenant and tenant not in self._intents and len(self._intents) < MOST_CHARGED:
-            self._space.set_tenant(tenant, TenantLimits())
-            self._intents[tenant] = scheduling.CacheIntent(tenant=tenant)
-        return self._intents.get(tenant, scheduling.NO_INTENT)
 
     # The clock
 
