@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
+from mutants.callers import Callers
 from mutants.mutation import Mutation, MutationError, problems, read_list
 from mutants.results import killers_of_last_time, unjudged, write_result
-from mutants.runner import STAGES, TestsFailError, Verdict, judge_all
+from mutants.runner import STAGES, TestsFailError, Verdict, find_callers, judge_all
 from mutants.sandbox import ROOT
 
 EXAMPLES: Final = """examples:
@@ -27,6 +28,8 @@ EXAMPLES: Final = """examples:
                                                goes on where a run was interrupted
 """
 INTERRUPTED: Final = 130
+MOST_SECONDS: Final = 3600.0
+"""For the tests, once, without a fault."""
 
 
 def main() -> int:
@@ -94,6 +97,7 @@ def _names(mutations: list[Mutation]) -> str:
 
 
 def _judged(chosen: list[Mutation], arguments: argparse.Namespace) -> list[Verdict]:
+    callers = _callers(arguments)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(chosen))
@@ -112,9 +116,22 @@ def _judged(chosen: list[Mutation], arguments: argparse.Namespace) -> list[Verdi
             num_processes=arguments.jobs,
             seconds=60 * arguments.minutes,
             killers=killers,
+            callers=callers,
             tell=tell,
             stages=STAGES[: arguments.stages],
         )
+
+
+def _callers(arguments: argparse.Namespace) -> Callers:
+    """Find which tests call which function; a run that goes on reads what the run before has found."""
+    file: Path | None = None if arguments.json is None else arguments.json.with_suffix(".callers.json")
+    if arguments.unjudged and file is not None and file.exists():
+        return Callers.read([file])
+    with Console(stderr=True).status("running the tests once, to see which functions they call"):
+        callers = find_callers(arguments.jobs, MOST_SECONDS)
+    if file is not None:
+        callers.write(file)
+    return callers
 
 
 def _table(verdicts: list[Verdict]) -> Table:

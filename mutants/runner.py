@@ -5,13 +5,14 @@ the mended copy, and one that fails there too ends the run, since nothing can be
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
+from mutants.callers import Callers
 from mutants.mutation import Mutation
 from mutants.sandbox import ROOT, Run, Sandbox, sandbox
 
@@ -85,6 +86,11 @@ DEVICE_STAGES: Final = (
 )
 
 
+# Run once, without a fault, to find which of them call which function.
+ASKED: Final = (*FOLDERS, "tests/tables", *_without(*MACHINES, *SLOW, *NEGATIVE_CONTROLS), *DEVICE_STAGES[0].tests)
+ASKED_TEST_SECONDS: Final = 600
+
+
 class TestsFailError(RuntimeError):
     """The tests fail, or are not there, without any fault: nothing can be judged by them."""
 
@@ -121,26 +127,32 @@ class Verdict:
 
 
 def judge(
-    copy: Sandbox, mutation: Mutation, seconds: float, *, first: str | None = None, stages: tuple[Stage, ...] = STAGES
+    copy: Sandbox,
+    mutation: Mutation,
+    seconds: float,
+    *,
+    first: Sequence[Sequence[str]] = (),
+    stages: tuple[Stage, ...] = STAGES,
 ) -> Verdict:
     """Run the stages on one mutation until a test fails or the time is up.
 
     Args:
         copy: where; mutation: what; seconds: how long at most.
-        first: a test to begin with, such as the one that killed it last; passed over if it is no more.
+        first: tests to begin with, such as the one that killed it last; of several lists one after another; a list is
+            passed over if one of its tests is no more.
         stages: the tests, in order; for faults of the body as many of its own.
 
     Raises:
         TestsFailError: a stage has no tests.
     """
     begin = time.monotonic()
-    of_last_time = (Stage("the killer of last time", (first,), stages[-1].test_seconds),) if first else ()
+    likely = tuple(Stage("likely killers", tuple(tests), stages[-1].test_seconds) for tests in first if tests)
     own = DEVICE_STAGES[: len(stages)] if mutation.path.startswith(DEVICE) else stages
     with copy.mutated(mutation):
-        for stage in (*of_last_time, *own):
+        for stage in (*likely, *own):
             left = seconds - (time.monotonic() - begin)
             run = copy.run(stage.tests, seconds=max(left, 1), test_seconds=stage.test_seconds)
-            if run.is_empty and stage not in of_last_time:
+            if run.is_empty and stage not in likely:
                 raise TestsFailError(f"{stage.name}: there are none: {' '.join(stage.tests)}")
             if run.failed or not run.is_over:
                 killer = run.failed[0] if run.failed else None
@@ -162,18 +174,26 @@ def _known_to_pass(copy: Sandbox, tests: Iterable[str], seconds: float) -> set[s
     return set() if run.failed or run.is_empty or not run.is_over else set(known)
 
 
+def find_callers(num_processes: int, seconds: float) -> Callers:
+    """Run the tests of parts once, without a fault, and note which functions they call."""
+    with sandbox() as copy:
+        tests = ("-n", str(num_processes), *ASKED)
+        return copy.callers(tests, seconds=seconds, test_seconds=ASKED_TEST_SECONDS)
+
+
 def judge_all(  # noqa: PLR0913 - what judge takes, for many, and who is told
     mutations: Iterable[Mutation],
     *,
     num_processes: int,
     seconds: float,
     killers: Mapping[str, str],
+    callers: Callers,
     tell: Callable[[Verdict], None],
     stages: tuple[Stage, ...] = STAGES,
 ) -> list[Verdict]:
     """Judge mutations, so many at a time, each process in a copy of its own; ``tell`` is told of each verdict.
 
-    ``killers`` names, by mutation, the tests to begin with; ``stages`` follow.
+    ``killers`` names, by mutation, the test to begin with; the quickest of ``callers`` follow, and then ``stages``.
     Interrupted, it ends what runs and removes the copies.
 
     Raises:
@@ -186,13 +206,16 @@ def judge_all(  # noqa: PLR0913 - what judge takes, for many, and who is told
     def judge_one(mutation: Mutation) -> Verdict:
         copy = copies.get()
         try:
-            verdict = judge(copy, mutation, seconds, first=killers.get(mutation.name), stages=stages)
+            known = (killers[mutation.name],) if mutation.name in killers else ()
+            first = (known, callers.quickest(mutation))
+            verdict = judge(copy, mutation, seconds, first=first, stages=stages)
             if verdict.killer is not None and verdict.killer not in passing:
                 require_passing(copy, verdict.killer, seconds)
                 passing.add(verdict.killer)
         finally:
             copies.put(copy)
-        tell(verdict)
+        if not copy.is_stopped:
+            tell(verdict)
         return verdict
 
     with ThreadPoolExecutor(num_processes) as executor, ExitStack() as stack:

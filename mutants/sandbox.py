@@ -1,6 +1,8 @@
 """A copy of the tree in a temporary folder, in which faults are made and tests run."""
 
+import compileall
 import os
+import py_compile
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from mutants.callers import Callers
 from mutants.mutation import Mutation
 
 __all__ = ["ROOT", "Run", "Sandbox", "sandbox"]
@@ -19,6 +22,7 @@ __all__ = ["ROOT", "Run", "Sandbox", "sandbox"]
 ROOT: Final = Path(__file__).parent.parent
 LEFT_OUT: Final = (".*", "__pycache__")
 LEFT_OUT_OF_ROOT: Final = ("build", "dist", "out", "traces")  # packages deeper down may have such names
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "--tb=no", "--assert=plain", "-p", "mutants.plugin")
 PASSED: Final = 0
 FAILED: Final = (1, 2)  # 2: modules that could not be imported
 NOTHING_TO_RUN: Final = (4, 5)  # 4: a test named is not there; 5: no test was chosen
@@ -46,6 +50,7 @@ class Sandbox:
         """Copy the tree ``root`` there."""
         self._tree = folder / "tree"
         self._failed = folder / "failed"
+        self._called = folder / "called"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         everywhere, of_root = shutil.ignore_patterns(*LEFT_OUT), shutil.ignore_patterns(*LEFT_OUT_OF_ROOT)
@@ -54,6 +59,15 @@ class Sandbox:
             return everywhere(folder, names) | (of_root(folder, names) if Path(folder) == root else set())
 
         shutil.copytree(root, self._tree, ignore=left_out)
+        # found by the source's digest, so a file with a fault in it is compiled anew, and no other
+        compileall.compile_dir(
+            self._tree, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH, workers=1
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` was called: what ran then has no result."""
+        return self._is_stopped
 
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
@@ -74,7 +88,7 @@ class Sandbox:
             seconds: for all of them; test_seconds: for each test.
         """
         self._failed.write_text("")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "mutants.plugin", *tests]
+        command = [*PYTEST, "-x", *tests]
         is_over = self._wait(command, test_seconds, seconds)
         failed = tuple(self._failed.read_text(encoding="utf-8").splitlines())
         if not is_over or self._is_stopped:
@@ -87,6 +101,12 @@ class Sandbox:
             failed = (f"pytest itself: exit code {code}",)
         return Run(failed)
 
+    def callers(self, tests: Sequence[str], *, seconds: float, test_seconds: int) -> Callers:
+        """Run tests of the copy, and note which functions they call. Arguments as of :meth:`run`."""
+        self._called.mkdir(exist_ok=True)
+        self._wait([*PYTEST, "-p", "mutants.callers", *tests], test_seconds, seconds)
+        return Callers.read(sorted(self._called.glob("*.json")))
+
     def _wait(self, command: list[str], test_seconds: int, seconds: float) -> bool:
         """Run a command, in a session of its own so that all of it can be ended; tell whether it came to its end."""
         if self._is_stopped:
@@ -97,6 +117,7 @@ class Sandbox:
             "PYTHONPATH": str(self._tree / "src"),
             # A mutated file may have the size and the second of the file before it: no cache can tell them apart.
             "PYTHONDONTWRITEBYTECODE": "1",
+            "MUTANTS_CALLERS": str(self._called),
             "MUTANTS_FAILED": str(self._failed),
             "MUTANTS_TEST_SECONDS": str(test_seconds),
         }

@@ -1,11 +1,14 @@
 """Faults in a small tree of its own: killed, survived, never ending, and tests that fail by themselves."""
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mutants.callers import Callers
 from mutants.mutation import Mutation
 from mutants.runner import Stage, TestsFailError, Verdict, judge, require_passing
 from mutants.sandbox import ROOT, Sandbox, sandbox
@@ -74,7 +77,7 @@ def test_a_fault_is_killed_by_the_first_test_that_notices(
 
 def test_a_killer_must_pass_without_the_fault(copy: Sandbox) -> None:
     count, fails = (f"tests/test_count.py::{name}" for name in ("test_three", "test_that_always_fails"))
-    killed = judge(copy, fault("< n", "< n - 1"), SECONDS, first=count, stages=(STAGE,))
+    killed = judge(copy, fault("< n", "< n - 1"), SECONDS, first=[(count,)], stages=(STAGE,))
     assert killed.killer == count
     require_passing(copy, count, SECONDS)
     with pytest.raises(TestsFailError, match="test_that_always_fails failed with a fault in the code, but does not"):
@@ -98,8 +101,28 @@ def test_a_fault_is_not_killed_by_running_out_of_time(copy: Sandbox) -> None:
 
 
 def test_a_killer_of_last_time_that_is_gone_is_passed_over(copy: Sandbox) -> None:
-    verdict = judge(copy, fault("total = 0", "total = 1"), SECONDS, first="tests/gone.py::test_four", stages=(STAGE,))
+    verdict = judge(
+        copy, fault("total = 0", "total = 1"), SECONDS, first=[("tests/gone.py::test_four",)], stages=(STAGE,)
+    )
     assert verdict.killer == "tests/test_count.py::test_none"
+
+
+def test_tests_that_call_a_function_are_found(copy: Sandbox) -> None:
+    callers = copy.callers(STAGE.tests, seconds=SECONDS, test_seconds=2)
+    mutation = fault("< n", "!= n")
+    names = ("test_none", "test_three")
+    assert sorted(callers.quickest(mutation)) == [f"tests/test_count.py::{name}" for name in names]
+    assert callers.quickest(replace(mutation, function="another")) == ()
+
+
+def test_the_quickest_tests_come_first_as_far_as_their_time_allows(tmp_path: Path) -> None:
+    place = "src/code_under_test.py::count"
+    (tmp_path / "a.json").write_text(json.dumps({place: {"slow": 25.0, "quick": 2.0}}))
+    (tmp_path / "b.json").write_text(json.dumps({place: {"middle": 9.0, "quick": 1.0}}))
+    callers = Callers.read([tmp_path / "a.json", tmp_path / "b.json"])
+    assert callers.quickest(fault("< n", "!= n")) == ("quick", "middle")
+    callers.write(tmp_path / "c.json")
+    assert Callers.read([tmp_path / "c.json"]).quickest(fault("< n", "!= n")) == ("quick", "middle")
 
 
 def test_a_stage_without_tests_is_an_error_not_a_survivor(copy: Sandbox) -> None:
@@ -109,8 +132,9 @@ def test_a_stage_without_tests_is_an_error_not_a_survivor(copy: Sandbox) -> None
 
 def test_of_folders_with_large_files_only_those_of_the_root_stay_behind(tree: Path, tmp_path: Path) -> None:
     """A package may have such a name too."""
-    folders = ("traces", "src/traces", "out", "src/__pycache__")
-    for folder in folders:
-        (tree / folder).mkdir(parents=True)
+    files = ("traces/a", "src/traces/a", "out/a", "src/__pycache__/a")
+    for file in files:
+        (tree / file).parent.mkdir(parents=True)
+        (tree / file).touch()
     Sandbox(tmp_path / "copy", tree)
-    assert [folder for folder in folders if (tmp_path / "copy" / "tree" / folder).exists()] == ["src/traces"]
+    assert [file for file in files if (tmp_path / "copy" / "tree" / file).exists()] == ["src/traces/a"]
