@@ -2,6 +2,7 @@
 
 from collections import deque
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from queue import Empty
 from threading import Thread
 from typing import Any, cast
@@ -152,7 +153,7 @@ def test_another_thread_is_answered_while_it_stays() -> None:
         raise KeyboardInterrupt
 
     def asking() -> None:
-        answers.extend(pace.call_soon(lambda number=number: number).result(60) for number in range(5))
+        answers.extend(pace.call_soon(partial(int, number)).result(60) for number in range(5))
         pace.call_soon(end)
 
     thread = Thread(target=asking)
