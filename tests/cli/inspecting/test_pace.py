@@ -34,11 +34,10 @@ class Clock:
         """Whether no call waits."""
         return not self._calls
 
-    def get(self, timeout: float | None) -> object:
+    def get(self, timeout: float) -> object:
         """Return the first call, or wait to no end."""
         if self._calls:
             return self._calls.popleft()
-        assert timeout is not None, "a wait without an end"
         self.now_s += timeout
         raise Empty
 
@@ -149,12 +148,14 @@ def test_calls_after_the_end_are_refused() -> None:
 def test_another_thread_is_answered_while_it_stays() -> None:
     pace, answers = Pace(None), list[int]()
 
+    ended: list[Future[None]] = []
+
     def end() -> None:
         raise KeyboardInterrupt
 
     def asking() -> None:
         answers.extend(pace.call_soon(partial(int, number)).result(60) for number in range(5))
-        pace.call_soon(end)
+        ended.append(pace.call_soon(end))
 
     thread = Thread(target=asking)
     thread.start()
@@ -162,3 +163,5 @@ def test_another_thread_is_answered_while_it_stays() -> None:
         pace.stay()
     thread.join()
     assert answers == [0, 1, 2, 3, 4]
+    with pytest.raises(EngineError):
+        ended[0].result(60)

@@ -23,6 +23,10 @@ MOST_LAG_S: Final = 0.5
 """Time that a slow machine makes up for later; more is lost, so that a long stretch does not rush by afterwards."""
 
 
+LONGEST_WAIT_S: Final = 0.5
+"""A signal that comes just before a wait is handled after it."""
+
+
 @final
 class Pace:
     """The pace of one replay. Its thread calls ``hold``, ``stay`` and ``close``, any thread ``call_soon``.
@@ -66,7 +70,7 @@ class Pace:
             left_s = 0.0 if self.is_paused else self._due_at() - self._clock()
             if left_s <= 0 and not self.is_paused:
                 break
-            self._run_next(None if self.is_paused else left_s)
+            self._run_next(LONGEST_WAIT_S if self.is_paused else min(left_s, LONGEST_WAIT_S))
         self._last_at = max(self._due_at(), self._clock() - MOST_LAG_S)
         self._passed_s = max(self._passed_s, self._end_s)
 
@@ -76,9 +80,9 @@ class Pace:
 
     def _run_waiting(self) -> None:
         while not self._calls.empty():
-            self._run_next(None)
+            self._run_next(LONGEST_WAIT_S)
 
-    def _run_next(self, timeout_s: float | None) -> None:
+    def _run_next(self, timeout_s: float) -> None:
         """Wait for a call, and run it."""
         with suppress(queue.Empty):
             call = self._calls.get(timeout=timeout_s)
@@ -106,7 +110,7 @@ class Pace:
     def stay(self) -> None:
         """Run calls until Ctrl-C, which this raises."""
         while True:
-            self._calls.get().run()
+            self._run_next(LONGEST_WAIT_S)
 
     def close(self) -> None:
         """Refuse all calls from now on, and those that wait."""
@@ -135,6 +139,9 @@ class _Call:
             result = self._work()
         except Exception as problem:  # noqa: BLE001 - the caller's, who gets it
             self._future.set_exception(problem)
+        except BaseException:  # Ctrl-C: nothing must wait for the answer
+            self._future.set_exception(EngineError("the replay has ended"))
+            raise
         else:
             self._future.set_result(result)
 

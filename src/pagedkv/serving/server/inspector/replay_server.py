@@ -34,6 +34,8 @@ __all__ = ["ReplayServer"]
 
 MOST_BODY_NBYTES: Final = 1024
 DRAIN_S: Final = 2.0
+JOIN_S: Final = 10.0
+"""Most time for the server's thread to end; it does not keep the process alive."""
 JSON: Final = "application/json"
 
 
@@ -94,7 +96,7 @@ class ReplayServer:
             finally:
                 self.is_draining = True
                 server.should_exit = True
-                thread.join()
+                thread.join(JOIN_S)
 
     async def _paused(self, request: Request) -> Response:
         if not self.access.identify(request.headers).is_admin:
