@@ -421,3 +421,24 @@ def test_promise_27_a_fork_of_a_sequence_that_publishes_its_prompt_alone_does_th
     space.free([child, admitted.row])
     assert hit(space, np.append(whole, 1)) <= len(PROMPT)
     space.check()
+
+
+@pytest.mark.parametrize("when", ["never", "while it runs", "when freed", "when cached", "when cached, then longer"])
+def test_of_one_sequence_the_tail_goes_before_the_head_whenever_it_was_leased(when: str) -> None:
+    """Under the lease and after its end, one block that is taken costs the last block of the prefix."""
+    for seconds, ends in ((100.0, False), (5.0, True)):
+        space = BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=6, watermark=0.0, leases=True))
+        prompt = list(range(17))
+        row = prefill(space, prompt)
+        if when == "while it runs":
+            space.lease(prompt, seconds)
+        space.free(row, keep_until_s=seconds if when == "when freed" else None)
+        if when.startswith("when cached"):
+            space.lease(prompt, seconds)
+        if when.endswith("longer"):
+            space.lease(prompt, seconds + 1)
+        if ends:
+            space.advance(10.0)
+        space.allocate(range(90, 98))  # one block is empty, the other one is evicted
+        assert space.match(prompt).num_tokens == 12
+        space.check()

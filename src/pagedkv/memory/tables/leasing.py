@@ -29,18 +29,21 @@ def lease_block(pool: PoolArrays, group: GroupArrays, block: int, until: float) 
 
 @compiled
 def lease_blocks(pool: PoolArrays, group: GroupArrays, blocks: Int32Array, until: float) -> None:
-    """Lease the blocks of a hit, null blocks excepted."""
-    for block in blocks:
+    """Lease the blocks of a hit, null blocks excepted, the tail before the head: in the order of a release."""
+    for block in blocks[::-1]:
         lease_block(pool, group, block, until)
 
 
 @compiled
 def lease_row(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, until: float) -> None:
-    """Lease the named content of a row, in whichever block has the name, and the last state that it has left."""
+    """Lease the named content of a row, in whichever block has the name, and the last state that it has left.
+
+    The tail comes before the head, as in a release: another block may have the name, and be free.
+    """
     at = group.parameters[AT]
-    for index in range(rows[row, at + NUM_BLOCKS]):
-        if group.table[row, index] != NULL_BLOCK:
-            lease_block(pool, group, carrier_of(pool, group, rows, row, index), until)
     tail = rows[row, at + TAIL]
     if pool.records[tail, LIFE] == rows[row, at + TAIL_LIFE]:
         lease_block(pool, group, tail, until)
+    for index in range(rows[row, at + NUM_BLOCKS] - 1, -1, -1):
+        if group.table[row, index] != NULL_BLOCK:
+            lease_block(pool, group, carrier_of(pool, group, rows, row, index), until)
