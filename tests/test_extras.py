@@ -115,7 +115,10 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
             },
         ),
         *(
-            (missing, {"serve": f"pagedkv.server needs {missing}{SERVER}"})
+            (
+                missing,
+                dict.fromkeys(("serve", f"replay {TRACE} --inspect"), f"pagedkv.server needs {missing}{SERVER}"),
+            )
             for missing in ("fastapi", "httptools", "uvicorn", "prometheus_client")
         ),
         ("zmq", {"record tcp://127.0.0.1:1": f"a stream of KV events needs zmq{RECORD}"}),

@@ -2,7 +2,8 @@
 
     python -m tools.draw_pictures --traces FOLDER [--only report-light ...]
 
-Pages are made by the commands that docs/report.md names, and drawn by Chromium; needs the traces, and some minutes.
+Pages are made by the commands that docs/report.md names, or served by replays of the example, and drawn by Chromium;
+needs the traces, and some minutes.
 """
 
 import subprocess
@@ -16,6 +17,8 @@ from typing import Annotated, Final
 import typer
 
 from tests.browser.chromium import BROWSER, Scheme, browser_tab
+from tests.browser.waiting import until
+from tests.cli.inspecting.pages import EXAMPLE, replaying
 from tests.report.rendering import render
 from tests.report.sample_runs import sample_run
 
@@ -23,6 +26,7 @@ ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 CONVERSATION: Final = "mooncake_conversation.jsonl.gz"
 AGENTS: Final = "agentic_coding_interleaved.jsonl.gz"
+TIME_OF_TRACE: Final = "parseFloat(document.querySelector('#figures [data-figure=time] dd')?.textContent)"
 FIRST_VALUES: Final = """
 (plot => { plot.focus(); window.scrollTo(0, plot.getBoundingClientRect().top + window.scrollY - 300); })(
     document.querySelectorAll('figure')[0].querySelector('.scroll'))
@@ -72,6 +76,42 @@ PICTURES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayPicture:
+    """A picture of the page over a replay.
+
+    Args:
+        options: of the replay of the example.
+        until_s: seconds of the trace at which it is paused.
+        width, height: in pixels; scheme: of the colours.
+    """
+
+    options: str
+    until_s: float
+    width: int
+    height: int
+    scheme: Scheme = "light"
+
+
+REPLAY_PICTURES: Final = {
+    "replay-page-light": ReplayPicture(
+        "--limit 400 --num-blocks 900 --max-sequences 24 --inspect-speed 2", 24.0, 1200, 1700
+    ),
+}
+
+
+def draw_replay(picture: ReplayPicture) -> bytes:
+    """Replay the example until a moment, and take the picture of its page."""
+    with replaying(EXAMPLE, *picture.options.split()) as shown, browser_tab(_browser()) as tab:
+        tab.open(shown.url, picture.width, picture.height, picture.scheme)
+        until(tab, f"{TIME_OF_TRACE} > {picture.until_s}")
+        tab.evaluate("document.getElementById('hold').click()")
+        until(tab, "document.getElementById('status').textContent === 'The replay is paused'")
+        tab.evaluate("document.getElementById('refresh').click()")
+        until(tab, "document.querySelectorAll('.tree li').length > 1")
+        return tab.picture(picture.width, picture.height)
+
+
 def make_page(picture: Picture, traces: Path, folder: Path) -> Path:
     """Make the page of a picture."""
     page = folder / "page.html"
@@ -83,11 +123,12 @@ def make_page(picture: Picture, traces: Path, folder: Path) -> Path:
     return page
 
 
+NAMES: Final = (*PICTURES, *REPLAY_PICTURES)
+
+
 def draw(picture: Picture, page: Path) -> bytes:
     """Open a page, and take its picture."""
-    if BROWSER is None:
-        raise typer.BadParameter("there is no Chromium here: apt-get install chromium")
-    with browser_tab(BROWSER) as tab:
+    with browser_tab(_browser()) as tab:
         tab.open(page, picture.width, picture.height, picture.scheme)
         if picture.is_pointed_at:
             tab.evaluate(FIRST_VALUES)
@@ -96,12 +137,22 @@ def draw(picture: Picture, page: Path) -> bytes:
         return tab.picture(picture.width, picture.height)
 
 
+def _browser() -> str:
+    if BROWSER is None:
+        raise typer.BadParameter("there is no Chromium here: apt-get install chromium")
+    return BROWSER
+
+
 def main(
     traces: Annotated[Path, typer.Option(help="The folder of public traces.")] = ROOT.parent / "shared" / "traces",
-    only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PICTURES)}; more than once.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(NAMES)}; more than once.")] = None,
 ) -> None:
     """Draw the pictures into docs/images."""
-    for name in only or PICTURES:
+    for name in only or NAMES:
+        if name in REPLAY_PICTURES:
+            (IMAGES / f"{name}.png").write_bytes(draw_replay(REPLAY_PICTURES[name]))
+            typer.echo(f"{name}.png")
+            continue
         with TemporaryDirectory() as folder:
             page = make_page(PICTURES[name], traces, Path(folder))
             (IMAGES / f"{name}.png").write_bytes(draw(PICTURES[name], page))

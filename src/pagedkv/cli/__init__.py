@@ -15,6 +15,7 @@ In the order in which data flows::
     serving        runs a trace on the virtual clock, for several commands
     engine_script  a trace as an engine serves it: requests that fit its model, and the trace's answers
     engine_replay  runs a trace on the virtual clock and by the engine, in the same steps
+    inspecting     the inspector's page over a replay
     planning       the settings, results and conclusions of a plan
     progress       bars and status during long work; live_view: the state of an engine
     tables         results for humans; serving_tables, curve_tables and recording_tables of each kind

@@ -7,8 +7,12 @@ from pagedkv.memory.contract.errors import ConfigurationError
 __all__ = ["require_free"]
 
 
-def require_free(host: str, port: int) -> None:
+def require_free(host: str, port: int, host_option: str = "--host", port_option: str = "--port") -> None:
     """Refuse an address at which a server cannot listen now; port 0 is any free one.
+
+    Args:
+        host, port: the address.
+        host_option, port_option: the options that name them.
 
     Raises:
         ConfigurationError: the port is in use, or the machine has no such address.
@@ -20,5 +24,6 @@ def require_free(host: str, port: int) -> None:
             listening.bind(address)
     except OSError as problem:
         raise ConfigurationError(
-            f"the server cannot listen at {host}:{port} ({problem.strerror}): name another --host or --port"
+            f"the server cannot listen at {host}:{port} ({problem.strerror}): name another {host_option} or "
+            f"{port_option}"
         ) from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import PurePath
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.parts_tables import parts_as_dict
@@ -35,6 +35,7 @@ from pagedkv.planner.traces.request import Request, TokenizedRequest
 
 __all__ = [
     "DEFAULTS",
+    "Follow",
     "ServedTrace",
     "ServingOptions",
     "default_num_blocks",
@@ -49,6 +50,10 @@ TYPICAL_TOKENS: Final = 2048
 NUM_SAMPLED: Final = 1000
 MOST_SAMPLED_TOKENS: Final = 2**24
 """Tokens of the first requests, by which memory is split among pools; limited, since they wait in memory."""
+
+
+Follow: TypeAlias = Callable[[VirtualServer, Request], None]
+"""Begins to follow a server, whose first request is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +203,13 @@ class ServedTrace:
         return {**head, **self.result.as_dict(), **parts_as_dict(self.parts)}
 
 
-def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
+def serve_trace(path: str, options: ServingOptions, follow: Follow | None = None) -> ServedTrace:
     """Serve a trace, selected by ``options.trace``.
+
+    Args:
+        path: the trace.
+        options: how it is served.
+        follow: called with the server and the first request before that is served; None: nothing follows the replay.
 
     Raises:
         ConfigurationError: an option is out of range.
@@ -223,6 +233,8 @@ def serve_trace(path: str, options: ServingOptions) -> ServedTrace:
                 )
                 requests = chain(sample, requests)
             server = VirtualServer(config, cost_model, is_divided=is_divided)
+            if follow is not None:
+                follow(server, first)
             served = _serve(
                 requests,
                 server,

@@ -1,6 +1,6 @@
 """History: bounded rings that keep the last of what happened, and sums over time that lose nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from types import SimpleNamespace
@@ -9,12 +9,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause, number_of
 from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.memory.contract.spec import FullAttention
 from pagedkv.memory.space import BlockSpace, CachedPrefixes, SpaceInspection
 from pagedkv.serving.engine import StepRecord
 from pagedkv.serving.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
-from pagedkv.serving.server.inspector.history import ADMISSION_FIELDS, STEP_FIELDS, History, RingSizes
+from pagedkv.serving.server.inspector.history import ADMISSION_FIELDS, REQUEST_FIELDS, STEP_FIELDS, History, RingSizes
 from pagedkv.serving.server.inspector.messages import as_ended
 from pagedkv.serving.server.inspector.prefix_tree import as_tree
 from pagedkv.serving.server.inspector.ring import Ring
@@ -33,8 +34,16 @@ class Arrived:
     """What a history notes of a request that has come."""
 
     number: int
-    intent: SimpleNamespace
-    prompt_token_ids: tuple[int, ...] = (1, 2, 3)
+    scheduled: SimpleNamespace
+    num_cached_tokens: int | None = None
+    explanation: Explanation | None = None
+    finish_reason: str | None = None
+
+
+def scheduled(tenant: str | None = None, num_prompt_tokens: int = 3) -> SimpleNamespace:
+    """The scheduler's record of a request."""
+    intent = SimpleNamespace(tenant=tenant)
+    return SimpleNamespace(intent=intent, priority=0, num_prompt_tokens=num_prompt_tokens)
 
 
 class Clock:
@@ -55,13 +64,13 @@ def record(step_id: int, **more: int) -> StepRecord:
     return StepRecord(step_id=step_id, **{**counts, **more})
 
 
-def new_history(num_pools: int = 1, sizes: RingSizes | None = None) -> tuple[History, Clock]:
+def new_history(num_pools: int = 1, sizes: RingSizes | None = None, unit_s: float = 1) -> tuple[History, Clock]:
     groups = tuple(FullAttention(pool=f"pool {number}") for number in range(num_pools))
     space = BlockSpace(SpaceConfig(groups, {f"pool {number}": 10 for number in range(num_pools)}))
     inspection, clock = SpaceInspection(), Clock()
     space.observe(inspection)
     core: Any = IdleCore()
-    return History(core, inspection, clock, RingSizes() if sizes is None else sizes), clock
+    return History(core, inspection, clock, RingSizes() if sizes is None else sizes, unit_s), clock
 
 
 @settings(max_examples=50, deadline=None)
@@ -102,8 +111,7 @@ def test_a_request_keeps_its_tenant_when_the_space_gives_the_number_to_another()
     history = History(core, inspection, Clock())
 
     def arrive(number: int, tenant: str | None) -> None:
-        intent = SimpleNamespace(tenant=tenant, priority=0)
-        history.note_arrived(cast("Any", Arrived(number, intent)))
+        history.note_arrived(cast("Any", Arrived(number, scheduled(tenant))))
 
     arrive(1, "early")
     space.remove_tenant("early")
@@ -114,6 +122,37 @@ def test_a_request_keeps_its_tenant_when_the_space_gives_the_number_to_another()
     arrive(4, None)
     shown = as_ended(history.requests(0, inf, 10), history.tenant_names, history.tier_notes())
     assert [(each["number"], each["tenant"]) for each in shown] == [(4, None), (3, None), (2, "late"), (1, "early")]
+
+
+def test_a_prompt_is_counted_by_each_cause_of_its_misses() -> None:
+    history, clock = new_history()
+    evicted, short = Miss(4, 9, MissCause.EVICTED), Miss(9, 10, MissCause.NOT_FULL)
+    one = Explanation(10, 4, MissCause.EVICTED, 4)
+    for number, explanation in enumerate((replace(one, misses=(evicted, short)), one, None)):
+        request = Arrived(number, scheduled(num_prompt_tokens=10), 4, explanation)
+        history.note_arrived(cast("Any", request))
+    clock.now_s += 2.0
+    history.note_requests()
+    causes = number_of(MissCause.EVICTED), number_of(MissCause.NOT_FULL)
+    expected = [(2, causes[0], 4, 5), (2, causes[1], 0, 1), (2, causes[0], 4, 6), (2, -1, 4, 6)]
+    assert [tuple(row) for row in history.admissions(0, inf).tolist()] == expected
+
+
+def test_a_request_that_came_before_now_has_its_own_time() -> None:
+    history, clock = new_history()
+    clock.now_s += 5.0
+    history.note_arrived(cast("Any", Arrived(0, scheduled())), 4.5)
+    history.note_arrived(cast("Any", Arrived(1, scheduled())))
+    assert history.requests(0, inf, 9)[:, REQUEST_FIELDS.index("arrived_s")].tolist() == [4.5, 5.0]
+
+
+def test_samples_are_taken_twice_a_unit_of_time() -> None:
+    for unit_s, num_samples in ((1, 9), (4, 3), (0.25, 9)):
+        history, clock = new_history(unit_s=unit_s)
+        for step in range(9):
+            history.note_step(record(step))
+            clock.now_s += 0.5
+        assert len(history.samples(0, inf)) == num_samples
 
 
 def test_every_number_of_a_step_is_noted() -> None:
@@ -131,10 +170,10 @@ def test_every_number_of_a_step_is_noted() -> None:
 @given(
     st.lists(st.tuples(st.floats(0, 9), st.integers(0, 5)), max_size=20),
     st.lists(st.tuples(st.floats(0, 9), st.integers(-1, 3), st.integers(0, 5)), max_size=20),
-    st.integers(1, 4),
+    st.sampled_from([1, 2, 3, 4, 0.5]),
 )
 def test_buckets_lose_nothing(
-    steps: list[tuple[float, int]], admissions: list[tuple[float, int, int]], width_s: int
+    steps: list[tuple[float, int]], admissions: list[tuple[float, int, int]], width_s: float
 ) -> None:
     steps.sort()
     rows = np.zeros((len(steps), len(STEP_FIELDS)))
@@ -153,6 +192,8 @@ def test_buckets_lose_nothing(
 def test_a_time_has_at_most_so_many_buckets() -> None:
     assert [width_for(seconds) for seconds in (0.0, 1.0, 600.0, 600.5, 6000.0)] == [1, 1, 1, 2, 10]
     assert 7777 / width_for(7777) <= MOST_BUCKETS
+    assert [width_for(seconds, 0.1) for seconds in (0.0, 60.0, 60.5)] == [0.1, 0.1, 0.2]
+    assert [width_for(seconds, 60.0) for seconds in (0.0, 36_000.0, 36_001.0)] == [60, 60, 120]
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,11 +5,12 @@ Skipped where there is no Chromium: `apt-get install chromium` brings one.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
+from tests.browser.waiting import until
 from tests.server.conftest import Running
 from tests.server.inspector.conftest import STORED, Tiered, ask, forget_device
 from tests.server.serving import local_engine
@@ -18,27 +19,10 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-g
 
 WIDTHS: Final = (400, 800, 1400)
 FAULTS: Final = Path(__file__).parents[2].joinpath("browser", "layout.js").read_text()
-UNTIL: Final = """
-new Promise((done, failed) => {{
-  const end = Date.now() + 60000;
-  const look = () => {{
-    const found = {};
-    if (found) done(found);
-    else if (Date.now() > end) failed(new Error('not within 60 s: ' + document.body.innerText));
-    else requestAnimationFrame(look);
-  }};
-  look();
-}})
-"""
 LEGEND: Final = (
     "Object.fromEntries(Array.from(document.querySelectorAll('#legend li'), "
     "each => [each.dataset.state, Number(each.dataset.number)]))"
 )
-
-
-def until(tab: Tab, expression: str) -> Any:  # noqa: ANN401 - whatever JavaScript gives
-    """Wait until an expression is true; return its value."""
-    return tab.evaluate(UNTIL.format(expression))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """``pagedkv replay``: runs a trace on the virtual clock, and by the engine if requested."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,11 +10,12 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, require_writable
 from pagedkv.cli.command_line import command_line
+from pagedkv.cli.inspecting.options import InspectOptions
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
-from pagedkv.cli.serving import ServingOptions, serve_trace
+from pagedkv.cli.serving import Follow, ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.cli.tier_options import TierOptions
@@ -30,10 +32,11 @@ ENGINE_NUM_TOKENS: Final = 2**16
 
 
 @command
-def replay(
+def replay(  # noqa: PLR0913 - typer needs a parameter for each option
     trace: Annotated[str, typer.Argument(help="Trace file, plain or gzip.")],
     *,
     serving: ServingOptions,
+    page: InspectOptions,
     engine: Annotated[
         bool,
         typer.Option(
@@ -69,20 +72,46 @@ def replay(
 
     pagedkv replay trace.jsonl --engine --limit 200 --num-blocks 2000
 
+    pagedkv replay trace.jsonl --num-blocks 2000 --inspect --inspect-speed 10
+
     zcat trace.jsonl.gz | pagedkv replay /dev/stdin --limit 1000 --samples 4 --json -
     """
     if json_file is not None:
         require_writable(json_file, trace)
+    if engine and page.inspect:
+        raise ConfigurationError(
+            "--inspect shows the replay on the virtual clock: leave out --engine, or see pagedkv serve --inspect"
+        )
     if engine:
         _replay_with_engine(trace, serving, model_path, json_file)
         return
     if model_path is not None:
         raise ConfigurationError("--model-path names the model of --engine: give both; --model gives only sizes")
-    served = serve_trace(trace, serving)
+    if page.inspect:
+        _replay_on_page(trace, serving, json_file, page)
+    else:
+        _replay(trace, serving, json_file)
+
+
+def _replay(trace: str, serving: ServingOptions, json_file: Path | None, follow: Follow | None = None) -> None:
+    served = serve_trace(trace, serving, follow)
     if json_file is not None:
         write_json(json_file, {"trace": trace, "command": command_line(), **served.as_dict()})
     if json_file != STANDARD_OUTPUT:
         print_served(f"Replay of {Path(trace).name}", served)
+
+
+def _replay_on_page(trace: str, serving: ServingOptions, json_file: Path | None, options: InspectOptions) -> None:
+    """Show the replay as it runs, and after its end until Ctrl-C."""
+    options.require_free()
+    serving.configuration()
+    with working("Loading the page's server"), leaving_at_once(), needing("server", "pagedkv replay --inspect"):
+        from pagedkv.cli.inspecting.replay_page import replay_page  # noqa: PLC0415 - needs torch, and not without a page
+
+    with replay_page(Path(trace).name, options) as page:
+        _replay(trace, serving, json_file, page.follow)
+        sys.stdout.flush()
+        page.stay()
 
 
 def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, json_file: Path | None) -> None:

@@ -10,8 +10,10 @@ In the order in which data flows::
     space_watch       SpaceWatch: observes the block space, and records its blocks' history
     running_rows      RunningRows: running rows, in arrays for the meters
     step_work         StepWork: counts of a plan's work, for the cost model
+    step_meters       StepMeters: what the clock notifies of each event
     request_timings   RequestTimings: times and losses of each request under way
     request_log       RequestLog: the times and hits of each request, in place of all meters
+    requests_under_way  RequestsUnderWay: the requests from arrival to end, for live views
     meters            measurements: waste, ages, latencies, sharing, time series
     result            ServingResult: all figures
     queue_file        QueueFile: requests far back in the queue, in a file

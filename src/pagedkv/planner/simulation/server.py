@@ -7,6 +7,8 @@ The caller runs the loop, and so controls progress, limits and interruption::
         server.offer(request)
     server.finish()
     print(server.result())
+
+A live view follows it, which lets virtual time pass at a speed of its own (:meth:`VirtualServer.follow`).
 """
 
 from collections.abc import Iterable
@@ -25,6 +27,7 @@ from pagedkv.planner.simulation.planning.request_parts import Division, PartFigu
 from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.simulation.result import ServingResult, sum_up
 from pagedkv.planner.simulation.space_watch import SpaceWatch
+from pagedkv.planner.simulation.step_meters import MeterPair, StepMeters
 from pagedkv.planner.simulation.virtual_clock import VirtualClock
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 
@@ -49,6 +52,19 @@ class VirtualServer(VirtualClock):
         self._log = RequestLog(config.scheduling_config()) if is_divided else None
         self._all_meters = Meters(config, space, watch, self._log)
         super().__init__(config, costs, space, self._all_meters)
+
+    @property
+    def meters(self) -> Meters:
+        """The measurements so far."""
+        return self._all_meters
+
+    def follow(self, follower: StepMeters) -> None:
+        """Notify further meters of all that follows, after the server's own: for a live view. Changes no result.
+
+        Args:
+            follower: its ``num_requests`` is not asked for.
+        """
+        self._meters = MeterPair(self._meters, follower)
 
     @property
     def num_steps(self) -> int:

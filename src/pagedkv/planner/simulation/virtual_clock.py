@@ -13,65 +13,31 @@ If steps overlap, a step is scheduled when the previous one begins, and begins w
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from pagedkv.memory import scheduling
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import TraceError
 from pagedkv.memory.contract.events import TierEvents
 from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.scheduling import Batch, Progress
+from pagedkv.memory.scheduling import Batch
 from pagedkv.memory.space import BlockSpace
 from pagedkv.planner.simulation.config import ServingConfig
 from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.simulation.queue_file import QueueFile
 from pagedkv.planner.simulation.running_rows import RunningRows, rows_of
 from pagedkv.planner.simulation.scripted_sampler import ScriptedSampler
+from pagedkv.planner.simulation.step_meters import StepMeters
 from pagedkv.planner.simulation.step_work import StepWork, work_of
 from pagedkv.planner.simulation.tiers import SimulatedTiers
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 
-__all__ = ["StepMeters", "VirtualClock"]
+__all__ = ["VirtualClock"]
 
 MOST_WAITING: Final = 4096
 """Requests that wait in the scheduler, some 2 KiB each, before further ones wait in the file; or the number that may
 run."""
-
-
-class StepMeters(Protocol):
-    """The methods that a clock calls. Requests come in the order of their numbers, steps in that of time."""
-
-    @property
-    def uses_rows(self) -> bool:
-        """Whether the running rows are used; gathering them takes a tenth of the time."""
-
-    @property
-    def num_requests(self) -> int:
-        """Number of requests that have arrived."""
-
-    def arrived(
-        self, request: scheduling.Request, arrival_s: float, *, has_content: bool, tenant: str | None = None
-    ) -> None:
-        """Record a request, whether its content is known, and its tenant."""
-
-    def rejected(self, request: scheduling.Request) -> None:
-        """Record that a request cannot be served."""
-
-    def scheduled(self, batch: Batch, now_s: float) -> None:
-        """Record admitted, preempted and rejected requests."""
-
-    def planned(self, batch: Batch, running: RunningRows, work: StepWork) -> None:
-        """Record the work of a step."""
-
-    def hold(self, duration_s: float, running: RunningRows, num_waiting: int, num_swapped: int) -> None:
-        """Record that the present state lasts for this duration."""
-
-    def stepped(self, step_s: float) -> None:
-        """Record the seconds of the last planned step."""
-
-    def progressed(self, progress: Progress, end_s: float) -> None:
-        """Record requests that got their first token, or all tokens."""
 
 
 class VirtualClock:
@@ -143,6 +109,21 @@ class VirtualClock:
     def now_s(self) -> float:
         """The virtual time."""
         return self._now_s
+
+    @property
+    def space(self) -> BlockSpace:
+        """The block space. Only the clock changes it."""
+        return self._space
+
+    @property
+    def scheduler(self) -> scheduling.Scheduler:
+        """The scheduler. Only the clock calls what changes it."""
+        return self._scheduler
+
+    @property
+    def tiers(self) -> SimulatedTiers | None:
+        """The tiers; None without any. Only the clock calls what changes them."""
+        return self._tiers
 
     @property
     def num_requests(self) -> int:

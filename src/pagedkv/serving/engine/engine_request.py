@@ -184,6 +184,16 @@ class EngineRequest:
         return self.finished is not None
 
     @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why its first answer ended; None until all have ended."""
+        return None if self.finished is None else self.samples[0].finish_reason or "length"
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all its answers."""
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt are requested, and some are not computed yet."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_token_ids) - 1

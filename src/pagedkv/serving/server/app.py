@@ -3,7 +3,6 @@
 The packages of the protocols implement the paths.
 """
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,19 +13,16 @@ from typing import Any, Final, TypeVar, cast
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from pagedkv.memory.contract.errors import PagedKVError
 from pagedkv.serving.server.access import Caller
 from pagedkv.serving.server.anthropic.messages import Messages
 from pagedkv.serving.server.anthropic.requests import CountRequest, MessagesRequest
 from pagedkv.serving.server.bodies import Body, documented, read_body, schemas_of
 from pagedkv.serving.server.body_limit import BodyLimit
 from pagedkv.serving.server.descriptions import describe_answers
-from pagedkv.serving.server.disconnects import ClientGoneError
-from pagedkv.serving.server.errors import ApiError, as_api_error
+from pagedkv.serving.server.error_answers import add_error_answers
+from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.metrics import Metrics
 from pagedkv.serving.server.openai.chat import complete_chat
@@ -46,8 +42,6 @@ __all__ = ["create_app"]
 
 B = TypeVar("B", bound=Body)
 
-LOG: Final = logging.getLogger("pagedkv.server")
-
 BODIES: Final[list[type[BaseModel]]] = [
     ChatRequest,
     CompletionRequest,
@@ -59,9 +53,6 @@ BODIES: Final[list[type[BaseModel]]] = [
 ]
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
-
-CLIENT_GONE: Final = 499
-"""Status of a request after its client disconnected; no response is sent."""
 
 
 def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
@@ -95,7 +86,7 @@ def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
-    _add_errors(app, service)
+    add_error_answers(app, service.note_refused)
     _add_health(app, service)
     _add_openai(app, service)
     _add_anthropic(app, service)
@@ -202,40 +193,6 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/version")
     async def own_version() -> Response:
         return json_response({"version": app.version})
-
-
-def _add_errors(app: FastAPI, service: Service) -> None:
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, problem: ApiError) -> Response:
-        return _refusal(service, request, problem)
-
-    @app.exception_handler(PagedKVError)
-    async def engine_error(request: Request, problem: PagedKVError) -> Response:
-        return _refusal(service, request, as_api_error(problem))
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, problem: HTTPException) -> Response:
-        return _refusal(service, request, ApiError(problem.status_code, str(problem.detail)))
-
-    @app.exception_handler(ClientGoneError)
-    @app.exception_handler(ClientDisconnect)  # before its body was read
-    async def gone(request: Request, problem: ClientGoneError | ClientDisconnect) -> Response:  # noqa: ARG001 - as FastAPI calls it
-        return Response(status_code=CLIENT_GONE)
-
-    @app.exception_handler(Exception)
-    async def fault(request: Request, problem: Exception) -> Response:
-        LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
-        return _refusal(
-            service, request, ApiError(500, "the server failed to serve this request; its log has the reason")
-        )
-
-
-def _refusal(service: Service, request: Request, problem: ApiError) -> Response:
-    if problem.is_refusal:
-        service.note_refused(problem)
-    is_anthropic = request.url.path.startswith("/v1/messages")
-    body = problem.as_anthropic() if is_anthropic else problem.as_openai()
-    return json_response(body, problem.status, problem.headers)
 
 
 def _describe(app: FastAPI) -> None:

@@ -6,22 +6,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.serving.server.config import ServerConfig, SlowCause
 from pagedkv.serving.server.connections import Connection
 from pagedkv.serving.server.service import Service
 
-__all__ = ["run", "uvicorn_config"]
-
+__all__ = ["Connected", "run", "uvicorn_config"]
 
 KEEP_ALIVE_S: Final = 75
 """Seconds that an idle connection stays open: longer than clients keep it open, so that no client sends a request on a
 connection that the server has closed."""
+
+
+class Connected(Protocol):
+    """What connections need of a service."""
+
+    @property
+    def config(self) -> ServerConfig:
+        """The limits and deadlines."""
+        ...
+
+    def note_slow(self, cause: SlowCause) -> None:
+        """Report a connection that was ended because its client was too slow."""
+        ...
 
 
 class _Server(uvicorn.Server):
@@ -52,7 +65,7 @@ def _pass(number: int, frame: FrameType | None) -> None:
     """Ignore a signal."""
 
 
-def uvicorn_config(app: ASGIApp, service: Service, *, host: str, port: int) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, service: Connected, *, host: str, port: int) -> uvicorn.Config:
     """Return uvicorn's configuration for an application: its limits and deadlines, and uvloop if installed.
 
     A streamed chunk took 105 us of the event loop with uvloop and httptools, and 167 us with asyncio and h11.

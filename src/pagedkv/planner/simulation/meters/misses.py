@@ -45,16 +45,20 @@ KIND_OF: Final = {cause: kind for kind, causes in _KINDS.items() for cause in ca
 
 
 class MissMeter:
-    """Counts tokens by kind of cause."""
+    """Counts tokens by kind of cause.
+
+    Attributes:
+        num_tokens: the tokens of each kind.
+    """
 
     def __init__(self) -> None:
-        self._num_tokens = dict.fromkeys(MISS_KINDS, 0)
+        self.num_tokens = dict.fromkeys(MISS_KINDS, 0)
 
     def note(self, misses: Iterable[Miss]) -> None:
         """Count the missed tokens of one prompt."""
         for miss in misses:
-            self._num_tokens[KIND_OF.get(miss.cause, OTHER)] += miss.num_tokens
+            self.num_tokens[KIND_OF.get(miss.cause, OTHER)] += miss.num_tokens
 
     def as_dict(self) -> dict[str, object]:
         """Return the counts for JSON."""
-        return {"num_tokens": sum(self._num_tokens.values()), "by_cause": dict(self._num_tokens)}
+        return {"num_tokens": sum(self.num_tokens.values()), "by_cause": dict(self.num_tokens)}

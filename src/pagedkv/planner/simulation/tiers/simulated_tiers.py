@@ -22,12 +22,14 @@ from pagedkv.memory.tiering import (
     MOST_TIER_EVENTS,
     ComputeRate,
     EntryLayout,
+    LoadUnderWay,
     RequestLoads,
     ServedTier,
     TierCause,
     TierEventLog,
     TierLoads,
     TierOffers,
+    TierStatistics,
 )
 from pagedkv.memory.tiers import StoreConfig
 from pagedkv.planner.simulation.tiers.config import SimulatedTier
@@ -124,6 +126,14 @@ class SimulatedTiers:
     def num_loads(self) -> int:
         """Loads under way."""
         return len(self._loads)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads under way, one value for each tier of a load. O(loads)."""
+        return self._loads.under_way()
+
+    def statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier."""
+        return tuple(tier.statistics() for tier in self._tiers)
 
     # The clock
 

@@ -2,19 +2,35 @@
 
 ::
 
-    pages       paths: the page, its events, one block, prefixes, history
-    inspected   InspectedEngine: the data of one engine, without keys and paths
-    watch       snapshots between two steps, taken only while a watcher is connected
-    history     steps and requests of the last minutes, in rings of bounded size
-    buckets     steps and misses summed over seconds, for plots
-    prefix_tree cached prefixes as a tree of bounded size
-    messages    snapshots as JSON
-    static      the page: one file each of HTML, CSS and JavaScript
+    pages          paths: the page, its events, one block, prefixes, history
+    replay_server  ReplayServer: the page of a replay, served in a thread
+    inspected      InspectedEngine, InspectedReplay: the data of one engine, or of one replay, without keys and paths
+    watch          snapshots between two steps, taken only while a watcher is connected
+    history        steps and requests of the last minutes, in rings of bounded size
+    subject        what an engine and a replay have in common: requests, a block space, tiers
+    buckets        steps and misses summed over seconds, for plots
+    prefix_tree    cached prefixes as a tree of bounded size
+    messages       snapshots as JSON
+    static         the page: one file each of HTML, CSS and JavaScript
 
-Without a call of :func:`add_inspector` or :func:`add_inspected` there are no paths, no history and no snapshots.
+Without a call of :func:`add_inspector` or :func:`add_inspected`, or a :class:`ReplayServer`, there are no paths, no
+history and no snapshots.
 """
 
-from pagedkv.serving.server.inspector.inspected import LAST_EVENT, Inspected, InspectedEngine
+from pagedkv.serving.server.inspector.inspected import LAST_EVENT, Inspected, InspectedEngine, InspectedReplay
 from pagedkv.serving.server.inspector.pages import add_inspected, add_inspector, add_inspector_paths
+from pagedkv.serving.server.inspector.replay_server import ReplayServer
+from pagedkv.serving.server.inspector.subject import MissedTokens, ReplayState
 
-__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "add_inspected", "add_inspector", "add_inspector_paths"]
+__all__ = [
+    "LAST_EVENT",
+    "Inspected",
+    "InspectedEngine",
+    "InspectedReplay",
+    "MissedTokens",
+    "ReplayServer",
+    "ReplayState",
+    "add_inspected",
+    "add_inspector",
+    "add_inspector_paths",
+]

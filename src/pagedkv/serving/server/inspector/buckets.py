@@ -19,12 +19,12 @@ LASTING: Final = ("running", "waiting", "swapped", "used_blocks")
 """Columns whose last value in the bucket counts."""
 
 
-def width_for(seconds: float) -> int:
-    """Return the width of a bucket in seconds, such that there are at most MOST_BUCKETS."""
-    return max(1, -int(-seconds // MOST_BUCKETS))
+def width_for(seconds: float, unit_s: float = 1) -> float:
+    """Return the width of a bucket in seconds, whole units of time, such that there are at most MOST_BUCKETS."""
+    return unit_s * max(1, -int(-seconds // (unit_s * MOST_BUCKETS)))
 
 
-def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: int) -> dict[str, Any]:
+def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: float) -> dict[str, Any]:
     """Sum steps and admissions over buckets; empty buckets are left out. O(steps + admissions).
 
     Args:
@@ -49,7 +49,7 @@ def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: int) -> d
     return columns
 
 
-def _misses(admissions: Float64Array, width_s: int) -> list[list[int]]:
+def _misses(admissions: Float64Array, width_s: float) -> list[list[float]]:
     missed = admissions[:, ADMISSION_FIELDS.index("missed")]
     keys = np.stack([admissions[:, 0] // width_s, admissions[:, ADMISSION_FIELDS.index("cause")]], axis=1)
     pairs, places = np.unique(keys, axis=0, return_inverse=True)

@@ -1,12 +1,13 @@
 """History: the steps and requests of the last minutes, in rings of fixed size.
 
-The engine's thread writes and reads it, between steps only, so there are no locks. A step costs one row of numbers;
-requests cost something only in steps that admit or end some; pools and tenants are sampled twice a second. ::
+The thread that runs the steps writes and reads it, between steps only, so there are no locks. A step costs one row of
+numbers; requests cost something only in steps that admit or end some; pools and tenants are sampled twice a unit of
+time, which is a second for an engine. ::
 
     steps      131,072 rows x 22 x 8 bytes   22 MiB   2 minutes at 1 ms a step, 21 at 10 ms
     requests    65,536 rows x 14 x 8          7 MiB
     admissions 131,072 rows x 4 x 8           4 MiB
-    samples      4,096 rows of 0.5 s          2.2 MiB a pool; fewer rows where there are more than 7 pools
+    samples      4,096 rows of 0.5 units      2.2 MiB a pool; fewer rows where there are more than 7 pools
 """
 
 from collections.abc import Callable
@@ -18,8 +19,9 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Float64Array
 from pagedkv.memory.contract.miss_causes import number_of
 from pagedkv.memory.space import SpaceInspection
-from pagedkv.serving.engine import EngineCore, EngineRequest, StepRecord
+from pagedkv.serving.engine import StepRecord
 from pagedkv.serving.server.inspector.ring import Ring
+from pagedkv.serving.server.inspector.subject import InspectedRequest, Subject
 
 __all__ = [
     "ADMISSION_FIELDS",
@@ -44,8 +46,8 @@ REQUEST_FIELDS: Final = (
 )
 """Columns of the requests. Times are in seconds since the history began; -1: none yet."""
 ADMISSION_FIELDS: Final = ("time_s", "cause", "hit", "missed")
-"""Columns of the admissions: tokens of the prompt that hit and that missed, and the number of the cause, -1 without
-one.
+"""Columns of the admissions: tokens of a prompt that hit, and that missed for one cause; its number is -1 without one.
+A prompt whose tokens missed for several causes has a row for each; the first has its hit.
 """
 STATES: Final = ("waiting", "running", "preempted", "stop", "length", "aborted", "rejected", "deadline", "failed")
 """States of a request by number; those after "preempted" are reasons for its end."""
@@ -55,7 +57,7 @@ MOST_TENANTS: Final = 32
 
 MOST_NOTED: Final = 500
 """The last requests whose notes of tiers are kept. Those of a request are a few lines."""
-SAMPLE_PERIOD_S: Final = 0.5
+SAMPLES_A_UNIT: Final = 2
 MOST_SAMPLES_NBYTES: Final = 16 * 2**20
 NUMBER, TENANT, STATE, PROMPT, HIT, CAUSE, POSITION, GROUP, GENERATED, PREEMPTIONS, ARRIVED, ADMITTED, ENDED, _ = range(
     len(REQUEST_FIELDS)
@@ -75,23 +77,29 @@ class RingSizes:
 
 @final
 class History:
-    """Records steps and requests of an engine. Only the engine's thread may call the methods.
+    """Records steps and requests. Only the thread that runs the steps may call the methods.
 
     Args:
-        core: the engine.
+        subject: the engine, or the replay.
         inspection: the inspection of its block space.
         clock: returns monotonic seconds; times of the history begin at 0.
         sizes: rows of the rings.
+        unit_s: seconds of a unit of time.
+
+    Attributes:
+        unit_s: seconds over which views sum up steps; may grow.
     """
 
     def __init__(
         self,
-        core: EngineCore,
+        subject: Subject,
         inspection: SpaceInspection,
         clock: Callable[[], float],
         sizes: RingSizes = RingSizes(),
+        unit_s: float = 1,
     ) -> None:
-        self._core = core
+        self._subject = subject
+        self.unit_s = unit_s
         self._inspection = inspection
         self._clock = clock
         self._began_s = clock()
@@ -104,8 +112,8 @@ class History:
         self._samples = Ring(min(sizes.samples, MOST_SAMPLES_NBYTES // (8 * num_columns)), num_columns)
         self._next_sample_s = 0.0
         self._tenants: dict[str | None, int] = {None: 0}
-        self._waiting: dict[EngineRequest, int] = {}
-        self._running: dict[EngineRequest, int] = {}
+        self._waiting: dict[InspectedRequest, int] = {}
+        self._running: dict[InspectedRequest, int] = {}
         self._tier_notes: dict[int, tuple[str, ...]] = {}
 
     @property
@@ -120,15 +128,16 @@ class History:
 
     # Writing
 
-    def note_arrived(self, request: EngineRequest) -> None:
-        """Record the arrival of a request. O(tenants)."""
-        name = request.intent.tenant
+    def note_arrived(self, request: InspectedRequest, arrived_s: float | None = None) -> None:
+        """Record the arrival of a request; None: it arrives now. O(tenants)."""
+        name = request.scheduled.intent.tenant
         known = name if name in self._inspection.tenant_names else None
         tenant = self._tenants.setdefault(known, len(self._tenants))
         self._waiting[request] = self._requests.append(
             (
-                *(request.number, tenant, STATES.index("waiting"), len(request.prompt_token_ids)),
-                *(NONE, NONE, NONE, NONE, 0, 0, self.now_s, NONE, NONE, request.intent.priority),
+                *(request.number, tenant, STATES.index("waiting"), request.scheduled.num_prompt_tokens),
+                *(NONE, NONE, NONE, NONE, 0, 0, self.now_s if arrived_s is None else arrived_s, NONE, NONE),
+                request.scheduled.priority,
             )
         )
 
@@ -162,7 +171,7 @@ class History:
             )
         )
         has_changed = record.num_admitted or record.num_finished or record.num_rejected
-        if has_changed or len(self._core.requests) != len(self._waiting) + len(self._running):  # those were aborted
+        if has_changed or len(self._subject.requests) != len(self._waiting) + len(self._running):  # those were aborted
             self.note_requests()
         if now_s >= self._next_sample_s:
             self._sample(now_s)
@@ -176,17 +185,23 @@ class History:
     def note_requests(self) -> None:
         """Record requests that were admitted or have ended since the last call. O(requests under way)."""
         now_s = self.now_s
-        for request in [each for each in self._waiting if each.num_cached_tokens is not None or each.is_finished]:
+        for request in [each for each in self._waiting if _has_left_queue(each)]:
             place = self._running[request] = self._waiting.pop(request)
             if request.num_cached_tokens is not None:
                 self._admit(request, request.num_cached_tokens, place, now_s)
-        for request in [each for each in self._running if each.finished is not None]:
+        for request in [each for each in self._running if each.finish_reason is not None]:
             self._end(request, self._running.pop(request), now_s)
 
-    def _admit(self, request: EngineRequest, num_hit: int, place: int, now_s: float) -> None:
+    def _admit(self, request: InspectedRequest, num_hit: int, place: int, now_s: float) -> None:
         explanation = request.explanation
         cause = NONE if explanation is None else number_of(explanation.cause)
-        self._admissions.append((now_s, cause, num_hit, len(request.prompt_token_ids) - num_hit))
+        misses = () if explanation is None else explanation.misses
+        if misses:
+            counted = [(number_of(miss.cause), miss.num_tokens) for miss in misses]
+        else:
+            counted = [(cause, request.scheduled.num_prompt_tokens - num_hit)]
+        for number, (own_cause, num_missed) in enumerate(counted):
+            self._admissions.append((now_s, own_cause, 0 if number else num_hit, num_missed))
         row = self._requests.row(place)
         if row is not None:
             row[STATE], row[HIT], row[CAUSE], row[ADMITTED] = STATES.index("running"), num_hit, cause, now_s
@@ -194,11 +209,11 @@ class History:
                 row[POSITION] = explanation.position
                 row[GROUP] = NONE if explanation.group is None else explanation.group
 
-    def _end(self, request: EngineRequest, place: int, now_s: float) -> None:
+    def _end(self, request: InspectedRequest, place: int, now_s: float) -> None:
         row = self._requests.row(place)
         if row is not None:
-            row[STATE] = STATES.index(request.samples[0].finish_reason or "length")
-            row[GENERATED] = sum(len(sample.token_ids) for sample in request.samples)
+            row[STATE] = STATES.index(request.finish_reason or "length")
+            row[GENERATED] = request.num_generated_tokens
             row[PREEMPTIONS], row[ENDED] = request.num_preemptions, now_s
         if request.tier_notes:
             self._tier_notes[request.number] = tuple(map(str, request.tier_notes))
@@ -215,7 +230,7 @@ class History:
             by_tenant[: len(shares)] = shares[:MOST_TENANTS]
             by_tenant[-1] += shares[MOST_TENANTS:].sum(axis=0)
         self._samples.append([now_s, *row.ravel()])
-        self._next_sample_s = now_s + SAMPLE_PERIOD_S
+        self._next_sample_s = now_s + self.unit_s / SAMPLES_A_UNIT
 
     # Reading
 
@@ -232,7 +247,7 @@ class History:
         rows = self._steps.last(1)
         return rows[0] if len(rows) else None
 
-    def arrived_s(self, request: EngineRequest) -> float:
+    def arrived_s(self, request: InspectedRequest) -> float:
         """Return the arrival time of a request under way; the present time if it was not recorded. O(1)."""
         place = self._waiting.get(request, self._running.get(request))
         row = None if place is None else self._requests.row(place)
@@ -273,3 +288,7 @@ class History:
         the blocks taken and cached.
         """
         return self._samples.between(from_s, to_s)
+
+
+def _has_left_queue(request: InspectedRequest) -> bool:
+    return request.num_cached_tokens is not None or request.finish_reason is not None

@@ -1,4 +1,4 @@
-"""InspectedEngine: what the inspector shows of one engine, without keys and paths.
+"""InspectedEngine, InspectedReplay: what the inspector shows of one engine or of one replay, without keys and paths.
 
 It is in the process of the engine. Its answers are plain values, so that a front of several engines can pass them on
 (:mod:`pagedkv.serving.cluster.remote_inspection`).
@@ -6,13 +6,13 @@ It is in the process of the engine. Its answers are plain values, so that a fron
 
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final, Protocol, final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar, final
 
 import msgspec
 
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError, EngineError
-from pagedkv.memory.space import SpaceInspection
+from pagedkv.memory.space import BlockSpace, SpaceInspection
 from pagedkv.serving.engine import StepRecord
 from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
@@ -22,9 +22,12 @@ from pagedkv.serving.server.inspector.history import MOST_TENANTS, STATES_OF_BLO
 from pagedkv.serving.server.inspector.messages import as_byte_map, as_changes, as_ended, as_snapshot
 from pagedkv.serving.server.inspector.prefix_tree import as_tree
 from pagedkv.serving.server.inspector.snapshot import Snapshot
+from pagedkv.serving.server.inspector.subject import BetweenSteps, InspectedRequest, ReplayState, Subject
 from pagedkv.serving.server.inspector.watch import SeenBlock, Watch
 
-__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine"]
+__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "InspectedReplay"]
+
+T = TypeVar("T")
 
 MOST_SAMPLES: Final = 600
 MOST_REQUESTS_OF_A_TIME: Final = 200
@@ -52,33 +55,33 @@ class Inspected(Protocol):
         ...
 
 
-@final
-class InspectedEngine:
-    """The data of an engine in this process. Make it before the engine is started.
+class _LocallyInspected:
+    """The data of an engine or a replay in this process: what both have in common.
 
     Args:
-        engine: the engine.
+        watch, history, inspection: of the engine.
         decode: turns the tokens of a block into text; None: tokens and texts are not shown.
-        clock: returns monotonic seconds.
+        shows_all: whether every caller may read the tokens of every tenant's blocks.
     """
 
     def __init__(
         self,
-        engine: LocalEngine,
-        decode: Callable[[Sequence[int]], str] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        watch: Watch,
+        history: History,
+        inspection: SpaceInspection,
+        decode: Callable[[Sequence[int]], str] | None,
+        *,
+        shows_all: bool = False,
     ) -> None:
-        core = engine.llm.core
-        self._inspection = SpaceInspection()
-        core.space.observe(self._inspection)
-        self._history = History(core, self._inspection, clock)
-        core.on_entered.append(self._history.note_arrived)
-        self._watch = Watch(engine, self._history, self._inspection, clock)
+        self._shows_all = shows_all
+        self._inspection = inspection
+        self._history = history
+        self._watch = watch
         self._decode = decode
         self._delta: tuple[int, int, bytes] = (0, 0, b"")
 
     def stepped(self, record: StepRecord) -> None:
-        """Note a step. Called by the engine's thread after each."""
+        """Note a step. Called after each, in the thread that runs the steps."""
         self._history.note_step(record)
 
     async def events(self, title: str, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
@@ -114,6 +117,8 @@ class InspectedEngine:
         return answer
 
     def _may_read(self, caller: str | None, tenant: str | None) -> bool:
+        if self._shows_all:
+            return True
         return caller == tenant if caller is not None else len(self._inspection.tenant_names) == 1
 
     async def prefixes(self, pool: str | None) -> dict[str, Any]:
@@ -125,9 +130,9 @@ class InspectedEngine:
         return {**as_tree(prefixes), "tenants": [name or "" for name in self._inspection.tenant_names]}
 
     async def history(self, from_s: float, to_s: float) -> dict[str, Any]:
-        """Describe a span of time, in seconds since the engine began."""
+        """Describe a span of time, in seconds since the history began."""
         answer = await self._watch.history(from_s, to_s, MOST_REQUESTS_OF_A_TIME)
-        now_s = answer["now_s"]
+        now_s, unit_s = answer["now_s"], answer["unit_s"]
         first_s = float(answer["steps"][0, 0]) if len(answer["steps"]) else now_s
         samples = answer["samples"][:: max(1, math.ceil(len(answer["samples"]) / MOST_SAMPLES))]
         num_numbers = len(STATES_OF_BLOCKS) + 2 * MOST_TENANTS
@@ -136,7 +141,7 @@ class InspectedEngine:
         by_tenant = numbers[:, :, len(STATES_OF_BLOCKS) :].reshape(*shape[:2], MOST_TENANTS, 2)
         return {
             "now_s": round(now_s, 3),
-            "buckets": as_buckets(answer["steps"], answer["admissions"], width_for(min(to_s, now_s) - first_s)),
+            "buckets": as_buckets(answer["steps"], answer["admissions"], width_for(min(to_s, now_s) - first_s, unit_s)),
             "block_states": STATES_OF_BLOCKS,
             "samples": {
                 "time_s": samples[:, 0].round(3).tolist(),
@@ -145,6 +150,81 @@ class InspectedEngine:
             },
             "requests": as_ended(answer["requests"], answer["tenants"], answer["tier_notes"]),
         }
+
+
+@final
+class InspectedEngine(_LocallyInspected):
+    """The data of an engine in this process. Make it before the engine is started.
+
+    Args:
+        engine: the engine.
+        decode: turns the tokens of a block into text; None: tokens and texts are not shown.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        core, inspection = engine.llm.core, SpaceInspection()
+        core.space.observe(inspection)
+        history = History(core, inspection, clock)
+        core.on_entered.append(history.note_arrived)
+
+        def between_steps(work: Callable[[], T]) -> Awaitable[T]:
+            return engine.between_steps(lambda _: work())
+
+        watch = Watch(core, between_steps, history=history, inspection=inspection, clock=clock)
+        super().__init__(watch, history, inspection, decode)
+
+
+@final
+class InspectedReplay(_LocallyInspected):
+    """The data of a replay in this process; its history is on the virtual clock. Make it before the first request.
+
+    Args:
+        subject: the replay.
+        space: its block space.
+        between_steps: runs work between its steps.
+        virtual_clock: returns the seconds of the trace that have passed; they never decrease.
+        state: returns the replay's state, between steps.
+        unit_s: seconds of the trace over which plots sum up steps.
+        shows_tokens: whether a block's tokens are shown, to everyone who may see the page.
+    """
+
+    def __init__(  # noqa: PLR0913 - parts of a replay, by keywords
+        self,
+        subject: Subject,
+        space: BlockSpace,
+        between_steps: BetweenSteps,
+        *,
+        virtual_clock: Callable[[], float],
+        state: Callable[[], ReplayState],
+        unit_s: float = 1,
+        shows_tokens: bool = False,
+    ) -> None:
+        inspection = SpaceInspection()
+        space.observe(inspection)
+        history = History(subject, inspection, virtual_clock, unit_s=unit_s)
+        watch = Watch(
+            subject, between_steps, history=history, inspection=inspection, clock=time.perf_counter, replay=state
+        )
+        super().__init__(watch, history, inspection, _no_text if shows_tokens else None, shows_all=True)
+
+    def arrived(self, request: InspectedRequest, arrived_s: float) -> None:
+        """Note a request. Called in the thread that runs the steps, like :meth:`widen`."""
+        self._history.note_arrived(request, arrived_s)
+
+    def widen(self, unit_s: float) -> None:
+        """Let plots sum up steps over so many seconds from now on."""
+        self._history.unit_s = unit_s
+
+
+def _no_text(token_ids: Sequence[int]) -> str:  # noqa: ARG001 - as a tokenizer's
+    """Return nothing: a trace has no tokenizer."""
+    return ""
 
 
 def _as_block(seen: SeenBlock) -> dict[str, Any]:

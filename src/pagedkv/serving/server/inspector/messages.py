@@ -12,10 +12,11 @@ import numpy as np
 from pagedkv.memory.contract.arrays import Float64Array, Uint8Array
 from pagedkv.memory.contract.miss_causes import ORDER
 from pagedkv.memory.space import BlockState, PoolCounts, PoolMap
-from pagedkv.serving.engine.tiering import TierStatistics
+from pagedkv.memory.tiering import TierStatistics
 from pagedkv.serving.server.inspector.buckets import as_buckets
 from pagedkv.serving.server.inspector.history import REQUEST_FIELDS, STATES
 from pagedkv.serving.server.inspector.snapshot import Snapshot, UnderWay
+from pagedkv.serving.server.inspector.subject import ReplayState
 
 __all__ = ["as_byte_map", "as_changes", "as_ended", "as_snapshot"]
 
@@ -23,7 +24,6 @@ TENANT_SHIFT: Final = 3
 MOST_TENANT: Final = 31
 SHARE_SENT_WHOLE: Final = 4
 """A map is sent whole where more than one in this number of its blocks has changed."""
-BUCKET_S: Final = 1
 
 
 def as_byte_map(pool_map: PoolMap) -> Uint8Array:
@@ -66,9 +66,11 @@ def _common(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "version": snapshot.version,
         "now_s": round(snapshot.now_s, 3),
+        "unit_s": snapshot.unit_s,
+        "replay": None if snapshot.replay is None else _replay(snapshot.replay),
         "step": snapshot.last_step,
         "tenants": [name or "" for name in snapshot.tenants],
-        "buckets": as_buckets(snapshot.steps, snapshot.admissions, BUCKET_S),
+        "buckets": as_buckets(snapshot.steps, snapshot.admissions, snapshot.unit_s),
         "requests": [_under_way(each, snapshot.tenants) for each in snapshot.requests],
         "num_requests": snapshot.num_requests,
         "ended": as_ended(snapshot.ended, snapshot.ended_tenants, snapshot.ended_notes),
@@ -77,6 +79,20 @@ def _common(snapshot: Snapshot) -> dict[str, Any]:
             {"tier": each.tier, "start": each.start, "end": each.end, "requests": each.num_requests}
             for each in snapshot.loads
         ],
+    }
+
+
+def _replay(replay: ReplayState) -> dict[str, Any]:
+    return {
+        "speed": replay.speed,
+        "is_paused": replay.is_paused,
+        "is_over": replay.is_over,
+        "requests": replay.num_requests,
+        "finished": replay.num_finished,
+        "rejected": replay.num_rejected,
+        "prompt": replay.num_prompt_tokens,
+        "hit": replay.num_hit_tokens,
+        "missed": [[each.cause, each.num_tokens] for each in replay.missed],
     }
 
 

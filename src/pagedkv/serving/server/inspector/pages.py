@@ -17,13 +17,13 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.server.access import Caller
+from pagedkv.serving.server.access import Access, Caller
 from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
 from pagedkv.serving.server.event_stream import EventStream
@@ -32,9 +32,28 @@ from pagedkv.serving.server.json_response import json_response
 from pagedkv.serving.server.service import Service
 from pagedkv.serving.server.static_pages import PAGE_HEADERS, add_page
 
-__all__ = ["add_inspected", "add_inspector", "add_inspector_paths"]
+__all__ = ["Host", "add_inspected", "add_inspector", "add_inspector_paths"]
 
 MOST_WATCHERS: Final = 16
+
+
+class Host(Protocol):
+    """The server whose application has the page: a service, or the server of a replay's page."""
+
+    @property
+    def access(self) -> Access:
+        """Identifies callers."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is something to watch."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is stopping."""
+        ...
 
 
 def add_inspector(
@@ -73,12 +92,12 @@ def add_inspected(app: FastAPI, service: Service, inspected: Inspected) -> None:
 
 
 def add_inspector_paths(
-    app: FastAPI, service: Service, path: str, source: Callable[[Request], tuple[Inspected, str]]
+    app: FastAPI, service: Host, path: str, source: Callable[[Request], tuple[Inspected, str]]
 ) -> None:
     """Add the inspector's page and the paths of its data to an application.
 
     Args:
-        app: the application; service: its service.
+        app: the application; service: its server.
         path: of the page; may have parameters.
         source: returns the engine that a request is about, and the title of its page. Raises ApiError.
     """
@@ -125,7 +144,7 @@ def _seconds(request: Request, name: str, default: float) -> float:
 class _Guard:
     """Lets administrators in, and counts watchers."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Host) -> None:
         self._service = service
         self._num_watchers = 0
 

@@ -1,4 +1,4 @@
-"""Snapshot: the inspector's view of an engine between two steps, copied by the engine's thread."""
+"""Snapshot: the inspector's view of an engine or a replay between two steps, copied by the thread that runs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from typing import Final
 from pagedkv.memory.contract.arrays import Float64Array, Int32Array
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.space import PoolCounts, PoolMap, SpaceInspection
-from pagedkv.serving.engine import EngineCore, EngineRequest
-from pagedkv.serving.engine.tiering import LoadUnderWay, TierStatistics
+from pagedkv.memory.tiering import LoadUnderWay, TierStatistics
 from pagedkv.serving.server.inspector.history import STEP_FIELDS, History
+from pagedkv.serving.server.inspector.subject import InspectedRequest, ReplayState, Subject
 
 __all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
 
 MOST_REQUESTS: Final = 200
 MOST_ENDED: Final = 30
-RECENT_S: Final = 3.0
-"""Seconds of steps in a snapshot. A watcher that missed earlier steps reads the history."""
+RECENT: Final = 3
+"""Units of time whose steps are in a snapshot. A watcher that missed earlier steps reads the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """An engine between two steps.
+    """An engine or a replay between two steps.
 
     Args:
         version: grows with each snapshot.
-        now_s: seconds since the history began.
+        now_s: seconds since the history began; unit_s: seconds of a unit of time.
         last_step: numbers of the last step by name; None before the first one.
         tenants: names by number.
         maps, counts, shares: those of each device pool.
@@ -70,10 +70,12 @@ class Snapshot:
         ended_notes: of those for which tiers had something, what became of it, by the number of the request.
         tiers: the tiers.
         loads: the loads under way.
+        replay: the state of a replay; None for an engine.
     """
 
     version: int
     now_s: float
+    unit_s: float
     last_step: dict[str, float] | None
     tenants: tuple[str | None, ...]
     maps: tuple[PoolMap, ...]
@@ -88,18 +90,26 @@ class Snapshot:
     ended_notes: dict[int, tuple[str, ...]]
     tiers: tuple[TierStatistics, ...]
     loads: tuple[LoadUnderWay, ...]
+    replay: ReplayState | None = None
 
 
-def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, history: History) -> Snapshot:
-    """Take a snapshot, in the engine's thread. O(blocks)."""
+def take_snapshot(
+    version: int,
+    subject: Subject,
+    inspection: SpaceInspection,
+    history: History,
+    replay: ReplayState | None = None,
+) -> Snapshot:
+    """Take a snapshot, in the thread that runs the steps. O(blocks)."""
     history.note_now()
-    now_s = history.now_s
+    now_s, unit_s = history.now_s, history.unit_s
     pools = inspection.pool_names
-    begin_s = float(int(now_s - RECENT_S)) if now_s > RECENT_S else 0.0
+    begin_s = max(0.0, (now_s // unit_s - RECENT) * unit_s)
     last_step = history.last_step()
     return Snapshot(
         version=version,
         now_s=now_s,
+        unit_s=unit_s,
         last_step=None if last_step is None else dict(zip(STEP_FIELDS, last_step.tolist(), strict=True)),
         tenants=inspection.tenant_names,
         maps=tuple(map(inspection.map, pools)),
@@ -107,27 +117,28 @@ def take_snapshot(version: int, core: EngineCore, inspection: SpaceInspection, h
         shares=tuple(map(inspection.shares, pools)),
         steps=history.steps(begin_s, inf),
         admissions=history.admissions(begin_s, inf),
-        requests=[_under_way(request, history, now_s) for request in islice(core.requests, MOST_REQUESTS)],
-        num_requests=len(core.requests),
+        requests=[_under_way(request, history, now_s) for request in islice(subject.requests, MOST_REQUESTS)],
+        num_requests=len(subject.requests),
         ended=history.ended(MOST_ENDED),
         ended_tenants=history.tenant_names,
         ended_notes=history.tier_notes(),
-        tiers=core.tier_statistics(),
-        loads=core.tier_loads(),
+        tiers=subject.tier_statistics(),
+        loads=subject.tier_loads(),
+        replay=replay,
     )
 
 
-def _under_way(request: EngineRequest, history: History, now_s: float) -> UnderWay:
+def _under_way(request: InspectedRequest, history: History, now_s: float) -> UnderWay:
     has_begun = request.num_cached_tokens is not None
     return UnderWay(
         request.number,
-        request.intent.tenant,
+        request.scheduled.intent.tenant,
         ("running" if request.scheduled.rows else "preempted") if has_begun else "waiting",
-        len(request.prompt_token_ids),
+        request.scheduled.num_prompt_tokens,
         request.num_cached_tokens,
         request.explanation,
         request.scheduled.num_generated,
-        request.spec.max_tokens,
+        request.scheduled.max_new_tokens,
         request.num_preemptions,
         now_s - history.arrived_s(request),
         tuple(map(str, request.tier_notes)),

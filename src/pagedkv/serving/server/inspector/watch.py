@@ -13,11 +13,10 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Float64Array, Uint8Array
 from pagedkv.memory.space import BlockDetails, CachedPrefixes, SpaceInspection
-from pagedkv.serving.engine import LLM
-from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.inspector.history import History
 from pagedkv.serving.server.inspector.messages import as_byte_map
 from pagedkv.serving.server.inspector.snapshot import Snapshot, take_snapshot
+from pagedkv.serving.server.inspector.subject import BetweenSteps, ReplayState, Subject
 
 __all__ = ["Holder", "SeenBlock", "Watch"]
 
@@ -55,19 +54,30 @@ class SeenBlock:
 
 @final
 class Watch:
-    """Takes snapshots of an engine for watchers of one event loop.
+    """Takes snapshots of an engine or a replay for watchers of one event loop.
 
     Args:
-        engine: the engine, started before the first snapshot.
-        history: records the engine's steps.
-        inspection: the inspection of the engine's block space.
-        clock: returns monotonic seconds.
+        subject: the engine, or the replay.
+        between_steps: runs work between its steps.
+        history: records its steps.
+        inspection: the inspection of its block space.
+        clock: returns monotonic seconds of this machine; those of the history may be others.
+        replay: returns the state of a replay; None: an engine.
     """
 
-    def __init__(
-        self, engine: LocalEngine, history: History, inspection: SpaceInspection, clock: Callable[[], float]
+    def __init__(  # noqa: PLR0913 - what is watched, and how, by keywords
+        self,
+        subject: Subject,
+        between_steps: BetweenSteps,
+        *,
+        history: History,
+        inspection: SpaceInspection,
+        clock: Callable[[], float],
+        replay: Callable[[], ReplayState] | None = None,
     ) -> None:
-        self._engine = engine
+        self._subject = subject
+        self._between_steps = between_steps
+        self._replay = replay
         self._history = history
         self._inspection = inspection
         self._clock = clock
@@ -76,6 +86,7 @@ class Watch:
         self._byte_maps: tuple[Uint8Array, ...] = ()
         self._changed_s: tuple[Float64Array, ...] = ()
         self._watched_since_s = 0.0
+        self._latest_at = -np.inf
         self._next_at = -np.inf
 
     async def latest(self, after: int) -> Snapshot:
@@ -94,14 +105,15 @@ class Watch:
         version = 1 if self._latest is None else self._latest.version + 1
         cost_s = 0.0
 
-        def work(llm: LLM) -> Snapshot:
+        def work() -> Snapshot:
             nonlocal cost_s
             began = self._clock()
-            snapshot = take_snapshot(version, llm.core, self._inspection, self._history)
+            replay = None if self._replay is None else self._replay()
+            snapshot = take_snapshot(version, self._subject, self._inspection, self._history, replay)
             cost_s = self._clock() - began
             return snapshot
 
-        snapshot = await self._engine.between_steps(work)
+        snapshot = await self._between_steps(work)
         self._next_at = self._clock() + max(PERIOD_S, REST_PER_WORK * cost_s)
         return snapshot
 
@@ -109,30 +121,31 @@ class Watch:
         """Keep a snapshot, and the time at which each block last changed."""
         byte_maps = tuple(map(as_byte_map, snapshot.maps))
         before = self._latest
-        if before is None or snapshot.now_s - before.now_s > FORGET_AFTER_S:
+        seen_at = self._clock()
+        if before is None or seen_at - self._latest_at > FORGET_AFTER_S:
             self._watched_since_s = snapshot.now_s
             self._changed_s = tuple(np.full(len(each), snapshot.now_s) for each in byte_maps)
         else:
             for known, now, changed_s in zip(self._byte_maps, byte_maps, self._changed_s, strict=True):
                 changed_s[known != now] = snapshot.now_s
-        self._latest, self._byte_maps = snapshot, byte_maps
+        self._latest, self._byte_maps, self._latest_at = snapshot, byte_maps, seen_at
 
     async def block(self, pool: str, block_id: int) -> SeenBlock:
         """Return everything about one block. Raises ConfigurationError, BlockError, EngineError."""
 
-        def work(llm: LLM) -> tuple[BlockDetails, list[Holder], float, float]:
+        def work() -> tuple[BlockDetails, list[Holder], float, float]:
             details = self._inspection.block(pool, block_id)
             rows = set(details.rows)
             holders = [
-                Holder(request.number, request.intent.tenant)
-                for request in (llm.core.requests if rows else ())
+                Holder(request.number, request.scheduled.intent.tenant)
+                for request in (self._subject.requests if rows else ())
                 if not rows.isdisjoint(request.scheduled.rows)
             ]
-            return details, holders, llm.core.space.now_s, self._history.now_s
+            return details, holders, self._subject.space.now_s, self._history.now_s
 
-        details, holders, space_now_s, now_s = await self._engine.between_steps(work)
+        details, holders, space_now_s, now_s = await self._between_steps(work)
         lease_s = None if details.lease_end_s is None else max(0.0, details.lease_end_s - space_now_s)
-        changed_s = self._changed_at(pool, block_id, now_s)
+        changed_s = self._changed_at(pool, block_id)
         return SeenBlock(
             details,
             holders,
@@ -141,30 +154,31 @@ class Watch:
             is_longer=changed_s == self._watched_since_s,
         )
 
-    def _changed_at(self, pool: str, block_id: int, now_s: float) -> float | None:
-        if self._latest is None or now_s - self._latest.now_s > FORGET_AFTER_S:
+    def _changed_at(self, pool: str, block_id: int) -> float | None:
+        if self._latest is None or self._clock() - self._latest_at > FORGET_AFTER_S:
             return None
         place = [each.pool for each in self._latest.maps].index(pool)
         return float(self._changed_s[place][block_id])
 
     async def prefixes(self, pool: str) -> CachedPrefixes:
         """Copy the chains of cached blocks. Raises ConfigurationError, EngineError."""
-        return await self._engine.between_steps(lambda _: self._inspection.prefixes(pool))
+        return await self._between_steps(lambda: self._inspection.prefixes(pool))
 
     async def history(self, from_s: float, to_s: float, most_requests: int) -> dict[str, Any]:
         """Copy the records of a span of time, in seconds of the history.
 
-        Its keys are ``now_s``, ``steps``, ``admissions``, ``samples``, ``requests``, and for these ``tenants`` and
-        ``tier_notes``.
+        Its keys are ``now_s``, ``unit_s``, ``steps``, ``admissions``, ``samples``, ``requests``, and for these
+        ``tenants`` and ``tier_notes``.
 
         Raises EngineError.
         """
 
-        def work(llm: LLM) -> dict[str, Any]:  # noqa: ARG001 - the engine's thread alone reads the history
+        def work() -> dict[str, Any]:
             history = self._history
             history.note_now()
             return {
                 "now_s": history.now_s,
+                "unit_s": history.unit_s,
                 "steps": history.steps(from_s, to_s),
                 "admissions": history.admissions(from_s, to_s),
                 "samples": history.samples(from_s, to_s),
@@ -173,4 +187,4 @@ class Watch:
                 "tier_notes": history.tier_notes(),
             }
 
-        return await self._engine.between_steps(work)
+        return await self._between_steps(work)

@@ -2,11 +2,11 @@
 // address, keeps the last minutes, and draws what the slider points at.
 
 const KEY = "pagedkv.inspector.key";
-const KEPT_S = 300;
-const RECENT_S = 2; // events hold the steps of at least so many seconds; after a longer gap the history is read
+const KEPT = 300; // units of time: a second of an engine; of a replay, what the server says
+const RECENT = 2; // events hold the steps of at least so many units; after a longer gap the history is read
 const KEPT_NBYTES = 32 * 2 ** 20;
-const FRAME_PERIOD_S = 1;
-const NEAR_S = 3; // a map older than this is not shown for a moment
+const FRAME_PERIOD = 1;
+const NEAR = 3; // a map older than this is not shown for a moment
 const STATE_BITS = 7, TENANT_SHIFT = 3;
 const ORDER = ["live", "leased", "cached", "deferred", "free"];
 const RETRY_MS = 2000;
@@ -32,11 +32,12 @@ function swatch(shade, kind = "swatch") {
   return made;
 }
 
-// What is known: the present, frames of the last minutes, and seconds of steps and misses.
+// What is known: the present, frames of the last minutes, and steps and misses by unit of time.
 const known = {
   pools: [], tenants: [""], states: [], causes: [], requests: [], ended: [], numRequests: 0, step: null, nowS: 0,
-  frames: [], seconds: new Map(), samples: [], tiers: [], loads: [],
+  frames: [], units: new Map(), samples: [], tiers: [], loads: [], replay: null,
 };
+let unitS = 1;
 let pausedAt = null; // seconds of the server's history; null: live
 let poolPlace = 0;
 let selected = null;
@@ -57,6 +58,15 @@ async function read(path) {
 
 function say(text) {
   if ($("status").textContent !== text) $("status").textContent = text;
+}
+
+function sayWhen() {
+  const replay = known.replay;
+  if (pausedAt != null) say("Paused");
+  else if (replay == null) say("Live");
+  else if (replay.is_over) say("The replay has ended");
+  else if (replay.is_paused) say("The replay is paused");
+  else say(replay.speed == null ? "Replaying, as fast as it can" : `Replaying, ${replay.speed} s of the trace a second`);
 }
 
 function askForKey(text) {
@@ -107,8 +117,11 @@ async function followStream(body) {
 
 function take(name, message) {
   const gapS = message.now_s - known.nowS;
+  const isWider = message.unit_s !== unitS;
+  if (isWider) known.units.clear();
+  unitS = message.unit_s;
   if (name === "snapshot") {
-    if (message.now_s < known.nowS) Object.assign(known, { frames: [], seconds: new Map(), samples: [] });
+    if (message.now_s < known.nowS) Object.assign(known, { frames: [], units: new Map(), samples: [] });
     known.states = message.block_states;
     known.causes = message.causes;
     known.pools = message.pools.map((pool) => ({ ...pool, map: bytesOf(pool.map) }));
@@ -130,10 +143,11 @@ function take(name, message) {
   known.step = message.step;
   known.tiers = message.tiers;
   known.loads = message.loads;
+  known.replay = message.replay;
   takeBuckets(message.buckets);
   keepFrame();
-  if (name === "snapshot" || gapS > RECENT_S) readHistory();
-  say(pausedAt == null ? "Live" : "Paused");
+  if (name === "snapshot" || isWider || gapS > RECENT * unitS) readHistory();
+  sayWhen();
   draw();
 }
 
@@ -149,19 +163,22 @@ function changed(map, change) {
 function takeBuckets(buckets) {
   const { start_s: starts, misses, width_s: widthS, ...columns } = buckets;
   const fresh = new Map();
-  const second = (startS) => fresh.get(startS) ?? fresh.set(startS, { startS, widthS, misses: {} }).get(startS);
+  const unit = (startS) => {
+    const at = unitAt(startS);
+    return fresh.get(at) ?? fresh.set(at, { startS, widthS, misses: {} }).get(at);
+  };
   starts.forEach((startS, place) => {
-    for (const [name, column] of Object.entries(columns)) second(startS)[name] = column[place];
+    for (const [name, column] of Object.entries(columns)) unit(startS)[name] = column[place];
   });
-  for (const [startS, cause, tokens] of misses) second(startS).misses[cause] = tokens;
-  for (const [startS, each] of fresh) known.seconds.set(startS, each);
-  for (const startS of known.seconds.keys()) if (startS < known.nowS - KEPT_S - 5) known.seconds.delete(startS);
+  for (const [startS, cause, tokens] of misses) unit(startS).misses[cause] = tokens;
+  for (const [at, each] of fresh) known.units.set(at, each);
+  for (const at of known.units.keys()) if (at < unitAt(known.nowS) - KEPT - 5) known.units.delete(at);
 }
 
 async function readHistory() {
   try {
-    const history = await read(`inspect/history?from=${Math.max(0, known.nowS - KEPT_S).toFixed(1)}`);
-    if (history.buckets.width_s === 1) takeBuckets(history.buckets);
+    const history = await read(`inspect/history?from=${Math.max(0, known.nowS - KEPT * unitS).toFixed(6)}`);
+    if (history.buckets.width_s === unitS) takeBuckets(history.buckets);
     const old = history.samples.time_s.map((timeS, place) => ({
       timeS,
       pools: history.samples.pools[place].map((counts) =>
@@ -179,7 +196,7 @@ async function readHistory() {
 function keepFrame() {
   const counts = known.pools.map((pool) => pool.counts);
   const last = known.frames.at(-1);
-  if (last && known.nowS - last.timeS < FRAME_PERIOD_S) return;
+  if (last && known.nowS - last.timeS < FRAME_PERIOD * unitS) return;
   known.samples.push({ timeS: known.nowS, pools: counts, shares: known.shares });
   known.frames.push({
     timeS: known.nowS, maps: known.pools.map((pool) => pool.map), requests: known.requests, ended: known.ended,
@@ -187,9 +204,9 @@ function keepFrame() {
       tiers: known.tiers, loads: known.loads,
   });
   const nbytes = known.pools.reduce((sum, pool) => sum + pool.map.length, 0) || 1;
-  const most = Math.max(2, Math.min(KEPT_S / FRAME_PERIOD_S, Math.floor(KEPT_NBYTES / nbytes)));
+  const most = Math.max(2, Math.min(KEPT / FRAME_PERIOD, Math.floor(KEPT_NBYTES / nbytes)));
   known.frames.splice(0, Math.max(0, known.frames.length - most));
-  while (known.samples.length && known.samples[0].timeS < known.nowS - KEPT_S) known.samples.shift();
+  while (known.samples.length && known.samples[0].timeS < known.nowS - KEPT * unitS) known.samples.shift();
 }
 
 // The moment that is shown
@@ -204,7 +221,7 @@ function moment() {
   }
   const near = known.frames.reduce((best, frame) =>
     best == null || Math.abs(frame.timeS - pausedAt) < Math.abs(best.timeS - pausedAt) ? frame : best, null);
-  if (near == null || Math.abs(near.timeS - pausedAt) > NEAR_S) {
+  if (near == null || Math.abs(near.timeS - pausedAt) > NEAR * unitS) {
     return {
       timeS: pausedAt, maps: null, requests: [], ended: [], numRequests: 0, step: null, tenants: known.tenants, tiers: [], loads: [],
     };
@@ -212,8 +229,19 @@ function moment() {
   return near;
 }
 
-function secondAt(timeS) {
-  return known.seconds.get(Math.floor(timeS)) ?? {};
+function unitAt(timeS) { // the number of a unit; a bound such as 0.3 / 0.1 belongs to the unit that it begins
+  return Math.floor(timeS / unitS + 1e-6);
+}
+
+function unitOf(timeS) {
+  return known.units.get(unitAt(timeS)) ?? {};
+}
+
+function words(seconds) {
+  for (const [size, one, many] of [[86400, "day", "days"], [3600, "hour", "hours"], [60, "minute", "minutes"]]) {
+    if (seconds >= size) return seconds === size ? one : `${Number((seconds / size).toPrecision(2))} ${many}`;
+  }
+  return `${Number(seconds.toPrecision(2))} s`;
 }
 
 // Drawing
@@ -226,6 +254,7 @@ function draw() {
     isDue = false;
     const shown = moment();
     drawTime();
+    drawReplay();
     drawTiles(shown);
     drawMap(shown);
     drawRequests(shown);
@@ -238,29 +267,63 @@ function drawTime() {
   const agoS = pausedAt == null ? 0 : known.nowS - pausedAt;
   $("pause").textContent = pausedAt == null ? "Pause" : "Resume";
   $("pause").setAttribute("aria-pressed", String(pausedAt != null));
-  $("time").textContent = pausedAt == null ? "live" : `${agoS.toFixed(0)} s ago`;
-  $("slider").min = String(-Math.max(1, Math.min(KEPT_S, Math.floor(known.nowS))));
+  $("time").textContent = pausedAt == null ? "live" : `${agoS.toFixed(unitS < 1 ? 2 : 0)} s ago`;
+  $("slider").step = String(unitS);
+  $("slider").min = String(-Math.max(1, Math.min(KEPT, unitAt(known.nowS))) * unitS);
   $("slider").value = String(-agoS);
   $("slider").setAttribute("aria-valuetext", $("time").textContent);
 }
 
-function lastSecond(timeS) { // the last whole second with steps, within a few
-  for (let back = 1; back <= NEAR_S; back++) {
-    const second = secondAt(timeS - back);
-    if (second.steps) return second;
+function drawReplay() { // what the report counts, so far
+  const replay = known.replay;
+  $("replay").hidden = replay == null;
+  if (replay == null) return;
+  $("hold").hidden = replay.is_over;
+  $("hold").textContent = replay.is_paused ? "Resume the replay" : "Pause the replay";
+  const missed = replay.missed.reduce((sum, [, tokens]) => sum + tokens, 0);
+  const figures = [
+    ["Time of the trace", `${known.nowS.toFixed(1)} s`, "time"],
+    ["Requests", number(replay.requests), "requests"],
+    ["Served", number(replay.finished), "finished"],
+    ["Rejected", number(replay.rejected), "rejected"],
+    ["Prompt tokens", number(replay.prompt), "prompt"],
+    ["Hit", `${number(replay.hit)}${replay.prompt ? ` (${((100 * replay.hit) / replay.prompt).toFixed(1)} %)` : ""}`, "hit"],
+    ["Missed", number(missed), "missed"],
+    ...replay.missed.filter(([, tokens]) => tokens).map(([cause, tokens]) => [`Missed: ${cause}`, number(tokens), cause]),
+  ];
+  $("figures").replaceChildren(...figures.map(([name, value, key]) =>
+    element("div", { "data-figure": key }, element("dt", {}, name), element("dd", {}, value))));
+}
+
+async function holdReplay() {
+  try {
+    const answer = await fetch("inspect/pause", {
+      method: "POST", headers: { ...headers(), "Content-Type": "application/json" },
+      body: JSON.stringify({ paused: !known.replay.is_paused }),
+    });
+    if (!answer.ok) throw new Error((await answer.json()).error.message);
+  } catch (problem) {
+    say(`The replay could not be paused (${problem.message}).`);
+  }
+}
+
+function lastUnit(timeS) { // the last whole unit with steps, within a few
+  for (let back = 1; back <= NEAR; back++) {
+    const unit = unitOf(timeS - back * unitS);
+    if (unit.steps) return unit;
   }
   return {};
 }
 
 function drawTiles(shown) {
   const isLive = pausedAt == null;
-  const at = isLive ? lastSecond(shown.timeS) : secondAt(shown.timeS);
+  const at = isLive ? lastUnit(shown.timeS) : unitOf(shown.timeS), lastS = 60 * unitS;
   let hit = 0, missed = 0, preempted = 0;
-  for (const second of known.seconds.values()) {
-    if (second.startS > shown.timeS || second.startS < shown.timeS - 60) continue;
-    hit += second.hit ?? 0;
-    preempted += (second.swapped_out ?? 0) + (second.recomputed ?? 0);
-    missed += Object.values(second.misses).reduce((sum, tokens) => sum + tokens, 0);
+  for (const unit of known.units.values()) {
+    if (unit.startS > shown.timeS || unit.startS < shown.timeS - lastS) continue;
+    hit += unit.hit ?? 0;
+    preempted += (unit.swapped_out ?? 0) + (unit.recomputed ?? 0);
+    missed += Object.values(unit.misses).reduce((sum, tokens) => sum + tokens, 0);
   }
   const states = new Map();
   for (const request of shown.requests) states.set(request.state, (states.get(request.state) ?? 0) + 1);
@@ -271,9 +334,9 @@ function drawTiles(shown) {
     ["Running", step && (idle ? 0 : step.running)],
     ["Waiting", step && (idle ? 0 : step.waiting)],
     ["Swapped out", step && (idle ? 0 : step.swapped)],
-    ["Tokens a second", at.steps ? at.decoded + at.prefilled : 0],
-    ["Hit, last minute", hit + missed ? `${((100 * hit) / (hit + missed)).toFixed(0)} %` : "–"],
-    ["Preemptions, last minute", preempted],
+    ["Tokens a second", at.steps ? (at.decoded + at.prefilled) / unitS : 0],
+    [`Hit, last ${words(lastS)}`, hit + missed ? `${((100 * hit) / (hit + missed)).toFixed(0)} %` : "–"],
+    [`Preemptions, last ${words(lastS)}`, preempted],
     ["Last step", step ? `${stepMs.toFixed(1)} ms` : "–"],
   ];
   $("tiles").replaceChildren(...tiles.map(([name, value]) =>
@@ -396,7 +459,7 @@ async function showBlock(id) {
     const list = element("dl", {}, ...rows.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
     $("block").replaceChildren(title, list);
-    if (told.token_ids?.length) $("block").append(element("pre", {}, told.text), element("p", { class: "soft" }, told.token_ids.join(" ")));
+    if (told.token_ids?.length) $("block").append(...(told.text ? [element("pre", {}, told.text)] : []), element("p", { class: "soft" }, told.token_ids.join(" ")));
   } catch (problem) {
     $("block").replaceChildren(`Block ${id}: ${problem.message}`);
   }
@@ -464,9 +527,9 @@ function drawTiers(shown) {
 // Plots
 
 const PLOTS = [
-  { title: "Tokens a second", lines: ["computed, prompts", "computed, decoded", "hit"], of: (second) => [second.prefilled, second.decoded, second.hit] },
-  { title: "Requests", lines: ["running", "waiting", "swapped out"], lasts: true, of: (second) => [second.running, second.waiting, second.swapped] },
-  { title: "Preemptions a second", lines: ["swapped out", "recomputed"], of: (second) => [second.swapped_out, second.recomputed] },
+  { title: "Tokens a second", lines: ["computed, prompts", "computed, decoded", "hit"], of: (unit) => [unit.prefilled, unit.decoded, unit.hit] },
+  { title: "Requests", lines: ["running", "waiting", "swapped out"], lasts: true, of: (unit) => [unit.running, unit.waiting, unit.swapped] },
+  { title: "Preemptions a second", lines: ["swapped out", "recomputed"], of: (unit) => [unit.swapped_out, unit.recomputed] },
   { title: "Blocks", lines: ORDER, samples: true },
   { title: "Blocks by tenant, in use or cached", tenants: true, samples: true },
   { title: "Missed prompt tokens a second, by cause", lines: null },
@@ -482,8 +545,8 @@ function makePlots() {
 }
 
 function linesOf(plot, fromS, toS) {
-  const seconds = [];
-  for (let startS = Math.floor(fromS); startS < toS; startS++) seconds.push([startS, known.seconds.get(startS)]);
+  const units = [];
+  for (let at = unitAt(fromS); at * unitS < toS; at++) units.push([at * unitS, known.units.get(at)]);
   if (plot.tenants) {
     const points = known.samples.filter((each) => each.timeS >= fromS && each.shares?.[poolPlace]);
     return known.tenants.map((name, tenant) => ({
@@ -496,16 +559,16 @@ function linesOf(plot, fromS, toS) {
     return ORDER.map((state) => ({ name: state, shade: colour(state === "free" ? "null" : state), points: points.map((each) => [each.timeS, each.pools[poolPlace][state]]) }));
   }
   if (plot.lines == null) {
-    const causes = [...new Set(seconds.flatMap(([, second]) => Object.keys(second?.misses ?? {})))].sort((a, b) => a - b);
+    const causes = [...new Set(units.flatMap(([, unit]) => Object.keys(unit?.misses ?? {})))].sort((a, b) => a - b);
     return causes.map((cause, place) => ({
       name: known.causes[cause] ?? "no cause", shade: series(place),
-      points: seconds.map(([startS, second]) => [startS, second?.misses[cause] ?? 0]),
+      points: units.map(([startS, unit]) => [startS, (unit?.misses[cause] ?? 0) / unitS]),
     }));
   }
   return plot.lines.map((name, at) => {
     let last = 0;
-    const points = seconds.map(([startS, second]) => {
-      const value = second ? plot.of(second)[at] : undefined;
+    const points = units.map(([startS, unit]) => {
+      const value = unit && plot.of(unit)[at] != null ? plot.of(unit)[at] / (plot.lasts ? 1 : unitS) : undefined;
       last = value ?? (plot.lasts ? last : 0);
       return [startS, last];
     });
@@ -514,9 +577,10 @@ function linesOf(plot, fromS, toS) {
 }
 
 function drawPlots(shown) {
-  const toS = known.nowS, fromS = Math.max(0, toS - KEPT_S);
+  const toS = known.nowS, fromS = Math.max(0, toS - KEPT * unitS);
+  $("plots-title").textContent = unitS === 1 ? "Last minutes" : `Last ${words(KEPT * unitS)}`;
   for (const plot of PLOTS) plot.figure.hidden = Boolean(plot.tenants) && known.tenants.length < 2;
-  for (const plot of PLOTS.filter((each) => !each.figure.hidden)) drawPlot(plot, linesOf(plot, fromS, toS), fromS, Math.max(toS, fromS + 10), shown.timeS);
+  for (const plot of PLOTS.filter((each) => !each.figure.hidden)) drawPlot(plot, linesOf(plot, fromS, toS), fromS, Math.max(toS, fromS + 10 * unitS), shown.timeS);
 }
 
 function drawPlot(plot, lines, fromS, toS, atS) {
@@ -544,7 +608,7 @@ function drawPlot(plot, lines, fromS, toS, atS) {
   pen.textBaseline = "middle";
   pen.fillText("0", 0, y(0));
   pen.textBaseline = "bottom";
-  pen.fillText(`${number(toS - fromS)} s ago`, left, height);
+  pen.fillText(unitS < 1 ? `${(toS - fromS).toFixed(1)} s ago` : `${number(toS - fromS)} s ago`, left, height);
   pen.textAlign = "right";
   pen.fillText("now", width, height);
   pen.textAlign = "left";
@@ -566,7 +630,7 @@ function drawPlot(plot, lines, fromS, toS, atS) {
     pen.lineTo(x(atS), height - foot);
     pen.stroke();
   }
-  const at = (line) => line.points.reduce((value, [timeS, each]) => (timeS <= atS - (pausedAt == null && !plot.samples && !plot.lasts ? 1 : 0) ? each : value), 0);
+  const at = (line) => line.points.reduce((value, [timeS, each]) => (timeS <= atS - (pausedAt == null && !plot.samples && !plot.lasts ? unitS : 0) ? each : value), 0);
   plot.legend.replaceChildren(...lines.map((line) => element("li", {}, swatch(line.shade), `${line.name} ${number(at(line))}`)));
 }
 
@@ -579,7 +643,7 @@ async function readPrefixes() {
     const tree = await read(`inspect/prefixes?pool=${encodeURIComponent(pool.name)}`);
     const largest = tree.roots[0]?.all_blocks ?? 1;
     $("prefixes").replaceChildren(branches(tree.roots, tree.more, largest, tree.tenants));
-    $("prefixes-note").textContent = `${number(tree.num_blocks)} cached blocks of pool ${tree.pool}, in use or free; hits are counted since the server began.`;
+    $("prefixes-note").textContent = `${number(tree.num_blocks)} cached blocks of pool ${tree.pool}, in use or free; hits are counted since the ${known.replay ? "replay" : "server"} began.`;
     $("refresh").textContent = "Read again";
   } catch (problem) {
     $("prefixes-note").textContent = problem.message;
@@ -620,13 +684,14 @@ $("key-form").addEventListener("submit", (event) => {
 });
 $("pause").addEventListener("click", () => {
   pausedAt = pausedAt == null ? known.nowS : null;
-  say(pausedAt == null ? "Live" : "Paused");
+  sayWhen();
   draw();
 });
+$("hold").addEventListener("click", holdReplay);
 $("slider").addEventListener("input", () => {
   const agoS = -Number($("slider").value);
   pausedAt = agoS > 0 ? known.nowS - agoS : null;
-  say(pausedAt == null ? "Live" : "Paused");
+  sayWhen();
   draw();
 });
 $("pool").addEventListener("change", () => {
