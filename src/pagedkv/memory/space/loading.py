@@ -23,11 +23,10 @@ from pagedkv.memory.pool.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.memory.pool.holding import claim_all
 from pagedkv.memory.space.admission import Admission, allocate, allocate_prompt, free_blocks_needed
 from pagedkv.memory.space.declaring import declare
-from pagedkv.memory.space.forking import require_vacant_rows
 from pagedkv.memory.space.growing import as_growth, extend, require_growth
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.holding import give_back, take_ticket
-from pagedkv.memory.space.matching import match_again, match_prompt
+from pagedkv.memory.space.matching import match_prompt
 from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.publishing import tag
 from pagedkv.memory.space.state import Loading, SpaceState
@@ -216,14 +215,14 @@ def allocate_loaded(
     num_tokens = len(prompt.tokens)
     if num_external >= num_tokens:
         raise TokenError(f"{num_external} of {num_tokens} tokens come from elsewhere: one at least must be computed")
-    hit = match_again(state, prompt, answer)
+    hit = match_prompt(state, prompt, answer)
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
     hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))
     shortage = state.room.find_shortage({admission.tenant: free_blocks_needed(state, admission, hit)})
     if shortage is not None:
         return shortage
-    require_vacant_rows(state, admission.num_sequences)
+    state.require_vacant_rows(admission.num_sequences)
     brought, rest = prompt.tokens[:num_external], prompt.tokens[num_external:]
     num_digests = num_external // state.cached_groups[0].block_size
     beginning = prompt._replace(tokens=brought, digests=prompt.digests[:num_digests])

@@ -12,6 +12,7 @@ import numpy as np
 from pagedkv.memory.contract.answers import Load, Ticket
 from pagedkv.memory.contract.arguments import LARGEST_SIZE
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.errors import TooManySequencesError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.plan_buffer import PlanLayout
 from pagedkv.memory.contract.space_config import SpaceConfig
@@ -39,8 +40,10 @@ from pagedkv.memory.tables.rows import (
     KIND,
     NUM_PLANNED,
     PLANNED,
+    RUNNING,
     SHEDS,
     SPAN,
+    VACANT,
     GroupArrays,
     GroupView,
     new_draft_arrays,
@@ -377,7 +380,28 @@ class SpaceState:
         lower_steps(self.rows, settled)
         self.num_steps_before += settled
 
-    def clear_rows(self, batch: Int32Array, status: int) -> None:
+    def require_vacant_rows(self, num_rows: int) -> None:
+        """Raise TooManySequencesError if fewer rows than ``num_rows`` are vacant."""
+        if num_rows > len(self.vacant_rows):
+            raise TooManySequencesError(
+                f"{num_rows} more sequences need {num_rows} rows, but only {len(self.vacant_rows)} of "
+                f"max_sequences = {self.config.max_sequences} are vacant"
+            )
+
+    def take_rows(self, num_rows: int) -> Int32Array:
+        """Take vacant rows for new sequences: int32 ``[num_rows]``. The caller has checked that there are enough."""
+        taken = np.array([self.vacant_rows.pop() for _ in range(num_rows)], np.int32)
+        self._clear_rows(taken, RUNNING)
+        return taken
+
+    def vacate(self, batch: Int32Array) -> None:
+        """Make rows that hold no block vacant. The first row of the batch is the next one to be taken."""
+        self._clear_rows(batch, VACANT)
+        for row in batch.tolist() if self.media_keys else ():
+            self.media_keys.pop(row, None)
+        self.vacant_rows.extend(reversed(batch.tolist()))
+
+    def _clear_rows(self, batch: Int32Array, status: int) -> None:
         """Make rows those of new, empty sequences, or vacant."""
         self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:
