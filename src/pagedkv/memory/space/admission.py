@@ -202,7 +202,7 @@ def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission,
     for feature in state.features:
         feature.row_taken(batch, admission.tenant)
         feature.taking(admission.tenant)
-    for observer in state.observers:
+    for observer in state.observers.admitting:
         observer.admitting(row, hit)
     _take_hit(state, ledger, batch, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
@@ -217,7 +217,7 @@ def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission,
     _begin_publishing(state, ledger, batch, admission, hit)
     for feature in state.features if admission.publishes else ():  # else no later prompt can hit up to its end
         feature.prompt_known(row, admission.prompt_length, hit)
-    for observer in state.observers:
+    for observer in state.observers.admitted:
         observer.admitted(row, hit, admission.num_reached)
     return Row(row)
 

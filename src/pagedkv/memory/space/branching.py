@@ -99,7 +99,7 @@ def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: In
     rows, child = state.rows, int(children[0])
     set_lengths(rows, child, length, min(int(rows[parent, NUM_ACCEPTED]), length))
     inherit(state, parent, children)
-    for observer in state.observers:
+    for observer in state.observers.forked:
         observer.forked(parent, children, length)
     state.num_known[child] = min(int(state.num_known[parent]), length)
     starts = [_copy_lacks_from(state, group, parent, length) for group in state.groups]

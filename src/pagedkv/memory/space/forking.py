@@ -51,7 +51,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         note_reliance(state, ledger, group, children, table)
     for chains in state.chains:
         chains[children] = chains[parent]
-    for observer in state.observers:
+    for observer in state.observers.forked:
         observer.forked(parent, children, num_tokens)
     state.is_changing = False
     return children

@@ -73,7 +73,7 @@ def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
     for feature in state.features:
         feature.taken(tenant)
         feature.load_begun(answer, hit, epochs)
-    for observer in state.observers:
+    for observer in state.observers.load_begun:
         observer.load_begun(answer, hit)
     state.is_changing = False
     return answer
@@ -174,7 +174,7 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
                 publish_loaded(group.pool.arrays, group.arrays, parent, digests, first, filled)
     for ticket in loading.tickets:
         give_back(state, ticket)
-    for observer in state.observers:
+    for observer in state.observers.load_ended:
         observer.load_ended(answer)
     state.is_changing = False
 

@@ -63,7 +63,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     state.is_changing = True
-    for observer in state.observers:
+    for observer in state.observers.leaving:
         observer.leaving(batch)
     num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
     for row in state.row_scratch[:num_unplanned].tolist():
@@ -85,7 +85,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
     state.vacate(batch)
-    for observer in state.observers:
+    for observer in state.observers.freed:
         observer.freed(batch)
     state.is_changing = False
 

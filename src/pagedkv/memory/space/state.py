@@ -30,7 +30,7 @@ from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.step_numbers import open_next, renumber
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.loops import SpaceLoops
-from pagedkv.memory.space.observer import SpaceObserver
+from pagedkv.memory.space.observer import Observers
 from pagedkv.memory.space.shortage import Room
 from pagedkv.memory.tables.row_record import lower_steps, new_rows
 from pagedkv.memory.tables.rows import (
@@ -197,7 +197,7 @@ class SpaceState:
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
         room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.memory.space.shortage`).
-        observers: the observers of the space, in the order in which they are called.
+        observers: the observers of the space, by moment, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
             most_blocks_beside: the most blocks that a growing row takes for them.
     """
@@ -206,7 +206,7 @@ class SpaceState:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self.is_changing = False
-        self.observers: tuple[SpaceObserver, ...] = ()
+        self.observers = Observers()
         self.features: tuple[SpaceFeature, ...] = ()
         self.most_blocks_beside = 0
         self.version, self.now_s = 0, 0.0
