@@ -36,7 +36,7 @@ replay: $(STAMP) ## replay generated conversations, then a recorded trace if it 
 	@echo "The first run compiles its loops, which takes a minute or two."
 	$(BIN)/pagedkv replay examples/conversations.jsonl.gz
 	@if [ -f $(RECORDED) ]; then $(BIN)/pagedkv replay $(RECORDED); else \
-		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). README.md tells where public traces are."; fi
+		echo "There is no $(RECORDED) (make replay TRACES=FOLDER). docs/trace-format.md tells where public traces are."; fi
 
 # More of everything: make test OPERATIONS=100000 PROFILE=pagedkv (100 examples of a property where these are 20).
 OPERATIONS ?= 6000

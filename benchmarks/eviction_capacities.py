@@ -1,4 +1,4 @@
-"""Do policies lose to LRU anywhere? ``python -m benchmarks.eviction_capacities [--traces FOLDER] [--only WORDS]``.
+"""Do policies lose to LRU anywhere? ``python -m benchmarks.eviction_capacities [--traces FILE...] [--only WORDS]``.
 
 Policies may be given the time and the outputs, or less: ``--told nothing time outputs "time and outputs"`` plays each
 trace once for each.
@@ -50,6 +50,7 @@ RECORDED: Final = (
     "mooncake_conversation",
     "agentic_coding_interleaved",
 )
+SUFFIX: Final = ".jsonl.gz"
 NUM_TURNING_REQUESTS: Final = 12_000
 LONG_OUTPUT: Final = 400
 SHORT_OUTPUT: Final = 20
@@ -57,9 +58,14 @@ LONGEST_PROMPT: Final = 60  # blocks
 
 
 def recorded(name: str, traces: Path) -> BlockReferences:
+    """Read a trace of a folder."""
+    return read_trace(traces / f"{name}{SUFFIX}")
+
+
+def read_trace(file: Path) -> BlockReferences:
     """Read a trace."""
-    collector = ReferenceCollector(name)
-    with TraceReader(traces / f"{name}.jsonl.gz") as trace:
+    collector = ReferenceCollector(file.name)
+    with TraceReader(file) as trace:
         for request in trace:
             collector.add(request)
     return collector.references()
@@ -147,21 +153,23 @@ def against_lru(  # noqa: PLR0913 - what is played, and how
     policies: Sequence[str] = SHOWN,
     told: Sequence[str] = (EVERYTHING,),
     num_capacities: int = NUM_CAPACITIES,
+    sources: Mapping[str, Callable[[Path], BlockReferences]] | None = None,
     show: Callable[[str], object] = lambda _: None,
 ) -> str:
     """Play traces with policies at many capacities, and make the table.
 
     Args:
         traces: folder of the recorded ones.
-        names: of :data:`SOURCES`.
+        names: of the sources.
         policies: names of policies.
         told: what the policies are given, each one of :data:`TOLD`; the table names it unless it is everything.
         num_capacities: how many of each trace.
+        sources: traces by name; None: :data:`SOURCES`.
         show: called with a trace's name after each of its capacities, for each policy and each of ``told``.
     """
     rows: list[list[object]] = [["points against LRU", "", "capacities", "worst", "at", "mean", "best"]]
     for name in names:
-        references = SOURCES[name](traces)
+        references = (SOURCES if sources is None else sources)[name](traces)
         capacities = capacities_of(references, num_capacities)
         for policy, what in product(policies, told):
             played, points = as_told(references, what), []
@@ -175,25 +183,48 @@ def against_lru(  # noqa: PLR0913 - what is played, and how
     return table(*rows)
 
 
+def _sources_of(paths: Sequence[Path]) -> tuple[dict[str, Callable[[Path], BlockReferences]], list[Path]]:
+    """Return the traces of the given files, or of a folder with the generated ones, and the folder's missing files."""
+    if len(paths) > 1 or not paths[0].is_dir():
+        return {path.name: partial(_read_file, path) for path in paths}, []
+    missing = {name: file for name in RECORDED if not (file := paths[0] / f"{name}{SUFFIX}").exists()}
+    return {name: read for name, read in SOURCES.items() if name not in missing}, list(missing.values())
+
+
+def _read_file(file: Path, _traces: Path) -> BlockReferences:
+    return read_trace(file)
+
+
 def main() -> int:
     """Play all, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction_capacities", description=__doc__)
-    parser.add_argument("--traces", type=Path, default=TRACES, metavar="FOLDER", help="default: %(default)s")
-    parser.add_argument("--only", default="", metavar="WORDS", help=f"traces named so; there are: {', '.join(SOURCES)}")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        nargs="+",
+        default=[TRACES],
+        metavar="PATH",
+        help=f"trace files, or a folder that has {', '.join(RECORDED)} as {SUFFIX} (default: %(default)s)",
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="traces with these words in their names")
     parser.add_argument("--policies", nargs="+", default=list(SHOWN), choices=list(POLICIES), metavar="NAME")
     parser.add_argument("--told", nargs="+", default=[EVERYTHING], choices=TOLD, metavar="WHAT", help=f"of {TOLD}")
     parser.add_argument("--capacities", type=int, default=NUM_CAPACITIES, metavar="N", help="default: %(default)s")
     arguments = parser.parse_args()
-    names = [name for name in SOURCES if arguments.only in name]
+    sources, missing = _sources_of(arguments.traces)
+    for name in missing:
+        print(f"{name} is not there, and left out", file=sys.stderr)
+    names = [name for name in sources if arguments.only in name]
     if not names:
-        parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(SOURCES)}")
+        parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(sources)}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         num_ways = len(arguments.policies) * len(arguments.told)
         task = progress.add_task("", total=len(names) * num_ways * arguments.capacities)
         text = against_lru(
-            arguments.traces,
+            arguments.traces[0],
             names,
+            sources=sources,
             policies=arguments.policies,
             told=arguments.told,
             num_capacities=arguments.capacities,

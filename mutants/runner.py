@@ -214,7 +214,8 @@ def judge_all(  # noqa: PLR0913 - what judge takes, for many, and who is told
                 passing.add(verdict.killer)
         finally:
             copies.put(copy)
-        tell(verdict)
+        if not copy.is_stopped:
+            tell(verdict)
         return verdict
 
     with ThreadPoolExecutor(num_processes) as executor, ExitStack() as stack:

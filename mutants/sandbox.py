@@ -64,6 +64,11 @@ class Sandbox:
             self._tree, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH, workers=1
         )
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` was called: what ran then has no result."""
+        return self._is_stopped
+
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
         """Make a fault; mend it on the way out."""

@@ -203,7 +203,8 @@ def test_tiers_that_cannot_be_measured_are_refused(trace: Path, options: tuple[s
     assert message in " ".join(result.stderr.split())
 
 
-def test_the_table_shows_the_figures(trace: Path) -> None:
+def test_the_table_shows_the_figures(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a policy more wraps no heading
     result = run("curve", trace, "--capacities", "1,3,4")
     shown = [line.split("  ") for line in result.stdout.splitlines()]
     rows = [tuple(cell.strip() for cell in line if cell.strip()) for line in shown]
@@ -223,7 +224,8 @@ def test_the_table_shows_the_figures(trace: Path) -> None:
         assert [[row[lru], row[adaptive], row[-1]] for row in shown_there] == expected
 
 
-def test_twice_and_four_times_the_memory_are_told_in_points(trace: Path) -> None:
+def test_twice_and_four_times_the_memory_are_told_in_points(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     shown = [line.split() for line in run("curve", trace, "--capacities", "1,3,4").stdout.splitlines()]
     assert ["1", "4x", *["+27.27"] * (len(POLICIES) + 1)] in shown
     (row,) = [row for row in shown if row[:2] == ["3", "2x"]]

@@ -133,20 +133,20 @@ def recipe() -> tuple[str, str]:
 
 def test_the_list_that_the_recipe_shows_is_that_of_the_sources_and_one_name() -> None:
     _, listed = recipe()
-    assert listed.replace("    MRU,\n", "") in (FOLDER / "registry.py").read_text(encoding="utf-8")
+    assert listed.replace("    REUSED,\n", "") in (FOLDER / "registry.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.interpreted
 @pytest.mark.skipif(not NUMBA_IS_OFF, reason="loops would be compiled for a policy that is not in the list")
-def test_the_policy_of_the_recipe_evicts_what_was_released_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: dict[str, Any] = {"__name__": "mru"}
+def test_the_policy_of_the_recipe_keeps_what_was_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"__name__": "reused"}
     exec(recipe()[0], names)  # noqa: S102 - our own page
-    policies = {**POLICIES, "mru": names["MRU"]}
+    policies = {**POLICIES, "reused": names["REUSED"]}
     monkeypatch.setattr(registry, "POLICIES", policies)
     monkeypatch.setattr(space_config_module, "EVICTION_POLICIES", tuple(policies))
-    space = BlockSpace(space_config("mru"))
-    for start in (0, 100, 200):
+    space = BlockSpace(space_config("reused"))
+    for start in (0, 0, 100, 200):
         space.free(prefill(space, list(range(start, start + 13))))
         space.check()
     num_hits = [space.match(list(range(start, start + 13))).num_tokens for start in (0, 100, 200)]
-    assert num_hits == [12, 0, 12]  # LRU: 4, 12, 12. Of one sequence the head is released last
+    assert num_hits == [12, 4, 12]  # LRU: 4, 12, 12
