@@ -64,7 +64,7 @@ def _record_all(space: BlockSpace, hits: Sequence[PrefixHit]) -> None:
     state: Any = space._state  # noqa: SLF001 - a part of an operation
     for row, hit in enumerate(hits):
         if hasattr(state, "observers"):
-            state.observers[0].admitting(row, hit)
+            getattr(state.observers, "all", state.observers)[0].admitting(row, hit)
         else:  # a commit of before
             import_module("pagedkv.space.explaining").note_admission(state, row, hit)
 

@@ -7,6 +7,7 @@ from pagedkv import Allocation, BlockSpace, Load, hash_request_tokens
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
+from pagedkv.memory.space.observer import MOMENTS, Observers
 from pagedkv.memory.space.steps import InFlightStep
 from tests.space.spaces import new_space, tokens
 
@@ -144,6 +145,21 @@ def test_withdrawn_content_is_told_with_what_continues_it() -> None:
     assert diary.moments == [("withdrawn", frozenset(names[1:3]))]
     space.withdraw([blocks[3]])  # not full, and so without a name
     assert len(diary.moments) == 1
+
+
+def test_an_observer_is_called_at_the_moments_that_it_overrides() -> None:
+    class Dates(SpaceObserver):
+        def advanced(self, now_s: float) -> None:
+            self.now_s = now_s
+
+    observers, dates, diary = Observers(), Dates(), _Diary()
+    observers.add(dates)
+    observers.add(diary)
+    assert observers.all == (dates, diary)
+    assert observers.advanced == (dates, diary)
+    assert observers.grown == (diary,)
+    moments = {name for name, each in vars(SpaceObserver).items() if callable(each)} - {"begin", "check"}
+    assert set(MOMENTS) == moments, "a moment has no list of observers"
 
 
 def test_what_is_refused_is_no_moment() -> None:

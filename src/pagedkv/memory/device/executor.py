@@ -171,7 +171,9 @@ class PlanExecutor:
         self.storage.require_awake()
         self._require_moves(plan)
         try:
-            inputs = self._stage(plan, stream)
+            if stream is not None and self._last_event is not None and not self.in_order:
+                stream.wait_event(self._last_event)
+            inputs = self.tables.stage(plan)
             self._state = _State.FAILED  # until everything is launched
             self._next_step = plan.step_id
             result = self._carry_out(plan, inputs, forward, stream)
@@ -315,11 +317,6 @@ class PlanExecutor:
         """The current stream, in which a step is launched. Queried once per step, since that takes 4 us."""
         device = self.storage.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-    def _stage(self, plan: StepPlan, stream: "torch.cuda.Stream | None") -> StepInputs:
-        if stream is not None and self._last_event is not None and not self.in_order:
-            stream.wait_event(self._last_event)
-        return self.tables.stage(plan)
 
     def _carry_out(
         self,

@@ -25,6 +25,9 @@ class PacketRing:
         buffers: int32 ``[num_buffers, words]``, in pinned memory if the device is a GPU.
         device: the device that reads them.
 
+    Attributes:
+        num_words: words of a buffer.
+
     Raises:
         TensorError: the device is a GPU, and the buffers are not pinned.
     """
@@ -32,16 +35,12 @@ class PacketRing:
     def __init__(self, buffers: torch.Tensor, device: torch.device) -> None:
         if device.type == "cuda":
             require_pinned(buffers, "the ring of packets")
+        self.num_words = buffers.shape[1]
         self._views = [buffer.numpy() for buffer in buffers]
         self._stream_of = device if device.type == "cuda" else None
         self._events: list[torch.cuda.Event | None] = [None] * len(buffers)
         self._num_staged = 0
         self._num_fenced = 0
-
-    @property
-    def num_words(self) -> int:
-        """Words of a buffer."""
-        return len(self._views[0])
 
     @property
     def is_staged(self) -> bool:

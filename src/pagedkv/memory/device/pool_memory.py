@@ -103,7 +103,7 @@ class PoolMemory:
 
     def require_awake(self) -> None:
         """Raise StorageError if the device memory is released."""
-        if not self.is_awake:
+        if not self._memory.is_mapped:
             raise StorageError(f"pool {self.name!r} is asleep: wake the storage before plans are executed")
 
     def _zero_null_block(self) -> None:

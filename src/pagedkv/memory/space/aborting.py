@@ -57,7 +57,7 @@ def abort(state: SpaceState, ledger: StepLedger, step_id: StepId) -> AbortedStep
     ledger.require_in_flight(step_id)
     state.is_changing = True
     aborted = ledger.abort(step_id)
-    for observer in state.observers:
+    for observer in state.observers.aborted:
         for step in aborted:
             observer.aborted(step)
     first = step_id - state.num_steps_before

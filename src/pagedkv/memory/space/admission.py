@@ -6,16 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.memory.contract.answers import Allocation, Shortage
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.contract.errors import ConfigurationError, TokenError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.spec import AllocStatus, Row, TokenIds
 from pagedkv.memory.pool.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.memory.pool.contents import set_digests
 from pagedkv.memory.pool.digests import ROOT_WORDS
-from pagedkv.memory.space.forking import require_vacant_rows, take_rows
 from pagedkv.memory.space.hits import PrefixHit, Prompt
-from pagedkv.memory.space.matching import match_again, match_prompt
+from pagedkv.memory.space.matching import match_prompt
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.prompts import digests_of_prefix, prepare_prompt, require_beginning
 from pagedkv.memory.space.publishing import limit_publishing, publish, tag_blocks
@@ -167,7 +166,7 @@ def admission_status(state: SpaceState, admission: Admission, answer: PrefixHit 
     has_rows = num_sequences <= len(state.vacant_rows)
     if is_possible and not has_rows:
         return AllocStatus.LATER
-    hit = match_again(state, prompt, answer)
+    hit = match_prompt(state, prompt, answer)
     needs = {tenant: count_needed(state, admission, hit)}
     if has_rows and state.room.fits_now(needs):
         return AllocStatus.OK
@@ -180,7 +179,7 @@ def allocate(
     state: SpaceState, ledger: StepLedger, admission: Admission, answer: PrefixHit | None
 ) -> Allocation | Shortage:
     """Give a prompt a row and blocks, or return the shortage, also of its forks, with nothing changed."""
-    hit = match_again(state, admission.prompt, answer)
+    hit = match_prompt(state, admission.prompt, answer)
     shortage = make_fit(state, admission, hit)
     if shortage is not None:
         return shortage
@@ -202,7 +201,7 @@ def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortag
     shortage = state.room.find_shortage({admission.tenant: needed})
     if shortage is not None:
         return shortage
-    require_vacant_rows(state, admission.num_sequences)
+    state.require_vacant_rows(admission.num_sequences)
     for feature in state.features:  # after all that may refuse: what they note is for the next allocation
         feature.fits(hit, needed, admission.tenant)
     return None
@@ -211,9 +210,12 @@ def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortag
 def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission, hit: PrefixHit) -> Row:
     """Give a prompt a row and blocks; the caller has checked that there are enough of both."""
     prompt, num_lookahead, hits = admission.prompt, admission.num_lookahead, hit.block_ids
-    batch = _take_row(state, admission.tenant)
+    batch = state.take_rows(1)
     row = int(batch[0])
-    for observer in state.observers:
+    for feature in state.features:
+        feature.row_taken(batch, admission.tenant)
+        feature.taking(admission.tenant)
+    for observer in state.observers.admitting:
         observer.admitting(row, hit)
     _take_hit(state, ledger, batch, hit)
     for group, blocks in zip(state.groups, hits, strict=True):
@@ -228,7 +230,7 @@ def allocate_prompt(state: SpaceState, ledger: StepLedger, admission: Admission,
     _begin_publishing(state, ledger, batch, admission, hit)
     for feature in state.features if admission.publishes else ():  # else no later prompt can hit up to its end
         feature.prompt_known(row, admission.prompt_length, hit)
-    for observer in state.observers:
+    for observer in state.observers.admitted:
         observer.admitted(row, hit, admission.num_reached)
     return Row(row)
 
@@ -244,10 +246,14 @@ def _begin_publishing(
         limit_publishing(state, row, admission.prompt_length)
     if not state.config.prefix_caching:
         return
-    _start_chains(state, row, prompt, hit)
+    for chains, lane in zip(state.chains, state.lanes, strict=True):
+        chains[row] = _chain_behind(state, lane, prompt, hit) if hit.num_tokens else ROOT_WORDS
     if prompt.has_extra_keys(state.identity_epoch):
         _tag(state, row, prompt)
-    _take_digests(state, row, prompt, hit)
+    for feature in state.features:
+        feature.chains_begun(row, prompt, hit)
+    if len(prompt.digests):
+        _take_digests(state, row, prompt)
     publish(state, ledger, batch)
 
 
@@ -264,34 +270,24 @@ def _take_hit(state: SpaceState, ledger: StepLedger, batch: Int32Array, hit: Pre
         feature.hit_taken(ledger, batch, hit)
 
 
-def _take_row(state: SpaceState, tenant: int) -> Int32Array:
-    """Take a vacant row for a tenant, which is charged for its blocks from now on: int32 ``[1]``."""
-    batch = take_rows(state, 1)
-    for feature in state.features:
-        feature.row_taken(batch, tenant)
-        feature.taking(tenant)
-    return batch
+def _chain_behind(state: SpaceState, lane: tuple[Group, ...], prompt: Prompt, hit: PrefixHit) -> Uint32Array:
+    """Return the digest with which the chain of a lane continues behind a hit: uint32 ``[8]``.
 
-
-def _start_chains(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
-    """Continue the digest chain of each lane behind the hit.
-
-    The chain continues from the digest of the hit's last block, in any group of the lane that has this block. If all
-    groups of a lane are chunked and the hit ends where a chunk begins, no group has it, and it is computed. A tail
-    carries the digest of what comes before it.
+    It is the digest of the hit's last block, in any group of the lane that has this block. If all groups of a lane are
+    chunked and the hit ends where a chunk begins, no group has it, and it is computed. A tail carries the digest of
+    what comes before it.
     """
-    hits = hit.block_ids
-    parents = {state.groups[tail.group].lane: tail.parent for tail in hit.tails}
-    for chains, lane in zip(state.chains, state.lanes, strict=True):
-        if lane[0].lane in parents:
-            chains[row] = parents[lane[0].lane]
-            continue
-        num_blocks = hit.num_tokens // lane[0].block_size
-        ends = [(group, hits[group.index][-1]) for group in lane if len(hits[group.index]) == num_blocks > 0]
-        known = [group.pool.arrays.digests[block] for group, block in ends if block != NULL_BLOCK]
-        if num_blocks and not known:
-            known = [digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)[-1]]
-        chains[row] = known[0] if known else ROOT_WORDS
+    for tail in hit.tails:
+        if state.groups[tail.group].lane == lane[0].lane:
+            return tail.parent
+    num_blocks = hit.num_tokens // lane[0].block_size
+    if num_blocks == 0:
+        return ROOT_WORDS
+    ends = [(group.pool, hit.block_ids[group.index][num_blocks - 1 :]) for group in lane]
+    known = [pool.arrays.digests[end] for pool, end in ends if len(end) and end[0] != NULL_BLOCK]
+    digests = known[0] if known else digests_of_prefix(state, prompt, lane[0].block_size, num_blocks)
+    chain: Uint32Array = digests[-1]
+    return chain
 
 
 def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
@@ -301,12 +297,8 @@ def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
         state.media_reach[row] = prompt.keys.media_reach
 
 
-def _take_digests(state: SpaceState, row: int, prompt: Prompt, hit: PrefixHit) -> None:
-    """Use the known digests of blocks that did not hit: those of replayed windows, and those that the caller gave."""
-    for feature in state.features:
-        feature.chains_begun(row, prompt, hit)
-    if len(prompt.digests) == 0:
-        return
+def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
+    """Use the digests that the caller gave, for blocks that did not hit."""
     for group in state.cached_groups:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)

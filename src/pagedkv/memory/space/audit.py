@@ -64,7 +64,7 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
     _check_touched(state)
     for feature in state.features:
         feature.check()
-    for observer in state.observers:
+    for observer in state.observers.all:
         observer.check()
     vacant = np.flatnonzero(state.rows[:, STATUS] == VACANT).tolist()
     assert sorted(state.vacant_rows) == vacant, "the vacant rows are not those handed out next"

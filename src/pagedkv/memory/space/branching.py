@@ -11,7 +11,7 @@ from pagedkv.memory.contract.answers import PrefixGone, Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.block_record import set_pending_of
 from pagedkv.memory.pool.blocks import PENDING_STEP
-from pagedkv.memory.space.forking import fork, inherit, require_vacant_rows, take_rows
+from pagedkv.memory.space.forking import fork, inherit
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
@@ -42,7 +42,7 @@ def branch(
     Raises:
         TooManySequencesError: there are fewer vacant rows.
     """
-    require_vacant_rows(state, num_children)
+    state.require_vacant_rows(num_children)
     longest = _longest_prefix(state, parent, length)
     if longest < length:
         return PrefixGone(length, longest)
@@ -56,7 +56,7 @@ def branch(
     state.is_changing = True
     for feature in state.features:
         feature.taking(tenant)
-    children = take_rows(state, 1)
+    children = state.take_rows(1)
     _branch_off(state, ledger, parent, children, length)
     if num_children > 1:
         children = np.append(children, fork(state, ledger, int(children[0]), num_children - 1))
@@ -99,7 +99,7 @@ def _branch_off(state: SpaceState, ledger: StepLedger, parent: int, children: In
     rows, child = state.rows, int(children[0])
     set_lengths(rows, child, length, min(int(rows[parent, NUM_ACCEPTED]), length))
     inherit(state, parent, children)
-    for observer in state.observers:
+    for observer in state.observers.forked:
         observer.forked(parent, children, length)
     state.num_known[child] = min(int(state.num_known[parent]), length)
     starts = [_copy_lacks_from(state, group, parent, length) for group in state.groups]

@@ -63,6 +63,6 @@ def advance(state: SpaceState, now_s: float) -> None:
         pool.advance(now_s)
     for feature in state.features:
         feature.advanced(now_s)
-    for observer in state.observers:
+    for observer in state.observers.advanced:
         observer.advanced(now_s)
     state.is_changing = False

@@ -39,7 +39,7 @@ class ContentSpace(SpaceView):
         if not isinstance(observer, SpaceObserver):
             raise ConfigurationError(f"an observer is a SpaceObserver, got {observer!r}")
         observer.begin(ObservedSpace(self))
-        self._state.observers += (observer,)
+        self._state.observers.add(observer)
 
     def match(
         self,

@@ -46,7 +46,7 @@ def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         ledger.take_out(is_taken)
     for group in state.groups:
         settle_blocks(*group.view, batch, state.relies_on)
-    for observer in state.observers:
+    for observer in state.observers.declaring:
         observer.declaring(batch)
     for feature in state.features:
         feature.declared(batch)

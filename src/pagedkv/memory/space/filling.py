@@ -65,7 +65,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
     copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
     state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
-    for observer in state.observers:
+    for observer in state.observers.grown:
         observer.grown(batch)
     state.is_changing = False
     return copies
@@ -174,7 +174,7 @@ def fill(
     )
     if num_refused:
         _move_down(state, ledger, refused, limits)
-        for observer in state.observers:
+        for observer in state.observers.refused:
             observer.refused(refused, limits)
         refused[:] = 0
     if any_accepted:

@@ -1,32 +1,14 @@
-"""Forking: new rows that share every block of another row; and taking rows for new sequences."""
-
-import numpy as np
+"""Forking: new rows that share every block of another row."""
 
 from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import SequenceError, TooManySequencesError
+from pagedkv.memory.contract.errors import SequenceError
 from pagedkv.memory.space.pending import note_reliance
 from pagedkv.memory.space.state import SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.row_record import set_lengths
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, RUNNING, blocks_for
+from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_PLANNED, NUM_TOKENS, blocks_for
 
-__all__ = ["fork", "inherit", "require_vacant_rows", "take_rows"]
-
-
-def require_vacant_rows(state: SpaceState, num_rows: int) -> None:
-    """Raise TooManySequencesError if fewer rows than ``num_rows`` are vacant."""
-    if num_rows > len(state.vacant_rows):
-        raise TooManySequencesError(
-            f"{num_rows} more sequences need {num_rows} rows, but only {len(state.vacant_rows)} of "
-            f"max_sequences = {state.config.max_sequences} are vacant"
-        )
-
-
-def take_rows(state: SpaceState, num_rows: int) -> Int32Array:
-    """Take vacant rows for new sequences. The caller has checked that there are enough."""
-    taken = np.array([state.vacant_rows.pop() for _ in range(num_rows)], np.int32)
-    state.clear_rows(taken, RUNNING)
-    return taken
+__all__ = ["fork", "inherit"]
 
 
 def inherit(state: SpaceState, parent: int, children: Int32Array) -> None:
@@ -55,9 +37,9 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         )
     for feature in state.features:
         feature.require_forkable(parent)
-    require_vacant_rows(state, num_children)
+    state.require_vacant_rows(num_children)
     state.is_changing = True
-    children = take_rows(state, num_children)
+    children = state.take_rows(num_children)
     num_tokens = int(rows[parent, NUM_TOKENS])
     set_lengths(rows, children, num_tokens, int(rows[parent, NUM_ACCEPTED]))
     if state.is_overlapped:
@@ -69,7 +51,7 @@ def fork(state: SpaceState, ledger: StepLedger, parent: int, num_children: int) 
         note_reliance(state, ledger, group, children, table)
     for chains in state.chains:
         chains[children] = chains[parent]
-    for observer in state.observers:
+    for observer in state.observers.forked:
         observer.forked(parent, children, num_tokens)
     state.is_changing = False
     return children

@@ -244,7 +244,7 @@ def extend(state: SpaceState, ledger: StepLedger, growth: Growth, tokens: Int32A
         state.num_known[growth.batch[growth.counts > 0]] = 0
     if any_full:
         publish(state, ledger, growth.batch)
-    for observer in state.observers:
+    for observer in state.observers.grown:
         observer.grown(growth.batch)
     return copies
 

@@ -26,7 +26,7 @@ from pagedkv.memory.space.declaring import declare
 from pagedkv.memory.space.growing import as_growth, extend, require_growth
 from pagedkv.memory.space.hits import PrefixHit, Prompt
 from pagedkv.memory.space.holding import give_back, take_ticket
-from pagedkv.memory.space.matching import match_again, match_prompt
+from pagedkv.memory.space.matching import match_prompt
 from pagedkv.memory.space.prompts import digests_of_prefix
 from pagedkv.memory.space.publishing import tag
 from pagedkv.memory.space.state import Loading, SpaceState
@@ -73,7 +73,7 @@ def load(  # noqa: PLR0913, PLR0917 - a load, its arguments checked
     for feature in state.features:
         feature.taken(tenant)
         feature.load_begun(answer, hit, epochs)
-    for observer in state.observers:
+    for observer in state.observers.load_begun:
         observer.load_begun(answer, hit)
     state.is_changing = False
     return answer
@@ -174,7 +174,7 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
                 publish_loaded(group.pool.arrays, group.arrays, parent, digests, first, filled)
     for ticket in loading.tickets:
         give_back(state, ticket)
-    for observer in state.observers:
+    for observer in state.observers.load_ended:
         observer.load_ended(answer)
     state.is_changing = False
 
@@ -215,7 +215,7 @@ def allocate_loaded(
     num_tokens = len(prompt.tokens)
     if num_external >= num_tokens:
         raise TokenError(f"{num_external} of {num_tokens} tokens come from elsewhere: one at least must be computed")
-    hit = match_again(state, prompt, answer)
+    hit = match_prompt(state, prompt, answer)
     if hit.num_tokens >= num_external:
         return allocate(state, ledger, admission, hit)
     hit = match_settled(state, prompt, min(num_external, hit.max_hit_tokens))

@@ -1,6 +1,6 @@
 """Observers of a space: they are called at named moments of its operations, and change nothing of it.
 
-The space calls each moment of each observer that was registered, in the order of registration
+The space calls each moment of each observer that was registered and overrides it, in the order of registration
 (:meth:`BlockSpace.observe <pagedkv.BlockSpace.observe>`); without observers this costs nothing. A moment is called in
 the middle of an operation, after all checks that can refuse it: an observer that raises leaves the space interrupted.
 ::
@@ -16,7 +16,7 @@ the middle of an operation, after all checks that can refuse it: an observer tha
                                             withdraw      withdrawn
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pagedkv.memory.contract.answers import Load
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pagedkv.memory.space.observed_space import ObservedSpace
     from pagedkv.memory.space.steps import InFlightStep
 
-__all__ = ["SpaceObserver"]
+__all__ = ["Observers", "SpaceObserver"]
 
 
 class SpaceObserver:
@@ -97,3 +97,39 @@ class SpaceObserver:
 
         None: it is not known what of all content is sound.
         """
+
+
+class Observers:
+    """The observers of a space: ``all``, and at each moment those that override it, in the order of registration."""
+
+    all: tuple[SpaceObserver, ...] = ()
+
+    admitting: tuple[SpaceObserver, ...] = ()
+    admitted: tuple[SpaceObserver, ...] = ()
+    forked: tuple[SpaceObserver, ...] = ()
+    grown: tuple[SpaceObserver, ...] = ()
+    refused: tuple[SpaceObserver, ...] = ()
+    truncating: tuple[SpaceObserver, ...] = ()
+    declaring: tuple[SpaceObserver, ...] = ()
+    planned: tuple[SpaceObserver, ...] = ()
+    acknowledging: tuple[SpaceObserver, ...] = ()
+    acknowledged: tuple[SpaceObserver, ...] = ()
+    aborted: tuple[SpaceObserver, ...] = ()
+    leaving: tuple[SpaceObserver, ...] = ()
+    freed: tuple[SpaceObserver, ...] = ()
+    swapped_out: tuple[SpaceObserver, ...] = ()
+    returned: tuple[SpaceObserver, ...] = ()
+    load_begun: tuple[SpaceObserver, ...] = ()
+    load_ended: tuple[SpaceObserver, ...] = ()
+    advanced: tuple[SpaceObserver, ...] = ()
+    withdrawn: tuple[SpaceObserver, ...] = ()
+
+    def add(self, observer: SpaceObserver) -> None:
+        """Call an observer from now on, at the moments that its class overrides. O(1)."""
+        self.all += (observer,)
+        for moment in MOMENTS:
+            if getattr(type(observer), moment) is not getattr(SpaceObserver, moment):
+                setattr(self, moment, (*getattr(self, moment), observer))
+
+
+MOMENTS: Final = tuple(name for name in Observers.__annotations__ if name != "all")

@@ -92,7 +92,7 @@ def _collect_beginnings(state: SpaceState, buffer: Int32Array, ranges: int, num_
 
 def _close(state: SpaceState, ledger: StepLedger, step: InFlightStep) -> None:
     ledger.close(step)
-    for observer in state.observers:
+    for observer in state.observers.planned:
         observer.planned(step)
     state.advance_open_step()
 

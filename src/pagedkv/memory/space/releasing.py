@@ -63,7 +63,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     """Free the rows of a checked batch and release all their blocks, in the batch's order."""
     rows = state.rows
     state.is_changing = True
-    for observer in state.observers:
+    for observer in state.observers.leaving:
         observer.leaving(batch)
     num_unplanned, num_on_host = state.loops.count_leaving(rows, batch, state.row_scratch)
     for row in state.row_scratch[:num_unplanned].tolist():
@@ -84,8 +84,8 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
             state.loops.release_rows(group.host_pool.arrays, group.arrays, rows, on_host, NO_OUTPUTS)
     for group, blocks in left:
         make_unheld_spare(group.pool.arrays, blocks)
-    _vacate(state, batch)
-    for observer in state.observers:
+    state.vacate(batch)
+    for observer in state.observers.freed:
         observer.freed(batch)
     state.is_changing = False
 
@@ -98,14 +98,6 @@ def supersede(state: SpaceState, hit: PrefixHit) -> None:
         blocks = np.unique(np.append(hit.block_ids[group.index], np.array(tails, np.int32)))
         make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK])
     state.is_changing = False
-
-
-def _vacate(state: SpaceState, batch: Int32Array) -> None:
-    """Make rows that hold no block vacant."""
-    state.clear_rows(batch, VACANT)
-    for row in batch.tolist() if state.media_keys else ():
-        state.media_keys.pop(row, None)
-    state.vacant_rows.extend(reversed(batch.tolist()))
 
 
 def reset_prefix_cache(state: SpaceState, ledger: StepLedger, weights_epoch: str | None = None) -> None:

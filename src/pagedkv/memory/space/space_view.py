@@ -52,7 +52,9 @@ class SpaceView:
         self._own_state = SpaceState(config)
         self._own_state.take_features(features_of(self._own_state))
         books = self._receipts, self._explanations = observers_of(self._own_state)
-        self._own_state.observers = tuple(book for book in books if book is not None)
+        for book in books:
+            if book is not None:
+                self._own_state.observers.add(book)
         self._ledger = StepLedger(len(config.groups))
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 from pagedkv.memory.contract.answers import Load, Ticket
 from pagedkv.memory.contract.arguments import LARGEST_SIZE
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.errors import TooManySequencesError
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.contract.plan_buffer import PlanLayout
 from pagedkv.memory.contract.space_config import SpaceConfig
@@ -29,7 +30,7 @@ from pagedkv.memory.pool.free_queue import free_leased
 from pagedkv.memory.pool.step_numbers import open_next, renumber
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.loops import SpaceLoops
-from pagedkv.memory.space.observer import SpaceObserver
+from pagedkv.memory.space.observer import Observers
 from pagedkv.memory.space.shortage import Room
 from pagedkv.memory.tables.row_record import lower_steps, new_rows
 from pagedkv.memory.tables.rows import (
@@ -39,8 +40,10 @@ from pagedkv.memory.tables.rows import (
     KIND,
     NUM_PLANNED,
     PLANNED,
+    RUNNING,
     SHEDS,
     SPAN,
+    VACANT,
     GroupArrays,
     GroupView,
     new_draft_arrays,
@@ -194,7 +197,7 @@ class SpaceState:
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
         room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.memory.space.shortage`).
-        observers: the observers of the space, in the order in which they are called.
+        observers: the observers of the space, by moment, in the order in which they are called.
         features: the optional parts of the operations, likewise (:mod:`pagedkv.memory.space.features`).
             most_blocks_beside: the most blocks that a growing row takes for them.
     """
@@ -203,7 +206,7 @@ class SpaceState:
         """Build empty pools and tables. O(blocks)."""
         self.config = config
         self.is_changing = False
-        self.observers: tuple[SpaceObserver, ...] = ()
+        self.observers = Observers()
         self.features: tuple[SpaceFeature, ...] = ()
         self.most_blocks_beside = 0
         self.version, self.now_s = 0, 0.0
@@ -377,7 +380,28 @@ class SpaceState:
         lower_steps(self.rows, settled)
         self.num_steps_before += settled
 
-    def clear_rows(self, batch: Int32Array, status: int) -> None:
+    def require_vacant_rows(self, num_rows: int) -> None:
+        """Raise TooManySequencesError if fewer rows than ``num_rows`` are vacant."""
+        if num_rows > len(self.vacant_rows):
+            raise TooManySequencesError(
+                f"{num_rows} more sequences need {num_rows} rows, but only {len(self.vacant_rows)} of "
+                f"max_sequences = {self.config.max_sequences} are vacant"
+            )
+
+    def take_rows(self, num_rows: int) -> Int32Array:
+        """Take vacant rows for new sequences: int32 ``[num_rows]``. The caller has checked that there are enough."""
+        taken = np.array([self.vacant_rows.pop() for _ in range(num_rows)], np.int32)
+        self._clear_rows(taken, RUNNING)
+        return taken
+
+    def vacate(self, batch: Int32Array) -> None:
+        """Make rows that hold no block vacant. The first row of the batch is the next one to be taken."""
+        self._clear_rows(batch, VACANT)
+        for row in batch.tolist() if self.media_keys else ():
+            self.media_keys.pop(row, None)
+        self.vacant_rows.extend(reversed(batch.tolist()))
+
+    def _clear_rows(self, batch: Int32Array, status: int) -> None:
         """Make rows those of new, empty sequences, or vacant."""
         self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
         if self.limits_publishing:

@@ -15,14 +15,14 @@ def acknowledge(state: SpaceState, ledger: StepLedger, step_id: StepId) -> None:
     state.is_changing = True
     step = ledger.acknowledge()
     settle(state, ledger)
-    for observer in state.observers:
+    for observer in state.observers.acknowledging:
         observer.acknowledging(step)
     if state.is_overlapped:
         filling.accept(state, ledger, step)
     for feature in state.features:
         feature.computed(step)
     merge(state, ledger, step.duplicates)
-    for observer in state.observers:
+    for observer in state.observers.acknowledged:
         observer.acknowledged(step)
     state.is_changing = False
 

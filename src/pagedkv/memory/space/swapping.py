@@ -138,7 +138,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         if count > state.host_pools[name].num_free:
             return Shortage(f"{name} (host)", int(count), state.host_pools[name].num_free)
     state.is_changing = True
-    for observer in state.observers:
+    for observer in state.observers.leaving:
         observer.leaving(batch)
     for row in batch.tolist():
         hand_over(state, row, mark)
@@ -151,7 +151,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
         for group in state.groups:
             name_moved(_host_pool(group).arrays, group.arrays, state.rows, batch)
     answer = _as_block_moves(moves)
-    for observer in state.observers:
+    for observer in state.observers.swapped_out:
         observer.swapped_out(batch)
     state.is_changing = False
     return answer
@@ -257,7 +257,7 @@ def swap_in(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> tuple[B
         ledger.add_swaps_in(name, pairs)
     publish(state, ledger, batch)
     answer = _as_block_moves(moves)
-    for observer in state.observers:
+    for observer in state.observers.returned:
         observer.returned(batch)
     state.is_changing = False
     return answer

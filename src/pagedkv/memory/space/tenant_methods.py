@@ -7,7 +7,7 @@ from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.memory.contract.spec import TokenIds
 from pagedkv.memory.space.admission import Admission, free_blocks_needed
 from pagedkv.memory.space.hits import PrefixHit
-from pagedkv.memory.space.matching import match_again
+from pagedkv.memory.space.matching import match_prompt
 from pagedkv.memory.space.prompts import prepare_prompt
 from pagedkv.memory.space.space_view import SpaceView
 from pagedkv.memory.space.tenant_changes import config_with, config_without, remove_tenant, set_tenant
@@ -44,7 +44,7 @@ class TenantMethods(SpaceView):
         if not self._state.room.names:
             return False
         admission = Admission(prompt, reserve, num_rows, len(prompt.tokens), tenant=number)
-        needed = free_blocks_needed(self._state, admission, match_again(self._state, prompt, match))
+        needed = free_blocks_needed(self._state, admission, match_prompt(self._state, prompt, match))
         return any(needed[share.pool] > share.cap - share.num_taken for share in self._state.room.shares_of(number))
 
     def tenant_shares(self, tenant: str | None) -> tuple[TenantShare, ...]:

@@ -34,7 +34,7 @@ def truncate(state: SpaceState, ledger: StepLedger, batch: Int32Array, lengths: 
     _require_truncation(state, batch, lengths)
     _require_known_lengths(state, batch, lengths)
     state.is_changing = True
-    for observer in state.observers:
+    for observer in state.observers.truncating:
         observer.truncating(batch, lengths)
     any_full = _shrink(state, batch, lengths)
     if state.is_overlapped or state.draft_tables:

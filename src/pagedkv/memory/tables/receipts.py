@@ -82,18 +82,19 @@ def charge_step(
         waiting[row, SHARED] = 0
         waiting[row, IN_FLIGHT] -= num_computed
         waiting[row, REACHED] = max(waiting[row, REACHED], ends[place])
-        counts[row, COMPUTED] += num_computed
-        counts[row, RECOMPUTED] += num_again
-        counts[row, HIT] += num_hit
-        counts[row, HIT_INSIDE] += num_inside
-        counts[row, FORKED] += num_forked
-        counts[row, SWAPPED_IN] += num_returned
-        totals[COMPUTED] += num_computed
-        totals[RECOMPUTED] += num_again
-        totals[HIT] += num_hit
-        totals[HIT_INSIDE] += num_inside
-        totals[FORKED] += num_forked
-        totals[SWAPPED_IN] += num_returned
+        _charge(counts, totals, row, COMPUTED, num_computed)
+        _charge(counts, totals, row, RECOMPUTED, num_again)
+        _charge(counts, totals, row, HIT, num_hit)
+        _charge(counts, totals, row, HIT_INSIDE, num_inside)
+        _charge(counts, totals, row, FORKED, num_forked)
+        _charge(counts, totals, row, SWAPPED_IN, num_returned)
+
+
+@compiled
+def _charge(counts: Int64Array, totals: Int64Array, row: int, column: int, number: int) -> None:
+    """Add to one count of a row, and to that of all rows."""
+    counts[row, column] += number
+    totals[column] += number
 
 
 @compiled
@@ -111,5 +112,4 @@ def charge_blocks(
         if num_held > 0:
             is_on_host = rows[row, STATUS] == SWAPPED or rows[row, STATUS] == LOST_ON_HOST
             line = on_host if is_on_host else on_device
-            counts[row, line] += num_held
-            totals[line] += num_held
+            _charge(counts, totals, row, line, num_held)

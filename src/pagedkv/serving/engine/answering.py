@@ -72,6 +72,12 @@ class Taken:
         ended = [places[place] for place in self.ended]
         return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
 
+    def accepted_of(self, num_decoding: int) -> Int32Array:
+        """Return how many drafts each of the first rows, which decode, accepted: int32 ``[num_decoding]``."""
+        accepted = np.zeros(num_decoding, np.int32)
+        accepted[list(self.num_accepted)] = list(self.num_accepted.values())
+        return accepted
+
     def with_searched(self, searched: "Taken") -> "Taken":
         """Merge the result of the beams among the same rows."""
         return Taken(
@@ -150,13 +156,13 @@ class Answering:
 
     def end(self, sampling: Sampling) -> Taken:
         """Append the sampled tokens to their answers, unless these ended meanwhile. The host waits for the tokens."""
-        rows, searched = sampling.rows, sampling.searched
-        taken = Taken(np.full(len(rows), NO_TOKEN, np.int32))
-        if sampling.pending is not None:
+        if sampling.pending is None:
+            taken = Taken(np.full(len(sampling.rows), NO_TOKEN, np.int32))
+        else:
             with torch.inference_mode():  # as in the pass that made these tensors
                 sampled = sampling.pending.wait()
-            taken = self._end_drawn(sampled, rows, sampling.places)
-        return taken if searched is None else taken.with_searched(searched)
+            taken = self._end_drawn(sampled, sampling.rows, sampling.places)
+        return taken if sampling.searched is None else taken.with_searched(sampling.searched)
 
     def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
         """Append the tokens of the rows at these places to their answers, unless these ended meanwhile."""

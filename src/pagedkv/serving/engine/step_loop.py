@@ -25,7 +25,7 @@ from pagedkv.serving.engine.flights import Finished, Flight
 from pagedkv.serving.engine.live_requests import LiveRequests
 from pagedkv.serving.engine.prompt_scores import PromptScoring, scorings_of
 from pagedkv.serving.engine.ranks import RankGroup
-from pagedkv.serving.engine.recording import record_of
+from pagedkv.serving.engine.recording import Recorder
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
 
@@ -63,6 +63,7 @@ class StepLoop:
         self._ranks = ranks
         self._clock = clock
         self._began = clock()
+        self._recorder = Recorder(scheduler, parts.space)
         self._failed_steps = FailedSteps(config.max_batched_tokens)
         self._flight: Flight | None = None
         self._last_done = 0  # the last step that the device has run
@@ -111,7 +112,7 @@ class StepLoop:
             self._failed_steps.note_success()
         self._requests.tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
         finished = finished.plus(Finished(num_finished))
-        return record_of(batch, self._scheduler, self._parts.space, finished, seconds.tolist())
+        return self._recorder.record_of(batch, finished, seconds.tolist())
 
     def _sample(self, flight: Flight, logits: torch.Tensor) -> Flight:
         """Begin to sample the rows whose answers have not ended. Tokens stay on the device for the next step."""
@@ -150,8 +151,7 @@ class StepLoop:
                 self._requests.fail(request, failure)
         apart = [request.scheduled for request in (*taken.held, *taken.failures)]
         parents = {request.scheduled: beams for request, beams in taken.parents.items()}
-        accepted = np.zeros(len(batch.decoded_token_ids), np.int32)
-        accepted[list(taken.num_accepted)] = list(taken.num_accepted.values())
+        accepted = taken.accepted_of(len(batch.decoded_token_ids)) if taken.num_accepted else None
         progress = self._scheduler.finish(
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
@@ -239,7 +239,7 @@ class StepLoop:
             self._requests.end(self._requests.by_schedule[scheduled], "failed", error)
         seconds = [*np.diff([*times, self._clock()]).tolist(), 0.0, 0.0]
         finished = finished.plus(Finished(num_finished + len(ended)))
-        record = record_of(batch, self._scheduler, self._parts.space, finished, seconds)
+        record = self._recorder.record_of(batch, finished, seconds)
         return replace(
             record,
             num_decoded=0,

@@ -23,6 +23,6 @@ The length of a hit is determined by a group that lacks a block for the next bou
 whole prefixes, only the first pass is needed.
 """
 
-from pagedkv.memory.space.matching.match import match_again, match_prompt
+from pagedkv.memory.space.matching.match import match_prompt
 
-__all__ = ["match_again", "match_prompt"]
+__all__ = ["match_prompt"]

@@ -18,17 +18,27 @@ from pagedkv.memory.space.prompts import NO_IDS, extra_ids_of
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import read_only
 
-__all__ = ["match_again", "match_prompt"]
+__all__ = ["match_prompt"]
 
 NO_BLOCKS: Final = read_only(np.zeros(0, np.int32))
 """The hit blocks of a group without any; read-only as all hit blocks are, which spares loops a second set of types."""
 
 
-def match_prompt(state: SpaceState, prompt: Prompt) -> PrefixHit:
+def match_prompt(state: SpaceState, prompt: Prompt, answer: PrefixHit | None = None) -> PrefixHit:
     """Find the longest prefix that every group can serve, at most ``n - 1`` tokens.
 
     Cost: one comparison of tokens a block in groups that keep whole prefixes.
+
+    Args:
+        state: of the space.
+        prompt: what is to be allocated.
+        answer: an earlier answer for this prompt, or for a longer one that it begins. It is returned if still valid.
+
+    Raises:
+        ConfigurationError, TokenError: the answer is for another prompt, other keys or another space.
     """
+    if answer is not None:
+        return _match_again(state, prompt, answer)
     if state.only_chain is not None:
         return _match_only_chain(state, state.only_chain, prompt)
     if not state.config.prefix_caching:
@@ -102,16 +112,11 @@ def _answer(known: Known, ending: Ending) -> PrefixHit:
     return hit
 
 
-def match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit | None) -> PrefixHit:
+def _match_again(state: SpaceState, prompt: Prompt, answer: PrefixHit) -> PrefixHit:
     """Return an earlier answer if it is still valid, else match its prompt again, which may be longer than this one.
 
     If it is longer, this prompt is its first chunk, and the hit ends before the chunk's last token.
-
-    Raises:
-        ConfigurationError, TokenError: the answer is for another prompt, other keys or another space.
     """
-    if answer is None:
-        return match_prompt(state, prompt)
     if not isinstance(answer, PrefixHit):
         raise ConfigurationError(f"match must be what BlockSpace.match returned, got {answer!r}")
     if answer.still_holds(state, prompt):

@@ -48,9 +48,9 @@ def withdraw(state: SpaceState, pool: BlockPool, bad: Int32Array) -> Withdrawal:
             loading.is_frozen = True
             loads.append(load)
     answer = Withdrawal(tuple(map(Row, firsts)), tuple(firsts.values()), tickets, tuple(loads), len(names))
-    if extent.is_anything and state.observers:
+    if extent.is_anything and state.observers.withdrawn:
         digests = None if extent.is_everything else frozenset(map(_as_digest, frozenset().union(*extent.taint.digests)))
-        for observer in state.observers:
+        for observer in state.observers.withdrawn:
             observer.withdrawn(digests)
     state.is_changing = False
     return answer
