@@ -9,9 +9,10 @@ from typing import Final
 import pytest
 
 from tests.browser.chromium import BROWSER, Tab, browser_tab
+from tests.browser.waiting import until
 from tests.server.engine_process.conftest import Shown
 from tests.server.inspector.conftest import ask
-from tests.server.inspector.test_in_browser import FAULTS, LEGEND, WIDTHS, until
+from tests.server.inspector.test_in_browser import FAULTS, LEGEND, WIDTHS
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 

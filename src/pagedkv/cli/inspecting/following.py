@@ -15,7 +15,7 @@ from pagedkv.planner.simulation.requests_under_way import ReplayedRequest, Reque
 from pagedkv.planner.simulation.running_rows import RunningRows
 from pagedkv.planner.simulation.step_work import StepWork
 from pagedkv.serving.engine.flights import Finished
-from pagedkv.serving.engine.recording import record_of
+from pagedkv.serving.engine.recording import Recorder
 from pagedkv.serving.server.inspector import InspectedReplay, MissedTokens, ReplayState
 
 __all__ = ["ReplayFollower", "ReplaySubject"]
@@ -90,6 +90,7 @@ class ReplayFollower:
         self._under_way = subject.under_way
         self._inspected = inspected
         self._pace = pace
+        self._recorder = Recorder(server.scheduler, server.space)
         self._steps: deque[_Step] = deque()
         self._unit_s = 1.0
 
@@ -140,8 +141,7 @@ class ReplayFollower:
         step, finished = self._steps.popleft(), Finished(len(progress.finished))
         if step.is_of_note or finished.num_requests:
             seconds = (0.0, step.seconds or 0.0, 0.0, 0.0)
-            server = self._server
-            self._inspected.stepped(record_of(step.batch, server.scheduler, server.space, finished, seconds))
+            self._inspected.stepped(self._recorder.record_of(step.batch, finished, seconds))
 
     def state(self, *, is_over: bool) -> ReplayState:
         """Return the replay's state; its counts are those of the report."""
