@@ -36,6 +36,30 @@ def test_several_steps_are_in_flight_and_done_in_order(device: torch.device, in_
         space.acknowledge(step_id)
 
 
+def test_what_an_aborted_step_refused_counts_no_more(device: torch.device) -> None:
+    """A step with an unknown token is aborted and planned anew: it begins where the step before it left off."""
+    config = SpaceConfig((FullAttention(4),), num_blocks=50, max_sequences=4, max_tokens=64)
+    space, executor = BlockSpace(config), body_of(config, device)
+    starts: list[int] = []
+
+    def launch() -> StepPlan:
+        plan = space.plan_step()
+        executor.launch(plan, lambda inputs: starts.extend(inputs.starts[0].tolist()))
+        return plan
+
+    row = space.allocate(range(6)).row  # type: ignore[union-attr]
+    launch()
+    space.append(row, [6, 7, 8], num_draft=2)
+    drafted = launch()
+    rows, refused = torch.tensor([[row], [2]], dtype=torch.int32, device=device)
+    executor.tables.record_refused(drafted.step_id, rows, refused)
+    space.append(row, None, [1])  # planned as position 9
+    aborted = launch()
+    executor.abort(space.abort(aborted.step_id))
+    launch()
+    assert starts == [0, 6, 7, 7]
+
+
 def test_stale_nan_in_a_recycled_block_never_reaches_an_output(device: torch.device) -> None:
     """The last slots of a row's block are masked by zero weights: zero times NaN would be NaN."""
     config = SpaceConfig((FullAttention(4),), num_blocks=5, max_sequences=4, max_tokens=16)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar, final
 
-from pagedkv.memory.contract.errors import QueueFullError
+from pagedkv.memory.contract.errors import EngineError, QueueFullError
 from pagedkv.serving.engine import Intent, RequestOutput, StepRecord
 from pagedkv.serving.engine.llm import plain_encoding
 from pagedkv.serving.server.access import Access
@@ -337,7 +337,8 @@ class Service:
         """Translate an error. For a full queue, the client may retry after about the time that requests wait."""
         error = as_api_error(problem, retry_after_s=min(LONGEST_RETRY_S, max(1, math.ceil(self._queue_s))))
         if error.status >= FIRST_SERVER_ERROR and error is not problem:
-            LOG.error("a request failed", exc_info=problem)
+            says_all = isinstance(problem, EngineError) and problem.__cause__ is None  # of another process
+            LOG.error("a request failed: %s", problem, exc_info=None if says_all else problem)
         return error
 
     def _intent(self, request: GenerationRequest) -> Intent:
