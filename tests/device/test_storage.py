@@ -1,5 +1,7 @@
 """Storage: what lies where in every layout, sizes that agree with the models, stale memory, sleep."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from pagedkv.memory.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
+from pagedkv.memory.device.reserved_memory import ReservedMemory
 from pagedkv.planner.models import read_model
 from pagedkv.planner.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
 
@@ -153,6 +156,26 @@ def test_sleep_gives_the_memory_back_and_views_live_on(device: torch.device) -> 
     assert bool((storage.keys(0, 0).view(torch.uint8)[-1] == 7).all())
     assert bool((storage.scales(0) == 0.5).all())
     storage.close()
+
+
+def test_the_null_block_is_zeros_after_sleep_whatever_the_memory_holds(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU maps zeros, a GPU what was there."""
+    storage = storage_of(KeyValueShape(2, 3, 8), device)
+    (pool,) = storage.pools.values()
+    kind: Any = type(pool._memory)
+    map_again = kind.map
+
+    def map_garbage(memory: ReservedMemory) -> None:
+        map_again(memory)
+        pool.device_bytes.fill_(255)
+
+    monkeypatch.setattr(kind, "map", map_garbage)
+    storage.sleep()
+    storage.wake()
+    assert not bool(storage.keys(0, 0).view(torch.uint8)[0].any())
+    assert bool(storage.keys(0, 0).view(torch.uint8)[1].all())
 
 
 def test_the_null_block_is_zeros(device: torch.device) -> None:
