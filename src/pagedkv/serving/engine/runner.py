@@ -114,7 +114,6 @@ class ModelRunner:
         self._captured = captured
         self._uncaptured = uncaptured
         self._compiled = compiled
-        self._flat_implementation = IMPLEMENTATION if compiled is None else COMPILED
         self._replays_steps = replays_steps
         self._model = model
         self._groups = groups
@@ -171,6 +170,10 @@ class ModelRunner:
             numbers = torch.zeros(3, num_tokens + 1, dtype=torch.int64, device=self._device)
         token_ids, positions, wanted = numbers[:, :num_tokens]
         self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
+
+    @property
+    def _flat_implementation(self) -> str:  # the compiled layers come after the self-test
+        return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compute(
         self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
