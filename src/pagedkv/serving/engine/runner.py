@@ -172,7 +172,7 @@ class ModelRunner:
         self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
 
     @property
-    def _flat_implementation(self) -> str:  # the compiled layers come after the self-test
+    def _flat_implementation(self) -> str:
         return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compute(
