@@ -63,7 +63,7 @@ def test_the_page_shows_the_numbers_of_the_report(
     schemes: dict[int, Scheme] = {400: "light", 800: "dark", 1400: "light"}
     tab.open(ended.url, width, scheme=schemes[width])
     assert until(tab, f"{STATUS} === 'The replay has ended' && {STATUS}")
-    figures = tab.evaluate(FIGURES)
+    figures = until(tab, f"{FIGURES}.requests && {FIGURES}")
     requests, hits, misses = report["requests"], report["hits"], report["misses"]
     assert figures["requests"] == figures["finished"] == str(requests["num_finished"]) == "40"
     assert figures["rejected"] == "0"
