@@ -19,6 +19,7 @@ from pagedkv import (
     RecurrentState,
     RequestKeys,
     SlidingWindow,
+    SpaceConfig,
     hash_request_tokens,
 )
 from pagedkv.memory.contract.errors import ConfigurationError
@@ -428,3 +429,16 @@ def test_states_kept_inside_intervals_are_explained_too() -> None:
     answer = explained(space, tokens(40))
     assert answer.num_hit_tokens == 20
     assert answer.cause in {MissCause.NEVER_STORED, MissCause.CHANGED_TOKENS}
+
+
+def test_content_that_new_weights_dropped_has_their_cause_when_the_old_ones_are_back() -> None:
+    """Its digest is that of the epoch that is back, so only the recorded cause says why it is gone."""
+    space = BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=20, explain=True, weights_epoch="a"))
+    prompt = list(range(13))
+    space.free(prefill(space, prompt))
+    space.reset_prefix_cache()
+    assert space.explain(prompt).cause is MissCause.RESET
+    space.free(prefill(space, prompt))
+    for epoch in ("b", "a"):
+        space.set_weights_epoch(epoch)
+    assert space.explain(prompt).cause is MissCause.OTHER_EPOCH
