@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -33,7 +32,7 @@ from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 
-__all__ = ["SOURCES", "TOLD", "against_lru", "as_told", "capacities_of", "main", "points_against_lru", "turning"]
+__all__ = ["TOLD", "against_lru", "as_told", "capacities_of", "main", "points_against_lru", "sources_of", "turning"]
 
 TRACES: Final = ROOT.parent / "shared" / "traces"
 SHOWN: Final = ("hazard",)
@@ -55,11 +54,6 @@ NUM_TURNING_REQUESTS: Final = 12_000
 LONG_OUTPUT: Final = 400
 SHORT_OUTPUT: Final = 20
 LONGEST_PROMPT: Final = 60  # blocks
-
-
-def recorded(name: str, traces: Path) -> BlockReferences:
-    """Read a trace of a folder."""
-    return read_trace(traces / f"{name}{SUFFIX}")
 
 
 def read_trace(file: Path) -> BlockReferences:
@@ -88,7 +82,7 @@ STAYING: Final = Habits(share_going_on=0.9, pause_s=40)
 LEAVING: Final = Habits(share_going_on=0.05, pause_s=400)
 
 
-def turning(_traces: Path, *, num_requests: int = NUM_TURNING_REQUESTS, seed: int = 0) -> BlockReferences:
+def turning(*, num_requests: int = NUM_TURNING_REQUESTS, seed: int = 0) -> BlockReferences:
     """Make conversations of which those with long answers go on, and from the middle on those with short ones."""
     random = np.random.default_rng(seed)
     collector = ReferenceCollector("turning")
@@ -113,10 +107,18 @@ def turning(_traces: Path, *, num_requests: int = NUM_TURNING_REQUESTS, seed: in
     return collector.references()
 
 
-SOURCES: Final[Mapping[str, Callable[[Path], BlockReferences]]] = MappingProxyType(
-    {name: partial(recorded, name) for name in RECORDED}
-    | {f"turning, seed {seed}": partial(turning, seed=seed) for seed in range(2)}
-)
+def sources_of(paths: Sequence[Path]) -> dict[str, Callable[[], BlockReferences]]:
+    """Return how to read each trace, by name: those of the files, or the recorded ones of one folder and the made ones.
+
+    Files that a folder lacks are named on the standard error, and left out.
+    """
+    if len(paths) > 1 or not paths[0].is_dir():
+        return {path.name: partial(read_trace, path) for path in paths}
+    files = {name: paths[0] / f"{name}{SUFFIX}" for name in RECORDED}
+    for missing in (file for file in files.values() if not file.exists()):
+        print(f"{missing} is not there, and left out", file=sys.stderr)
+    found = {name: partial(read_trace, file) for name, file in files.items() if file.exists()}
+    return {**found, **{f"turning, seed {seed}": partial(turning, seed=seed) for seed in range(2)}}
 
 
 def as_told(references: BlockReferences, told: str) -> BlockReferences:
@@ -146,30 +148,26 @@ def points_against_lru(references: BlockReferences, policy: str, capacity: int) 
     return 100 * (hits - pool_hits(references, capacity, LRU)) / references.num_block_refs
 
 
-def against_lru(  # noqa: PLR0913 - what is played, and how
-    traces: Path,
-    names: Sequence[str] = tuple(SOURCES),
+def against_lru(
+    sources: Mapping[str, Callable[[], BlockReferences]],
     *,
     policies: Sequence[str] = SHOWN,
     told: Sequence[str] = (EVERYTHING,),
     num_capacities: int = NUM_CAPACITIES,
-    sources: Mapping[str, Callable[[Path], BlockReferences]] | None = None,
     show: Callable[[str], object] = lambda _: None,
 ) -> str:
     """Play traces with policies at many capacities, and make the table.
 
     Args:
-        traces: folder of the recorded ones.
-        names: of the sources.
+        sources: how to read each trace, by name.
         policies: names of policies.
         told: what the policies are given, each one of :data:`TOLD`; the table names it unless it is everything.
         num_capacities: how many of each trace.
-        sources: traces by name; None: :data:`SOURCES`.
         show: called with a trace's name after each of its capacities, for each policy and each of ``told``.
     """
     rows: list[list[object]] = [["points against LRU", "", "capacities", "worst", "at", "mean", "best"]]
-    for name in names:
-        references = (SOURCES if sources is None else sources)[name](traces)
+    for name, read in sources.items():
+        references = read()
         capacities = capacities_of(references, num_capacities)
         for policy, what in product(policies, told):
             played, points = as_told(references, what), []
@@ -181,18 +179,6 @@ def against_lru(  # noqa: PLR0913 - what is played, and how
             how = policy if what == EVERYTHING else f"{policy}, told {what}"
             rows.append([name, how, len(points), f"{points[worst]:+.2f}", f"{capacities[worst]:,}", *shown])
     return table(*rows)
-
-
-def _sources_of(paths: Sequence[Path]) -> tuple[dict[str, Callable[[Path], BlockReferences]], list[Path]]:
-    """Return the traces of the given files, or of a folder with the generated ones, and the folder's missing files."""
-    if len(paths) > 1 or not paths[0].is_dir():
-        return {path.name: partial(_read_file, path) for path in paths}, []
-    missing = {name: file for name in RECORDED if not (file := paths[0] / f"{name}{SUFFIX}").exists()}
-    return {name: read for name, read in SOURCES.items() if name not in missing}, list(missing.values())
-
-
-def _read_file(file: Path, _traces: Path) -> BlockReferences:
-    return read_trace(file)
 
 
 def main() -> int:
@@ -211,20 +197,16 @@ def main() -> int:
     parser.add_argument("--told", nargs="+", default=[EVERYTHING], choices=TOLD, metavar="WHAT", help=f"of {TOLD}")
     parser.add_argument("--capacities", type=int, default=NUM_CAPACITIES, metavar="N", help="default: %(default)s")
     arguments = parser.parse_args()
-    sources, missing = _sources_of(arguments.traces)
-    for name in missing:
-        print(f"{name} is not there, and left out", file=sys.stderr)
-    names = [name for name in sources if arguments.only in name]
-    if not names:
-        parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(sources)}")
+    found = sources_of(arguments.traces)
+    sources = {name: read for name, read in found.items() if arguments.only in name}
+    if not sources:
+        parser.error(f"no trace is named {arguments.only!r}; there are {', '.join(found)}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         num_ways = len(arguments.policies) * len(arguments.told)
-        task = progress.add_task("", total=len(names) * num_ways * arguments.capacities)
+        task = progress.add_task("", total=len(sources) * num_ways * arguments.capacities)
         text = against_lru(
-            arguments.traces[0],
-            names,
-            sources=sources,
+            sources,
             policies=arguments.policies,
             told=arguments.told,
             num_capacities=arguments.capacities,

@@ -131,7 +131,7 @@ TABLES: Final[Mapping[str, Callable[[Path], str]]] = MappingProxyType(
         "agent benchmarks": of_curve("agent benchmarks", "agent_text_blk16.jsonl.gz"),
         "coding agents": of_curve("coding agents, interleaved", "agentic_coding_interleaved.jsonl.gz"),
         "coding sessions": of_command(gap_table, "agentic_coding_sessions.jsonl.gz", "curve"),
-        "against lru": eviction_capacities.against_lru,
+        "against lru": lambda traces: eviction_capacities.against_lru(eviction_capacities.sources_of([traces])),
         "replay": of_command(replay_table, "mooncake_conversation.jsonl.gz", "replay"),
         "waste": of_command(
             waste_table, "azure_llm_2023_conv.csv.gz", "replay", "--model", "llama-3.1-8b", "--gpu", "h100"

@@ -22,7 +22,7 @@ from typing import Final
 from benchmarks.reading.pairs import Plan
 from benchmarks.repository import commit_id, extracted
 
-__all__ = ["Line", "draw", "lines_of"]
+__all__ = ["Line", "all_lines", "draw", "lines_of"]
 
 NUM_DRAWN: Final = 20
 
@@ -38,12 +38,16 @@ class Line:
 
 def draw(package: Path, seed: str) -> list[Line]:
     """Draw lines from the package in a folder, in the order in which they were drawn."""
-    lines = [
+    return Random(seed).sample(all_lines(package), NUM_DRAWN)
+
+
+def all_lines(package: Path) -> list[Line]:
+    """List the lines of the package in a folder that may be drawn."""
+    return [
         line
         for file in sorted(package.rglob("*.py"))
         for line in lines_of(file.relative_to(package).as_posix(), file.read_text())
     ]
-    return Random(seed).sample(lines, NUM_DRAWN)
 
 
 def lines_of(file: str, source: str) -> Iterator[Line]:

@@ -15,11 +15,10 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Final
 
-from benchmarks.reading.drawn import Line, draw, lines_of
+from benchmarks.reading.drawn import Line, all_lines, draw
 from benchmarks.reading.pairs import Plan
 from benchmarks.repository import commit_id, extracted
 
@@ -104,21 +103,13 @@ def main() -> None:
     commit, plan = commit_id(arguments.commit), Plan.read()
     with extracted(commit) as tree:
         package = tree / "src" / "pagedkv"
-        lines = _all_lines(package)
+        lines = all_lines(package)
         drawn = draw(package, commit)
     asked = Random(commit).sample(lines, NUM_ASKED)
     print(f"lines of {commit} that a reader places who has memorised the names on")
     for what, chosen in ((f"{NUM_ASKED:,} lines", asked), ("the drawn ones", drawn)):
         for reader, share in shares(lines, chosen, plan.room_of).items():
             print(f"  {reader}, of {what}: {share:.2f}")
-
-
-def _all_lines(package: Path) -> list[Line]:
-    return [
-        line
-        for file in sorted(package.rglob("*.py"))
-        for line in lines_of(file.relative_to(package).as_posix(), file.read_text())
-    ]
 
 
 if __name__ == "__main__":

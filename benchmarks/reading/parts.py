@@ -6,6 +6,7 @@
 """
 
 import argparse
+import os
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -75,6 +76,8 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     arguments = parser.parse_args()
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        parser.error("compiled loops cannot be seen into: set NUMBA_DISABLE_JIT=1")
     shown = table_of({name: job() for name, job in JOBS.items()}, Parts())
     print(shown)
     if arguments.write:

@@ -1,7 +1,5 @@
 """The comparison with LRU at many capacities: what is played where, and what the table says."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,11 +9,9 @@ from pagedkv.planner.capacity.stack_distances import lru_hits_by_capacity
 
 pytestmark = pytest.mark.plain_only
 
-NOWHERE = Path()
-
 
 def test_capacities_reach_from_where_lru_has_little_to_beyond_where_it_has_nearly_all() -> None:
-    references = turning(NOWHERE, num_requests=400)
+    references = turning(num_requests=400)
     lru = lru_hits_by_capacity(references)
     capacities = capacities_of(references, 12)
     assert capacities == sorted(set(capacities))
@@ -24,7 +20,7 @@ def test_capacities_reach_from_where_lru_has_little_to_beyond_where_it_has_nearl
 
 
 def test_who_goes_on_turns_in_the_middle() -> None:
-    references = turning(NOWHERE, num_requests=2000)
+    references = turning(num_requests=2000)
     went_on = np.zeros(len(references.last_blocks), bool)
     seen = {int(last): request for request, last in enumerate(references.last_blocks)}
     for request, (last, num_blocks) in enumerate(
@@ -43,7 +39,7 @@ def test_who_goes_on_turns_in_the_middle() -> None:
 
 
 def test_lru_has_as_many_points_as_lru() -> None:
-    assert points_against_lru(turning(NOWHERE, num_requests=60), "lru", 20) == 0
+    assert points_against_lru(turning(num_requests=60), "lru", 20) == 0
 
 
 def test_the_table_tells_the_worst_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,20 +49,20 @@ def test_the_table_tells_the_worst_and_where(monkeypatch: pytest.MonkeyPatch) ->
         eviction_capacities, "points_against_lru", lambda _references, _policy, capacity: points[capacity]
     )
     monkeypatch.setattr(eviction_capacities, "as_told", lambda references, _told: references)
-    monkeypatch.setattr(eviction_capacities, "SOURCES", {"made": lambda _: None})
+    made = {"made": lambda: turning(num_requests=1)}
     done: list[str] = []
-    assert against_lru(NOWHERE, ["made"], policies=["fifo"], show=done.append).splitlines() == [
+    assert against_lru(made, policies=["fifo"], show=done.append).splitlines() == [
         "| points against LRU | | capacities | worst | at | mean | best |",
         "|---|---:|---:|---:|---:|---:|---:|",
         "| made | fifo | 3 | -0.25 | 20 | +0.50 | +1.00 |",
     ]
     assert done == ["made"] * 3
-    told = against_lru(NOWHERE, ["made"], policies=["fifo"], told=["nothing", "time and outputs"]).splitlines()[2:]
+    told = against_lru(made, policies=["fifo"], told=["nothing", "time and outputs"]).splitlines()[2:]
     assert [line.split(" | ")[1] for line in told] == ["fifo, told nothing", "fifo"]
 
 
 def test_a_policy_is_told_the_time_and_outputs_as_is_said_and_serves_the_same_prompts() -> None:
-    references = turning(NOWHERE, num_requests=60)
+    references = turning(num_requests=60)
     for told in TOLD:
         played = as_told(references, told)
         assert played.last_blocks is references.last_blocks

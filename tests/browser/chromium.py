@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["BROWSER", "Tab", "browser_tab"]
+__all__ = ["BROWSER", "Tab", "browser_tab", "installed_browser"]
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER: Final = next(filter(None, map(shutil.which, NAMES)), None)
@@ -141,6 +141,15 @@ class Tab:
             self.complaints.append(parameters["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
+
+
+@contextmanager
+def installed_browser() -> Iterator[Tab]:
+    """Open a tab of this machine's browser. At the end it shows no page, so that no server waits for its stream."""
+    assert BROWSER is not None
+    with browser_tab(BROWSER) as opened:
+        yield opened
+        opened.call("Page.navigate", url="about:blank")
 
 
 @contextmanager

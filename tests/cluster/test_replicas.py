@@ -23,8 +23,8 @@ from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
 from pagedkv.serving.server.built_engine import tokenizer_of
 from tests.browser.chromium import BROWSER, browser_tab
+from tests.browser.inspector_page import LEGEND
 from tests.browser.waiting import until
-from tests.server.inspector.test_in_browser import LEGEND
 from tests.server.serving import PATIENCE_S, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]

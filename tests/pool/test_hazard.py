@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -328,7 +327,7 @@ def test_what_lru_would_have_is_known_without_playing_it() -> None:
 @pytest.mark.parametrize("num_outputs", [0, 20])
 def test_whoever_learns_what_is_wrong_loses_half_a_point_to_lru_at_most(num_outputs: int) -> None:
     """Conversations that went on by the length of their answers end by it from the middle on."""
-    references = turning(Path(), num_requests=400, seed=4)
+    references = turning(num_requests=400, seed=4)
     lengths = references.output_lengths if num_outputs else np.full_like(references.output_lengths, -1)
     references = replace(references, output_lengths=lengths)
     for capacity in (60, 120):

@@ -12,7 +12,8 @@ import pytest
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.plan_documents import Plan
 from pagedkv.planner.report.plan_page import render_plan
-from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
+from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.layout import FAULTS
 from tests.report.rendering import render
 from tests.report.sample_plans import sample_plan, small_plan, unknown_plan
 from tests.report.sample_runs import empty_run, sample_run
@@ -23,7 +24,6 @@ pytestmark = [
 ]
 
 WIDTHS: Final = (400, 800, 1400)
-FAULTS: Final = Path(__file__).parents[1].joinpath("browser", "layout.js").read_text()
 PLOT: Final = "document.querySelectorAll('figure')[{}].querySelector('.scroll')"
 TIP: Final = "Array.from(document.querySelectorAll('.tip:not([hidden]) > *'), line => line.textContent)"
 
@@ -61,8 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    assert BROWSER is not None
-    with browser_tab(BROWSER) as opened:
+    with installed_browser() as opened:
         yield opened
 
 

@@ -5,12 +5,13 @@ Skipped where there is no Chromium: `apt-get install chromium` brings one.
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
+from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.inspector_page import LEGEND, WIDTHS
+from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
@@ -20,15 +21,10 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium"),
 ]
 
-FAULTS: Final = Path(__file__).parents[2].joinpath("browser", "layout.js").read_text()
 OPTIONS: Final = ("--limit", 40, "--num-blocks", 500, "--max-sequences", 12)
 FIGURES: Final = (
     "Object.fromEntries(Array.from(document.querySelectorAll('#figures > div'), "
     "each => [each.dataset.figure, each.querySelector('dd').textContent]))"
-)
-LEGEND: Final = (
-    "Object.fromEntries(Array.from(document.querySelectorAll('#legend li'), "
-    "each => [each.dataset.state, Number(each.dataset.number)]))"
 )
 FEW_ROWS: Final = "document.querySelectorAll('#requests tbody tr:nth-child(n+3)').forEach(row => row.remove())"
 """Takes away what can only be seen by scrolling the table, which the search for faults takes for visible."""
@@ -37,10 +33,8 @@ STATUS: Final = "document.getElementById('status').textContent"
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    assert BROWSER is not None
-    with browser_tab(BROWSER) as opened:
+    with installed_browser() as opened:
         yield opened
-        opened.call("Page.navigate", url="about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def report() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_shows_the_numbers_of_the_report(
     tab: Tab, ended: ShownReplay, report: dict[str, Any], width: int
 ) -> None:

@@ -8,11 +8,12 @@ from typing import Final
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Tab, browser_tab
+from tests.browser.chromium import BROWSER, Tab, installed_browser
+from tests.browser.inspector_page import LEGEND, WIDTHS
+from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
 from tests.server.engine_process.conftest import Shown
 from tests.server.inspector.conftest import ask
-from tests.server.inspector.test_in_browser import FAULTS, LEGEND, WIDTHS
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
@@ -21,10 +22,8 @@ QUESTION: Final = "a question of a page, in some blocks, of an engine that is"
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    assert BROWSER is not None
-    with browser_tab(BROWSER) as opened:
+    with installed_browser() as opened:
         yield opened
-        opened.call("Page.navigate", url="about:blank")  # so that the server need not wait for its stream to end
 
 
 @pytest.mark.parametrize("place", ["in a process of its own", "in the server's process"])

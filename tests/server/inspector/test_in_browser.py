@@ -4,12 +4,12 @@ Skipped where there is no Chromium: `apt-get install chromium` brings one.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Scheme, Tab, browser_tab
+from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.inspector_page import LEGEND, WIDTHS
+from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
 from tests.server.conftest import Running
 from tests.server.inspector.conftest import STORED, Tiered, ask, forget_device
@@ -17,20 +17,11 @@ from tests.server.serving import local_engine
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 
-WIDTHS: Final = (400, 800, 1400)
-FAULTS: Final = Path(__file__).parents[2].joinpath("browser", "layout.js").read_text()
-LEGEND: Final = (
-    "Object.fromEntries(Array.from(document.querySelectorAll('#legend li'), "
-    "each => [each.dataset.state, Number(each.dataset.number)]))"
-)
-
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
-    assert BROWSER is not None
-    with browser_tab(BROWSER) as opened:
+    with installed_browser() as opened:
         yield opened
-        opened.call("Page.navigate", url="about:blank")  # so that the server need not wait for its stream to end
 
 
 def shows_engine(server: Running, legend: dict[str, int]) -> bool:

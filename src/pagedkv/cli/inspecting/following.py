@@ -81,7 +81,7 @@ class ReplayFollower:
     Args:
         server: runs the replay.
         subject: has its requests.
-        inspected: is told of requests and steps.
+        inspected: takes notes of requests and steps.
         pace: lets virtual time pass.
     """
 

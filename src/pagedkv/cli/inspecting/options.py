@@ -62,23 +62,12 @@ class InspectOptions:
             return
         if not 0 <= self.inspect_port <= LARGEST_PORT:
             raise ConfigurationError(f"--inspect-port must be 0 to {LARGEST_PORT}, got {self.inspect_port}")
-        self.speed  # noqa: B018 - raises
+        _speed_of(self.inspect_speed)
 
     @property
     def speed(self) -> float | None:
-        """Seconds of the trace for each second of this machine; None: as many as it can. Raises ConfigurationError."""
-        if self.inspect_speed == AS_FAST_AS_IT_CAN:
-            return None
-        try:
-            speed = float(self.inspect_speed)
-        except ValueError:
-            speed = math.nan
-        if not SLOWEST <= speed <= FASTEST:
-            raise ConfigurationError(
-                f"--inspect-speed must be {SLOWEST} to {FASTEST:,.0f} seconds of the trace in a second, or "
-                f"{AS_FAST_AS_IT_CAN}, got {self.inspect_speed}"
-            )
-        return speed
+        """Seconds of the trace for each second of this machine; None: as many as it can."""
+        return _speed_of(self.inspect_speed)
 
     def require_free(self) -> None:
         """Refuse an address at which the page cannot be served now. Raises ConfigurationError."""
@@ -91,3 +80,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _speed_of(typed: str) -> float | None:
+    """Read a speed. Raises ConfigurationError."""
+    if typed == AS_FAST_AS_IT_CAN:
+        return None
+    try:
+        speed = float(typed)
+    except ValueError:
+        speed = math.nan
+    if not SLOWEST <= speed <= FASTEST:
+        raise ConfigurationError(
+            f"--inspect-speed must be {SLOWEST} to {FASTEST:,.0f} seconds of the trace in a second, or "
+            f"{AS_FAST_AS_IT_CAN}, got {typed}"
+        )
+    return speed

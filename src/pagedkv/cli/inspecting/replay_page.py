@@ -75,7 +75,6 @@ class ReplayPage:
         pace, subject = self._pace, ReplaySubject(server)
         inspected = InspectedReplay(
             subject,
-            server.space,
             self._between_steps,
             virtual_clock=lambda: pace.now_s,
             state=lambda: follower.state(is_over=self._is_over),

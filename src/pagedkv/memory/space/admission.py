@@ -192,7 +192,7 @@ def allocate(
 
 
 def make_fit(state: SpaceState, admission: Admission, hit: PrefixHit) -> Shortage | None:
-    """Return the shortage that refuses a prompt; None if it fits, which features then know before it is allocated.
+    """Return the shortage that refuses a prompt; None if it fits, and then every feature has prepared for it.
 
     Raises:
         TooManySequencesError: there are not enough vacant rows.

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.server.engine_process.frames import LoopFrames
@@ -14,7 +14,7 @@ from pagedkv.serving.server.inspector.inspected import LAST_EVENT
 
 __all__ = ["ProcessInspected", "inspector_link"]
 
-ENDED = "the engine's process has not been started, or has ended"
+ENDED: Final = "the engine's process has not been started, or has ended"
 
 
 @final

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar, final
 import msgspec
 
 from pagedkv.memory.contract.errors import BlockError, ConfigurationError, EngineError
-from pagedkv.memory.space import BlockSpace, SpaceInspection
+from pagedkv.memory.space import SpaceInspection
 from pagedkv.serving.engine import StepRecord
 from pagedkv.serving.server.engines import LocalEngine
 from pagedkv.serving.server.errors import ApiError
@@ -186,7 +186,6 @@ class InspectedReplay(_LocallyInspected):
 
     Args:
         subject: the replay.
-        space: its block space.
         between_steps: runs work between its steps.
         virtual_clock: returns the seconds of the trace that have passed; they never decrease.
         state: returns the replay's state, between steps.
@@ -197,7 +196,6 @@ class InspectedReplay(_LocallyInspected):
     def __init__(  # noqa: PLR0913 - parts of a replay, by keywords
         self,
         subject: Subject,
-        space: BlockSpace,
         between_steps: BetweenSteps,
         *,
         virtual_clock: Callable[[], float],
@@ -206,7 +204,7 @@ class InspectedReplay(_LocallyInspected):
         shows_tokens: bool = False,
     ) -> None:
         inspection = SpaceInspection()
-        space.observe(inspection)
+        subject.space.observe(inspection)
         history = History(subject, inspection, virtual_clock, unit_s=unit_s)
         watch = Watch(
             subject, between_steps, history=history, inspection=inspection, clock=time.perf_counter, replay=state

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from pagedkv.memory.contract.miss_causes import Explanation
 from pagedkv.memory.scheduling import Request
+from pagedkv.memory.space import BlockSpace
 from pagedkv.memory.tiering import LoadUnderWay, TierNote, TierStatistics
 
 __all__ = ["BetweenSteps", "InspectedRequest", "MissedTokens", "ReplayState", "Subject"]
@@ -61,15 +62,6 @@ class InspectedRequest(Protocol):
         ...
 
 
-class SubjectSpace(Protocol):
-    """The subject's block space."""
-
-    @property
-    def now_s(self) -> float:
-        """Seconds of the space's clock."""
-        ...
-
-
 class Subject(Protocol):
     """An engine, or a replay."""
 
@@ -79,7 +71,7 @@ class Subject(Protocol):
         ...
 
     @property
-    def space(self) -> SubjectSpace:
+    def space(self) -> BlockSpace:
         """The block space."""
         ...
 
