@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv.memory.tiers.actions import Delete, Fault, StoreEventKind, StoreOutcome, Write
+from pagedkv.memory.tiers.actions import Delete, Fault, LoadEnd, StoreEventKind, StoreOutcome, Write
 from pagedkv.memory.tiers.core import StoreCore
 from tests.tiers.test_core import carry_out, core, keys, loaded, name, outcomes, stored
 
@@ -192,6 +192,20 @@ def test_a_scan_that_is_open_when_the_store_is_reset_lists_nothing_and_the_next_
     store.completed(delete.action, 0.0)
     assert store.statistics().nbytes == 100
     assert scan(store, 3, 4) == 1, "what comes later is listed"
+
+
+def test_a_reset_ends_the_load_of_an_entry_that_a_scan_has_lost_meanwhile() -> None:
+    """The listing may have left it out, and the read in flight brings content from before the reset."""
+    store = core()
+    stored(store, 1)
+    store.load(keys(1), 0.0, 1.0)
+    (read,) = store.take_actions()
+    scan(store)
+    store.reset(0.0)
+    store.completed(read.action, 0.0, 100)
+    store.check()
+    answer = loaded(store)
+    assert (answer.num_entries, answer.cause) == (0, LoadEnd.WITHDRAWN)
 
 
 def test_a_scan_that_fails_changes_nothing() -> None:

@@ -189,6 +189,7 @@ class StoreCore:
     def reset(self, now_s: float) -> int:
         """Remove all entries, as after new weights. Returns how many."""
         self.tick(now_s)
+        self._reads.withdraw_all()
         removed = self._forget(self._entries.keys().union(self._offers.queued_keys, self._writes.keys))
         self._entries.forget_scans()
         self._entries.events.note(StoreEventKind.CLEARED)

@@ -160,6 +160,12 @@ class Reads:
                 ticket.cut(place, LoadEnd.WITHDRAWN)
                 self._settle(number)
 
+    def withdraw_all(self) -> None:
+        """End all loads without an entry, also of entries that have left the index meanwhile. O(loads)."""
+        for number, ticket in list(self._tickets.items()):
+            ticket.cut(0, LoadEnd.WITHDRAWN)
+            self._settle(number)
+
     def drop_queue(self) -> None:
         """Drop the reads that have not begun, since the body is out of service. Reads in flight go on."""
         while self._queue:
