@@ -21,7 +21,7 @@ from pagedkv.serving.engine.ranks import RankGroup
 from pagedkv.serving.engine.ranks.rank_group import SentCopy
 from pagedkv.serving.engine.ranks.ranked_blocks import OtherRankBlocks
 from pagedkv.tiers import FolderTier
-from tests.engine.families import make_model
+from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, poison
 from tests.ranks.rank_process import SIZES
 
@@ -73,7 +73,7 @@ def take_over_and_answer(llm: LLM, hand_offs: Sequence[tuple[int, Mapping[str, A
 
 def _serve(group: RankGroup, family: str, wishes: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(wishes["folder"])
-    llm = LLM(model_of(family), config(folder / family), ranks=group)
+    llm = LLM(moved(model_of(family), str(group.device)), config(folder / family), ranks=group)
     poison(llm)
     if not group.is_first:
         return {"steps": llm.follow()}
@@ -94,7 +94,7 @@ def _die_instead(_: OtherRankBlocks, __: SentCopy) -> None:
 
 def _run(rank: int, size: int, address: str, wishes: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
-    group = RankGroup(rank, size, address)
+    group = RankGroup(rank, size, address, device=wishes.get("device", "cpu"))
     if wishes.get("dies") and rank == size - 1:
         OtherRankBlocks.copy = _die_instead  # type: ignore[assignment,method-assign]
     written: dict[str, Any] = {}

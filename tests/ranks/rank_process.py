@@ -1,14 +1,16 @@
-"""One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS MODE FAMILY...``.
+"""One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS DEVICE MODE FAMILY...``.
 
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
-mode ``die`` the last rank ends in the middle.
+modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some steps: between two, or within one.
 """
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -16,12 +18,14 @@ import torch
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.ranks import RankGroup
-from tests.engine.families import make_model
+from pagedkv.serving.engine.ranks.rank_group import LAYER
+from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS
 
 __all__ = ["RANKED", "SIZES", "WISHES", "answers"]
 
 STEPS_BEFORE_DEATH: Final = 4
+PATIENCE: Final = timedelta(seconds=20)
 SIZES: Final = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -47,36 +51,38 @@ def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
 
 
 def _serve(group: RankGroup, family: str) -> dict[str, Any]:
-    llm = LLM(make_model(family, **SIZES), RANKED, ranks=group)
+    llm = LLM(moved(make_model(family, **SIZES), str(group.device)), RANKED, ranks=group)
     written: dict[str, Any] = {"nbytes": llm.core.executor.storage.device_nbytes}
     if group.is_first:
         written["tokens"] = answers(llm)
+        written["again"] = answers(llm)
         group.end()
     else:
         written["steps"] = llm.follow()
+    written["graphs"] = llm.core.capture_state._asdict()
     groups = range(len(llm.core.space.config.groups))
     return {**written, "tables": [llm.core.executor.tables.table(each).tolist() for each in groups]}
 
 
-def _dying(receive: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a method that ends the process after some steps."""
+def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
+    """Return a method that ends or stops the process after some steps."""
     left = STEPS_BEFORE_DEATH
 
-    def die() -> Any:  # noqa: ANN401 - as it
+    def lose() -> Any:  # noqa: ANN401 - as it
         nonlocal left
         left -= 1
+        received = receive() if left >= 0 or mode != "die" else None
         if left < 0:
-            os._exit(9)
-        return receive()
+            os.kill(os.getpid(), signal.SIGSTOP if mode == "hang" else signal.SIGKILL)
+        return received
 
-    return die
+    return lose
 
 
-def _run(rank: int, size: int, address: str, mode: str, families: Sequence[str]) -> None:
+def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    group = RankGroup(rank, size, address)
-    if mode == "die" and rank == size - 1:
-        group.receive = _dying(group.receive)  # type: ignore[method-assign]
+    if mode != "serve" and group.rank == group.size - 1:
+        group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
     written: dict[str, Any] = {}
     try:
         for family in families:
@@ -89,4 +95,6 @@ def _run(rank: int, size: int, address: str, mode: str, families: Sequence[str])
 
 
 if __name__ == "__main__":
-    _run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+    own_rank, num_ranks, where, on, what, *named = sys.argv[1:]
+    patience = PATIENCE if what == "hang" else LAYER
+    _run(RankGroup(int(own_rank), int(num_ranks), where, device=on, layer_timeout=patience), what, named)

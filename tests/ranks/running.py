@@ -19,12 +19,13 @@ def free_address() -> str:
         return f"127.0.0.1:{any_port.getsockname()[1]}"
 
 
-def run_ranks(module: str, size: int, *arguments: object) -> list[dict[str, Any]]:
+def run_ranks(module: str, size: int, *arguments: object, is_first_enough: bool = False) -> list[dict[str, Any]]:
     """Run all ranks; return the JSON of the last line that each of them wrote, {} of one that died.
 
     Args:
         module: gets RANK SIZE ADDRESS and the arguments; size: number of ranks.
         arguments: texts, or values that are given as JSON.
+        is_first_enough: whether the other ranks are ended after rank 0.
     """
     words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
     address = free_address()
@@ -37,8 +38,12 @@ def run_ranks(module: str, size: int, *arguments: object) -> list[dict[str, Any]
         for rank in range(size)
     ]
     try:
-        outputs = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes]
+        first = processes[0].communicate(timeout=PATIENCE_S)[0].decode().splitlines()
+        if is_first_enough:
+            for process in processes[1:]:
+                process.kill()
+        others = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes[1:]]
     finally:
         for process in processes:
             process.kill()
-    return [json.loads(lines[-1]) if lines else {} for lines in outputs]
+    return [json.loads(lines[-1]) if lines else {} for lines in (first, *others)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
@@ -11,22 +12,24 @@ from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.ranks import RankGroup, shard
 from tests.engine.families import make_model
 from tests.ranks.rank_process import RANKED, SIZES, answers
-from tests.ranks.running import run_ranks
+from tests.ranks.running import free_address, run_ranks
 
+LATENTS: Final = ("deepseek_v3",)
+"""Families whose blocks are equal on all ranks."""
 PROCESS: Final = "tests.ranks.rank_process"
 
 
 def run(size: int, families: Sequence[str], mode: str = "serve") -> list[dict[str, Any]]:
     """Run all ranks; return what each of them wrote, {} of one that died."""
-    return run_ranks(PROCESS, size, mode, *families)
+    return run_ranks(PROCESS, size, "cpu", mode, *families)
 
 
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, ("llama", "gemma2")),
+        (2, ("llama", "gemma2", "deepseek_v3")),
         (4, ("llama",)),
-        pytest.param(2, ("qwen3", "mistral", "llama"), marks=pytest.mark.long),
+        pytest.param(2, ("qwen3", "mistral", "llama", "mixtral"), marks=pytest.mark.long),
         pytest.param(4, ("gemma2", "qwen3", "mistral"), marks=pytest.mark.long),
     ],
 )
@@ -38,12 +41,14 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
         assert mine[0]["tokens"] == [[list(one) for one in each] for each in answers(llm)], family
         assert [each["tables"] for each in mine[1:]] == [mine[0]["tables"]] * (size - 1), family
         assert all(each["steps"] > 10 for each in mine[1:])
+        num_parts = 1 if family in LATENTS else 2
         whole = llm.core.executor.storage.device_nbytes
-        assert {each["nbytes"] for each in mine} == {whole // 2}, "each rank stores one of two KV heads"
+        assert {each["nbytes"] for each in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
 
 
-def test_a_rank_that_dies_ends_all_with_a_clear_error() -> None:
-    ranks = run(2, ["llama"], "die")
+@pytest.mark.parametrize("mode", ["die", "die-within"])
+def test_a_rank_that_dies_ends_all_with_a_clear_error(mode: str) -> None:
+    ranks = run(2, ["llama"], mode)
     assert ranks[1] == {}
     assert "RankLostError" in ranks[0]["error"]
     assert "another rank has ended or does not answer" in ranks[0]["error"]
@@ -79,3 +84,16 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         RankGroup.from_environment()
     with pytest.raises(ConfigurationError, match="only ranks other than the first follow"):
         LLM(make_model("llama"), EngineConfig(num_blocks=20, self_test=False)).follow()
+    with pytest.raises(ConfigurationError, match=r"rank 1 has device 'cuda:7', and there are \d GPUs"):
+        RankGroup(1, 2, "127.0.0.1:1", device="cuda:7")
+
+
+def test_a_model_on_another_device_is_refused() -> None:
+    group = RankGroup(0, 1, free_address())
+    try:
+        group.device = torch.device("cuda", 0)
+        with pytest.raises(ConfigurationError, match="has its model on cpu, and its device is cuda:0: move it there"):
+            LLM(make_model("llama", **SIZES), RANKED, ranks=group)
+    finally:
+        group.device = torch.device("cpu")
+        group.close()

@@ -88,6 +88,8 @@ class CapturedPasses:
         max_tokens: tokens of the largest graph, :data:`MOST_TOKENS` at most.
         num_vocabulary: logits of a token.
         min_tokens: tokens of the smallest graph.
+        agree: whether all ranks of the model found what this one did, so that all replay or none does; None: there is
+            one rank.
         record: records calls; None: as CUDA graphs.
     """
 
@@ -100,12 +102,14 @@ class CapturedPasses:
         max_tokens: int,
         num_vocabulary: int,
         min_tokens: int = 1,
+        agree: Callable[[bool], bool] | None = None,
         record: Recorder | None = None,
     ) -> None:
         self._model = model
         self._metadata_of = metadata_of
         self._device = device
         self._sizes = _sizes(min_tokens, max_tokens)
+        self._agree = _of_one if agree is None else agree
         self._given_recorder = record
         most = self._sizes[-1]
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -218,12 +222,15 @@ class CapturedPasses:
         self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
 
     def _capture(self, run: Pass, size: int) -> None:
+        recording, reason = None, "on another rank"
         try:
             recording = self._record(lambda: self._run(run, size))
         except Exception as problem:  # noqa: BLE001 - a model may do anything that cannot be captured
-            self._refuse(f"a step of {size} tokens cannot be captured: {problem}".splitlines()[0])
-            return
-        self._graphs[size] = _Graph(recording)
+            reason = str(problem)
+        if self._agree(recording is not None) and recording is not None:
+            self._graphs[size] = _Graph(recording)
+        else:
+            self._refuse(f"a step of {size} tokens cannot be captured: {reason}".splitlines()[0])
 
     def _prove(self, graph: _Graph, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
         """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit."""
@@ -233,8 +240,11 @@ class CapturedPasses:
             return answer  # without logits there is nothing to compare
         self._logits.fill_(torch.nan)
         graph.recording.replay()
-        graph.is_proven = torch.equal(self._logits[:num_wanted], answer)
-        if not graph.is_proven:
+        is_equal = torch.equal(self._logits[:num_wanted], answer)
+        graph.is_proven = self._agree(is_equal)
+        if is_equal and not graph.is_proven:
+            self._refuse(f"the graph of {size} tokens answers otherwise than its calls on another rank")
+        elif not is_equal:
             difference = (self._logits[:num_wanted] - answer).abs().max().item()
             self._refuse(f"the graph of {size} tokens answers otherwise than its calls, by {difference:.2g}")
         return answer
@@ -264,6 +274,10 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_want
 def most_captured(max_tokens: int) -> int:
     """Return the tokens of the largest graph where steps have up to ``max_tokens``."""
     return min(max_tokens, MOST_TOKENS)
+
+
+def _of_one(finding: bool) -> bool:  # noqa: FBT001 - what the only rank found
+    return finding
 
 
 def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:

@@ -134,6 +134,7 @@ class EngineParts:
                 max_tokens=config.max_batched_tokens,
                 num_vocabulary=self.num_vocabulary,
                 min_tokens=LEAST_TOKENS if config.compile_model else 1,
+                agree=None if self._ranks is None else self._ranks.agree,
             )
 
     def _new_drafter(self, draft: DraftModel) -> Drafter:

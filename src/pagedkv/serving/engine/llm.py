@@ -103,7 +103,7 @@ class LLM:
             compile_loops(config)
         whole = None
         if ranks is not None:
-            config = _for_ranks(config)
+            _require_for_ranks(config, model, ranks)
             if config.tiers and ranks.is_first:
                 whole = WholeModel(find_groups(model, config), weights_digest(model))
             shard(model, ranks.rank, ranks.size, ranks.add_up)
@@ -356,8 +356,8 @@ def _intent_of_each(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent
     return intents
 
 
-def _for_ranks(config: EngineConfig) -> EngineConfig:
-    """Return the configuration of an engine on several ranks. Raises ConfigurationError for features it lacks."""
+def _require_for_ranks(config: EngineConfig, model: compat.Model, ranks: RankGroup) -> None:
+    """Raise ConfigurationError for features that an engine on several ranks lacks, or a model on another device."""
     features = {
         "overlap": config.overlap,
         "compile_model": config.compile_model,
@@ -366,7 +366,11 @@ def _for_ranks(config: EngineConfig) -> EngineConfig:
     refused = [name for name, is_requested in features.items() if is_requested]
     if refused:
         raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
-    return replace(config, capture_steps=False)
+    if model.device != ranks.device:
+        raise ConfigurationError(
+            f"rank {ranks.rank} has its model on {model.device}, and its device is {ranks.device}: move it there "
+            "(`model.to(ranks.device)`), or make the RankGroup with the model's device"
+        )
 
 
 def compile_loops(config: EngineConfig) -> None:

@@ -143,6 +143,8 @@ class StepLoop:
             return Finished()
         batch, rows, places = flight.batch, flight.rows, flight.places
         taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
+        if self._ranks is not None:
+            self._ranks.require_all()
         if places is not None:
             taken = taken.among(places, len(rows))
         self._last_done = max(self._parts.executor.done(), default=self._last_done)

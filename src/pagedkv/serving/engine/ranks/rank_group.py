@@ -1,12 +1,15 @@
 """RankGroup: the processes that one model is split over, and the messages that rank 0 sends to the others.
 
-There are two groups of torch.distributed. One sums the results of layers, by NCCL on a GPU and by gloo elsewhere. The
+There are two groups of torch.distributed. One sums the results of layers, by NCCL on GPUs and by gloo elsewhere. The
 other sends steps, by gloo, and has a timeout of a year, since rank 0 may have nothing to compute for long. A process
-that dies closes its sockets, so that the next call of every other rank fails.
+that dies closes its sockets, so that the next call of every other rank fails. Where a rank waits for its GPU, which
+waits for a lost rank, its :class:`PeerWatch` ends NCCL's kernels, and :meth:`RankGroup.require_all` raises the error
+before their results are used.
 """
 
 import os
 import pickle
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +27,7 @@ from pagedkv.memory.contract.errors import ConfigurationError, RankLostError
 from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.tiering import Rows
 from pagedkv.serving.engine.flat_batch import FlatBatch
+from pagedkv.serving.engine.ranks.peer_watch import PeerWatch, connect_to_first, connect_to_others
 
 __all__ = ["RankGroup", "SentCopy", "SentStep"]
 
@@ -73,14 +77,17 @@ class RankGroup:
     Args:
         rank: number of this process, from 0; size: number of processes.
         address: HOST:PORT where rank 0 listens, and to which the other ranks connect.
-        device: device of the model; results of layers are summed by NCCL on "cuda", and by gloo elsewhere.
-        layer_timeout: a rank that does not take part in a layer's sum within this time is lost.
+        device: where this rank's model is: "cpu", a GPU as "cuda:1", or "cuda": one GPU of this host for each rank, in
+            their order. It becomes the process's current GPU.
+        layer_timeout: a rank that does not take part in a layer's sum within this time, or whose process does not
+            answer for it, is lost.
 
     Attributes:
+        device: this rank's device.
         lifetime: changes when the loops of the other ranks end, or a rank is lost.
 
     Raises:
-        ConfigurationError: ``rank`` is not below ``size``, or the ranks do not connect.
+        ConfigurationError: ``rank`` is not below ``size``, there is no such GPU, or the ranks do not connect.
     """
 
     def __init__(
@@ -90,13 +97,22 @@ class RankGroup:
         self.rank = as_count(rank, "rank", most=size - 1)
         self.size = size
         self.lifetime = 0
-        backend = "nccl" if device == "cuda" else "gloo"
+        self.device = _device_of(device, rank)
+        is_gpu = self.device.type == "cuda"
         try:
             distributed.init_process_group(
-                backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=layer_timeout
+                "nccl" if is_gpu else "gloo",
+                init_method=f"tcp://{address}",
+                rank=rank,
+                world_size=size,
+                timeout=layer_timeout,
+                device_id=self.device if is_gpu else None,
             )
+            self._layers = distributed.group.WORLD
             self._steps = distributed.new_group(backend="gloo", timeout=IDLE)
-        except (RuntimeError, ValueError) as problem:
+            seconds = layer_timeout.total_seconds()
+            self._watch = PeerWatch(self._connected(address, seconds), seconds, self._end_layers)
+        except (RuntimeError, ValueError, OSError) as problem:
             raise ConfigurationError(
                 f"rank {rank} of {size} cannot connect to the other ranks at {address}: {problem}"
             ) from None
@@ -104,6 +120,8 @@ class RankGroup:
     @classmethod
     def from_environment(cls, *, device: str = "cpu") -> Self:
         """Make the group from the variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+        On "cuda" a rank has the GPU with the number LOCAL_RANK, or without this variable, that of its rank.
 
         Raises ConfigurationError: a variable is missing, and for the reasons of the class.
         """
@@ -114,12 +132,26 @@ class RankGroup:
                 f"environment variables are not set: {', '.join(missing)}. Start the ranks by torchrun"
             )
         rank, size, host, port = (os.environ[name] for name in names)
+        if device == "cuda" and "LOCAL_RANK" in os.environ:
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
         return cls(int(rank), int(size), f"{host}:{port}", device=device)
 
     @property
     def is_first(self) -> bool:
         """Whether this rank plans and samples."""
         return self.rank == 0
+
+    def require_all(self) -> None:
+        """Raise RankLostError if a rank is lost: what this rank's GPU has computed since may be wrong."""
+        with self._as_lost("a step"):
+            pass
+
+    def agree(self, finding: bool) -> bool:  # noqa: FBT001 - what each rank found
+        """Return whether all ranks found so; all of them ask at the same point of a step. Raises RankLostError."""
+        with self._as_lost("a step"):
+            found = torch.tensor([int(finding)])
+            distributed.all_reduce(found, distributed.ReduceOp.MIN, group=self._steps)
+        return bool(found.item())
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over all ranks, in place, within a layer. Raises RankLostError: a rank is lost."""
@@ -175,6 +207,7 @@ class RankGroup:
         if distributed.is_initialized():
             with suppress(RankLostError):  # a lost rank has ended already
                 self.end()
+            self._watch.close()
             distributed.destroy_process_group()
 
     def _broadcast(self, kind: _Kind, payload: bytes) -> None:
@@ -184,18 +217,54 @@ class RankGroup:
                 words = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
                 distributed.broadcast(words, 0, group=self._steps)
 
+    def _connected(self, address: str, timeout_s: float) -> dict[int, socket.socket]:
+        """Connect to rank 0, or on rank 0 to all others."""
+
+        def share(words: bytes) -> bytes:
+            shared = torch.from_numpy(np.frombuffer(words, np.uint8).copy())
+            distributed.broadcast(shared, 0, group=self._steps)
+            return shared.numpy().tobytes()
+
+        if self.is_first:
+            return connect_to_others(self.size, share, timeout_s)
+        host = address.rpartition(":")[0].strip("[]")
+        return connect_to_first(self.rank, host, share, timeout_s)
+
+    def _end_layers(self) -> None:
+        """End the sums that GPUs wait in."""
+        if self.device.type == "cuda" and self._layers is not None:
+            self._layers.abort()
+
     @contextmanager
     def _as_lost(self, where: str) -> Iterator[None]:
-        """Raise the errors of torch.distributed as RankLostError."""
+        """Raise the errors of torch.distributed, and the loss of a rank that was noticed before, as RankLostError."""
+        if self._watch.loss is not None:
+            raise self._lost(where, self._watch.loss)
         try:
             yield
         except RuntimeError as problem:
-            self.lifetime += 1
-            reason = str(problem).splitlines()[0][:200]
-            raise RankLostError(
-                f"rank {self.rank} of {self.size} cannot finish {where}: another rank has ended or does not answer "
-                f"({reason}). {REMEDY}"
-            ) from problem
+            raise self._lost(where, str(problem).splitlines()[0][:200]) from problem
+
+    def _lost(self, where: str, reason: str) -> RankLostError:
+        self.lifetime += 1
+        return RankLostError(
+            f"rank {self.rank} of {self.size} cannot finish {where}: another rank has ended or does not answer "
+            f"({reason}). {REMEDY}"
+        )
+
+
+def _device_of(name: str, rank: int) -> torch.device:
+    """Return a rank's device, which becomes the current one if it is a GPU. Raises ConfigurationError."""
+    if not name.startswith("cuda"):
+        return torch.device(name)
+    count = torch.cuda.device_count()
+    device = torch.device(f"cuda:{rank % count}" if name == "cuda" and count else name)
+    if device.index is None or device.index >= count:
+        raise ConfigurationError(
+            f"rank {rank} has device {name!r}, and there are {count} GPUs on this host: one is needed for each rank"
+        )
+    torch.cuda.set_device(device)
+    return device
 
 
 def _parts_of(batch: FlatBatch) -> dict[str, Any]:

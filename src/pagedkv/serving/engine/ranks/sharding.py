@@ -8,7 +8,7 @@ plan, and most of its weights are split. (Tensor parallelism of Megatron-LM, arX
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final, cast
+from typing import Final, cast, final
 
 import torch
 from torch import nn
@@ -21,6 +21,27 @@ __all__ = ["shard"]
 
 KEY_VALUE: Final = ("k_proj", "v_proj")
 AddUp = Callable[[torch.Tensor], object]
+
+
+@final
+class _SummedLinear(nn.Linear):
+    """A rank's input features of a linear layer (row-parallel). Results are summed over all ranks.
+
+    A module, not a hook of one: passes of modules without hooks are captured as CUDA graphs.
+    """
+
+    def __init__(self, name: str, whole: nn.Linear, rank: int, num_ranks: int, add_up: AddUp) -> None:
+        part = _part(name, "inputs", whole.in_features, rank, num_ranks)
+        super().__init__(part.stop - part.start, whole.out_features, bias=False, device="meta")
+        self.weight = nn.Parameter(whole.weight.data[:, part].clone(), requires_grad=False)
+        self.register_parameter("bias", whole.bias if rank == 0 else None)  # a sum has it once
+        self.train(whole.training)
+        self._add_up = add_up
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        result = super().forward(given)
+        self._add_up(result)
+        return result
 
 
 def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None:
@@ -53,7 +74,9 @@ def shard(model: compat.Model, rank: int, num_ranks: int, add_up: AddUp) -> None
             parent = modules[name.rpartition(".")[0]]
             _cut_outputs(name, cast("nn.Linear", module), parent, rank, num_ranks)
         elif style == "rowwise":
-            _cut_inputs(name, cast("nn.Linear", module), rank, num_ranks, add_up)
+            parent_name, _, own_name = name.rpartition(".")
+            summed = _SummedLinear(name, cast("nn.Linear", module), rank, num_ranks, add_up)
+            setattr(modules[parent_name], own_name, summed)
     _count_heads(modules)
 
 
@@ -75,21 +98,6 @@ def _cut_outputs(name: str, linear: nn.Linear, parent: nn.Module, rank: int, num
     if linear.bias is not None:
         linear.bias = nn.Parameter(linear.bias.data[part].clone(), requires_grad=False)
     linear.out_features = part.stop - part.start
-
-
-def _cut_inputs(name: str, linear: nn.Linear, rank: int, num_ranks: int, add_up: AddUp) -> None:
-    """Keep a rank's input features of a linear layer (row-parallel); outputs are summed, rank 0 adds the bias."""
-    part = _part(name, "inputs", linear.in_features, rank, num_ranks)
-    linear.weight = nn.Parameter(linear.weight.data[:, part].clone(), requires_grad=False)
-    if rank > 0:
-        linear.register_parameter("bias", None)
-    linear.in_features = part.stop - part.start
-
-    def added_up(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:  # noqa: ANN401, ARG001 - torch's
-        add_up(result)
-        return result
-
-    linear.register_forward_hook(added_up)
 
 
 def _part(name: str, what: str, width: int, rank: int, num_ranks: int) -> slice:
