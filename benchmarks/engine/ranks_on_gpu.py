@@ -24,7 +24,8 @@ from benchmarks.engine.on_gpu import NUM_NEW, PROMPT, VOCABULARY, make_model
 from benchmarks.machine import describe
 from pagedkv.serving.engine import LLM, EngineConfig, RankGroup, SamplingParams
 
-WAYS: Final = ("captured", "plain")
+WAYS: Final = ("compiled", "captured", "plain")
+"""Compiled and captured; captured; call by call."""
 ROWS: Final = (1, 8, 64)
 PARAMS: Final = SamplingParams(max_tokens=NUM_NEW, ignore_eos=True)
 PATIENCE_S: Final = 300
@@ -35,7 +36,7 @@ class Decoded:
     """What one engine did.
 
     Args:
-        num_ranks: of the model; way: by graphs, or call by call; num_rows: sequences.
+        num_ranks: of the model; way: one of :data:`WAYS`; num_rows: sequences.
         step_ms: a decode step, the median; tokens_per_s: of it. prompt_tokens_per_s: of the steps before.
         kv_gib, weights_gib: on each GPU.
         refusal: why steps were not replayed.
@@ -80,18 +81,19 @@ def decode(llm: LLM, num_ranks: int, way: str, num_rows: int) -> Decoded:
     )
 
 
-def run_rank(rank: int, num_ranks: int, address: str, rows: list[int]) -> list[Decoded]:
+def run_rank(rank: int, num_ranks: int, address: str, ways: list[str], rows: list[int]) -> list[Decoded]:
     """Serve as one rank; return what rank 0 measured."""
     ranks = RankGroup(rank, num_ranks, address, device="cuda") if num_ranks > 1 else None
     found: list[Decoded] = []
-    for way in WAYS:
+    for way in ways:
         config = EngineConfig(
             num_blocks=max(rows) * (PROMPT + NUM_NEW + 32) // 16 + 64,
             max_sequences=max(rows),
             max_batched_tokens=8192,
             max_tokens=2048,
             self_test=False,
-            capture_steps=way == "captured",
+            capture_steps=way != "plain",
+            compile_model=way == "compiled",
         )
         llm = LLM(make_model("llama", None), config, ranks=ranks)
         if ranks is None or ranks.is_first:
@@ -110,12 +112,12 @@ def run_rank(rank: int, num_ranks: int, address: str, rows: list[int]) -> list[D
     return found
 
 
-def run_ranks(num_ranks: int, rows: list[int]) -> list[Decoded]:
+def run_ranks(num_ranks: int, ways: list[str], rows: list[int]) -> list[Decoded]:
     """Run all ranks, each in a process; return what rank 0 measured."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{any_port.getsockname()[1]}"
-    words = [str(num_ranks), address, *map(str, rows)]
+    words = [str(num_ranks), address, ",".join(ways), *map(str, rows)]
     own = [sys.executable, "-m", "benchmarks.engine.ranks_on_gpu", "--rank"]
     processes = [
         subprocess.Popen([*own, str(rank), *words], stdout=subprocess.PIPE, text=True) for rank in range(num_ranks)
@@ -134,21 +136,26 @@ def main() -> None:
     count = torch.cuda.device_count()
     parser.add_argument("--ranks", type=int, nargs="+", default=[each for each in (1, 2, 4, 8) if each <= count])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
-        rank, num_ranks, address, *rows = given.rank
-        found = run_rank(int(rank), int(num_ranks), address, list(map(int, rows)))
+        rank, num_ranks, address, ways, *rows = given.rank
+        found = run_rank(int(rank), int(num_ranks), address, ways.split(","), list(map(int, rows)))
         print(json.dumps([asdict(each) for each in found]))
         return
-    measured = [each for num_ranks in given.ranks for each in run_ranks(num_ranks, given.rows)]
+    measured: list[Decoded] = []
     print("ranks  way       rows  ms a step  tokens/s  prompts, tokens/s  KV GiB  weights GiB")
-    for each in measured:
-        print(
-            f"{each.num_ranks:5d}  {each.way:8s}  {each.num_rows:4d}  {each.step_ms:9.2f}  {each.tokens_per_s:8,.0f}  "
-            f"{each.prompt_tokens_per_s:17,.0f}  {each.kv_gib:6.2f}  {each.weights_gib:11.2f}  {each.refusal or ''}"
-        )
+    for num_ranks in given.ranks:
+        measured += (found := run_ranks(num_ranks, given.ways, given.rows))
+        for each in found:
+            print(
+                f"{each.num_ranks:5d}  {each.way:8s}  {each.num_rows:4d}  {each.step_ms:9.2f}  "
+                f"{each.tokens_per_s:8,.0f}  {each.prompt_tokens_per_s:17,.0f}  {each.kv_gib:6.2f}  "
+                f"{each.weights_gib:11.2f}  {each.refusal or ''}",
+                flush=True,
+            )
     if given.json is not None:
         rows = {"machine": describe(), "gpu": torch.cuda.get_device_name(), "rows": [asdict(each) for each in measured]}
         given.json.write_text(json.dumps(rows, indent=1))

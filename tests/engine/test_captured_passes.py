@@ -61,7 +61,9 @@ def captured_llm(name: str = "llama", config: EngineConfig = ROOMY, record: Reco
     return llm
 
 
-def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> CapturedPasses:
+def replay_on_cpu(
+    llm: LLM, record: Recorder | None, min_tokens: int = 1, agree: Callable[[bool], bool] | None = None
+) -> CapturedPasses:
     """Let an engine on a CPU replay its steps."""
     core = llm.core
     captured = CapturedPasses(
@@ -71,6 +73,7 @@ def replay_on_cpu(llm: LLM, record: Recorder | None, min_tokens: int = 1) -> Cap
         max_tokens=core.config.max_batched_tokens,
         num_vocabulary=core.vocabulary_size,
         min_tokens=min_tokens,
+        agree=agree,
         record=record,
     )
     core._parts.runner._captured = captured

@@ -1,7 +1,8 @@
 """One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS DEVICE MODE FAMILY...``.
 
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
-modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some steps: between two, or within one.
+mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
+``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some steps: between two, or within one.
 """
 
 import json
@@ -17,14 +18,17 @@ import torch
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.serving.engine.compiled_model import CompiledModel
 from pagedkv.serving.engine.ranks import RankGroup
 from pagedkv.serving.engine.ranks.rank_group import LAYER
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS
+from tests.engine.test_captured_passes import Again, replay_on_cpu
 
 __all__ = ["RANKED", "SIZES", "WISHES", "answers"]
 
 STEPS_BEFORE_DEATH: Final = 4
+LOSSES: Final = ("die", "die-within", "hang")
 PATIENCE: Final = timedelta(seconds=20)
 SIZES: Final = {
     "num_attention_heads": 4,
@@ -50,8 +54,13 @@ def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
     return [[one.token_ids for one in each.completions] for each in llm.generate(PROMPTS, WISHES)]
 
 
-def _serve(group: RankGroup, family: str) -> dict[str, Any]:
-    llm = LLM(moved(make_model(family, **SIZES), str(group.device)), RANKED, ranks=group)
+def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
+    model = moved(make_model(family, **SIZES), str(group.device))
+    is_compiled_here = mode == "compiled" and group.device.type == "cuda"
+    llm = LLM(model, replace(RANKED, compile_model=is_compiled_here), ranks=group)
+    if mode == "compiled" and not is_compiled_here:
+        llm.core._parts.runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
+        replay_on_cpu(llm, Again, 2, group.agree)
     written: dict[str, Any] = {"nbytes": llm.core.executor.storage.device_nbytes}
     if group.is_first:
         written["tokens"] = answers(llm)
@@ -81,17 +90,16 @@ def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
 
 def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    if mode != "serve" and group.rank == group.size - 1:
+    if mode in LOSSES and group.rank == group.size - 1:
         group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
     written: dict[str, Any] = {}
     try:
         for family in families:
-            written[family] = _serve(group, family)
+            written[family] = _serve(group, mode, family)
     except EngineError as problem:
         written["error"] = f"{type(problem).__name__}: {problem}"
     sys.stdout.write(json.dumps(written) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # a group that has lost a rank waits for it where Python ends
 
 
 if __name__ == "__main__":

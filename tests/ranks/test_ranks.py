@@ -46,6 +46,16 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
         assert {each["nbytes"] for each in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
 
 
+def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
+    ranks = run(2, ["llama"], "compiled")
+    mine = [each["llama"] for each in ranks]
+    llm = LLM(make_model("llama", **SIZES), RANKED)
+    assert mine[0]["tokens"] == mine[0]["again"] == [[list(one) for one in each] for each in answers(llm)]
+    assert mine[0]["graphs"] == mine[1]["graphs"]
+    assert mine[0]["graphs"]["refusal"] is None
+    assert mine[0]["graphs"]["num_graphs"] > 2
+
+
 @pytest.mark.parametrize("mode", ["die", "die-within"])
 def test_a_rank_that_dies_ends_all_with_a_clear_error(mode: str) -> None:
     ranks = run(2, ["llama"], mode)

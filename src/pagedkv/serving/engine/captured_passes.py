@@ -177,6 +177,11 @@ class CapturedPasses:
             return None
         return self._logits[: len(wanted)]
 
+    def drop(self) -> None:
+        """Drop all graphs; later steps capture new ones."""
+        self._graphs.clear()
+        self._record = self._new_recorder()
+
     def _begin(self) -> bool:
         """Watch the model from its present state, if that changed; return whether graphs may be used."""
         if self._watch is None or self._has_changed():
@@ -189,16 +194,12 @@ class CapturedPasses:
         """Begin a pool of memory for graphs: a pool whose graphs were dropped cannot be used again."""
         return _GraphRecorder(self._device) if self._given_recorder is None else self._given_recorder
 
-    def _drop(self) -> None:
-        self._graphs.clear()
-        self._record = self._new_recorder()
-
     def _has_changed(self) -> bool:
         """Return whether the model has changed. If so, its graphs and the reason against graphs are dropped."""
         assert self._watch is not None, "nothing is captured before the model is watched"
         if not self._watch.has_changed():
             return False
-        self._drop()
+        self.drop()
         self._watch, self._refusal = None, None
         return True
 
@@ -251,7 +252,7 @@ class CapturedPasses:
 
     def _refuse(self, why: str) -> None:
         self._refusal = why
-        self._drop()
+        self.drop()
 
 
 def of_tables(tables: BlockTables, max_places: int) -> MetadataOf:

@@ -12,6 +12,8 @@ writes them into their slots and attends, for the layer that the pass has begun.
 the code. The number of tokens is a symbol, so that one version of the code serves all steps; a step of one token would
 need another version, and is padded. There must be one version alone: torch takes the version that it used last, and two
 versions differ by rounding, so a graph that was captured of the one would differ from calls of the other.
+
+On several ranks, a second operator, ``pagedkv::add_up``, sums the partial results of a layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,6 +49,17 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: 
 def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     del key, sinks
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+@torch.library.custom_op("pagedkv::add_up", mutates_args=("partial",))
+def _add_up(partial: torch.Tensor) -> None:
+    """Sum a rank's partial result of a layer over all ranks, in place."""
+    _pass().add_up(partial)
+
+
+@_add_up.register_fake
+def _(partial: torch.Tensor) -> None:
+    del partial
 
 
 def _attention(

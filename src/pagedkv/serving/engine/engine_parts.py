@@ -95,6 +95,7 @@ class EngineParts:
             uncaptured=uncaptured,
             compiled=_compiled(model, groups) if config.compile_model else None,
             unfoldings=self.absorbed.by_call(groups),
+            add_up=None if ranks is None else ranks.add_up,
         )
         self.memory: MemoryUse = self.runner.prepare(config.max_sequences)
         self.drafter = None if draft is None else self._new_drafter(draft)
@@ -127,7 +128,7 @@ class EngineParts:
     def _new_graphs(self) -> CapturedPasses:
         config, device = self._config, self._model.device
         with refusing("what graphs read and write", device):
-            return CapturedPasses(
+            captured = CapturedPasses(
                 self._model,
                 of_tables(self.executor.tables, config.max_sequences),
                 device,
@@ -136,6 +137,9 @@ class EngineParts:
                 min_tokens=LEAST_TOKENS if config.compile_model else 1,
                 agree=None if self._ranks is None else self._ranks.agree,
             )
+        if self._ranks is not None:
+            self._ranks.before_end(captured.drop)
+        return captured
 
     def _new_drafter(self, draft: DraftModel) -> Drafter:
         with refusing("what the draft model's graphs read and write", draft.model.device):

@@ -13,7 +13,7 @@ with them::
     update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
@@ -36,6 +36,7 @@ class ForwardPass:
         step: the metadata of this pass's tokens.
         positions: int64 ``[rows, tokens of a row]``.
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: none.
+        add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class ForwardPass:
         step: StepMetadata,
         positions: torch.Tensor,
         unfoldings: Mapping[int, Unfolding] | None = None,
+        add_up: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
+        self._add_up = add_up
         self._groups = groups
         self._unfoldings = {} if unfoldings is None else unfoldings
         self._backend = backend
@@ -92,6 +95,11 @@ class ForwardPass:
         else:
             out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
         return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
+    def add_up(self, partial: torch.Tensor) -> None:
+        """Sum a compiled layer's partial result over all ranks, in place. Raises RankLostError: a rank is lost."""
+        assert self._add_up is not None, "layers have partial results only where there are several ranks"
+        self._add_up(partial)
 
     def begin_layer(self, layer_idx: int) -> None:
         """Begin a layer that has its own keys: the next call of :meth:`attend_begun` is of this layer."""

@@ -360,7 +360,6 @@ def _require_for_ranks(config: EngineConfig, model: compat.Model, ranks: RankGro
     """Raise ConfigurationError for features that an engine on several ranks lacks, or a model on another device."""
     features = {
         "overlap": config.overlap,
-        "compile_model": config.compile_model,
         "draft_model": config.num_draft_tokens > 0,
     }
     refused = [name for name, is_requested in features.items() if is_requested]

@@ -89,6 +89,7 @@ class ModelRunner:
         uncaptured: why there are no graphs.
         compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
         unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
+        add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
 
     Attributes:
         borrowed: access to the model, which other engines may share.
@@ -108,8 +109,10 @@ class ModelRunner:
         uncaptured: str | None = None,
         compiled: CompiledModel | None = None,
         unfoldings: Mapping[int, Unfolding] | None = None,
+        add_up: Callable[[torch.Tensor], object] | None = None,
     ) -> None:
         self._unfoldings = unfoldings
+        self._add_up = add_up
         self._continues = continues
         self._captured = captured
         self._uncaptured = uncaptured
@@ -308,7 +311,7 @@ class ModelRunner:
 
     def _forward_pass(self, step: StepMetadata, positions: torch.Tensor) -> ForwardPass:
         transfers = self._executor.transfers
-        return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings)
+        return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return compat.forward(

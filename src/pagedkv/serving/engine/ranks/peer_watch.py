@@ -68,12 +68,12 @@ class PeerWatch:
                 self._find_silent()
             if self.loss is None:
                 self._send_to_all(LEAVES)
-            else:
-                self._on_loss()
         finally:
             self._selector.close()
             for each in (*self._peers.values(), self._waking, self._woken):
                 each.close()
+        if self.loss is not None:
+            self._on_loss()
 
     def _is_leaving(self) -> bool:
         """Read what has come within the interval; return whether this rank is to leave."""

@@ -7,10 +7,12 @@ waits for a lost rank, its :class:`PeerWatch` ends NCCL's kernels, and :meth:`Ra
 before their results are used.
 """
 
+import atexit
 import os
 import pickle
 import socket
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -97,6 +99,7 @@ class RankGroup:
         self.rank = as_count(rank, "rank", most=size - 1)
         self.size = size
         self.lifetime = 0
+        self._before_end: list[weakref.WeakMethod[Callable[[], object]]] = []
         self.device = _device_of(device, rank)
         is_gpu = self.device.type == "cuda"
         try:
@@ -112,6 +115,7 @@ class RankGroup:
             self._steps = distributed.new_group(backend="gloo", timeout=IDLE)
             seconds = layer_timeout.total_seconds()
             self._watch = PeerWatch(self._connected(address, seconds), seconds, self._end_layers)
+            atexit.register(self._end_layers)  # also after an error: otherwise the end of Python waits for NCCL
         except (RuntimeError, ValueError, OSError) as problem:
             raise ConfigurationError(
                 f"rank {rank} of {size} cannot connect to the other ranks at {address}: {problem}"
@@ -140,6 +144,13 @@ class RankGroup:
     def is_first(self) -> bool:
         """Whether this rank plans and samples."""
         return self.rank == 0
+
+    def before_end(self, action: Callable[[], object]) -> None:
+        """Call a method before the sums of layers end: NCCL waits for graphs that have its kernels to be dropped.
+
+        The method's object is not kept alive.
+        """
+        self._before_end.append(weakref.WeakMethod(action))
 
     def require_all(self) -> None:
         """Raise RankLostError if a rank is lost: what this rank's GPU has computed since may be wrong."""
@@ -203,12 +214,20 @@ class RankGroup:
             self._broadcast(_Kind.END, b"")
 
     def close(self) -> None:
-        """End the loops of the other ranks, as :meth:`end` does, and leave the group. May be called again."""
-        if distributed.is_initialized():
-            with suppress(RankLostError):  # a lost rank has ended already
-                self.end()
-            self._watch.close()
-            distributed.destroy_process_group()
+        """End the loops of the other ranks, as :meth:`end` does, and leave the group. May be called again.
+
+        Graphs of steps cannot be replayed afterwards.
+        """
+        if not distributed.is_initialized():
+            return
+        with suppress(RankLostError):  # a lost rank has ended already
+            self.end()
+        self._watch.close()
+        if self.device.type == "cuda" and self._watch.loss is None:
+            torch.cuda.synchronize(self.device)
+            self._end_layers()
+        atexit.unregister(self._end_layers)
+        distributed.destroy_process_group()
 
     def _broadcast(self, kind: _Kind, payload: bytes) -> None:
         with self._as_lost("a step"):
@@ -231,9 +250,13 @@ class RankGroup:
         return connect_to_first(self.rank, host, share, timeout_s)
 
     def _end_layers(self) -> None:
-        """End the sums that GPUs wait in."""
-        if self.device.type == "cuda" and self._layers is not None:
-            self._layers.abort()
+        """End the sums that GPUs wait for. May be called again, also in another thread."""
+        layers, self._layers = self._layers, None
+        if self.device.type == "cuda" and layers is not None:
+            for of_object in self._before_end:
+                if (action := of_object()) is not None:
+                    action()
+            layers.abort()
 
     @contextmanager
     def _as_lost(self, where: str) -> Iterator[None]:
