@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 TRACES ?= ../shared/traces
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-figures mutants faults test-s3 docs clean
+.PHONY: help run serve replay test test-plain test-long test-ray test-transformers test-numba test-peers test-nixl lint format wheel bench side-by-side gpu gpu-kernels gpu-device gpu-memory gpu-matrix gpu-engine gpu-ranks gpu-figures mutants faults test-s3 docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do \
@@ -182,7 +182,7 @@ GPU_WORKERS ?= 12
 GPU_TESTS := $(GPU_PYTHON) -m pytest -W ignore -p no:cacheprovider -q
 # Each of so many processes has one thread: with more they would wait for each other.
 GPU_MANY := OMP_NUM_THREADS=1 $(GPU_TESTS) -n $(GPU_WORKERS)
-GPU_ALL_PARTS := kernels device memory matrix engine figures
+GPU_ALL_PARTS := kernels device memory matrix engine ranks figures
 PART ?= $(GPU_ALL_PARTS)
 # It takes nearly all memory, so nothing runs beside it.
 GPU_LARGE_POOL := tests/device/kernels/test_large_pool.py
@@ -239,6 +239,11 @@ gpu-engine:
 	$(GPU_COMPILED) $(GPU_MANY) tests/engine/test_unfoldings.py tests/engine/test_captured_passes.py \
 		tests/engine/test_compiled_model.py tests/engine/test_failed_steps.py tests/engine/test_overlap.py \
 		tests/engine/test_drafts_on_gpu.py tests/engine/test_captured_drafts.py tests/engine/test_kv_scales.py
+
+# Skipped where there is one GPU.
+gpu-ranks:
+	$(GPU_COMPILED) $(GPU_LOOPS)
+	$(GPU_COMPILED) $(GPU_MANY) tests/ranks/test_on_gpus.py
 
 gpu-figures:
 	$(GPU_PYTHON) -m benchmarks.device --json out/gpu.json

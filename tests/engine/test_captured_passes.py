@@ -169,6 +169,26 @@ def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
     assert "more" not in refusal
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="graphs of one GPU ask no other rank")
+@pytest.mark.parametrize(
+    "why", ["cannot be captured: on another rank", "answers otherwise than its calls on another rank"]
+)
+def test_what_another_rank_cannot_replay_is_run_call_by_call_here_too(why: str) -> None:
+    agreed = "captured" not in why
+
+    def agree(finding: bool) -> bool:  # noqa: FBT001 - as it is called
+        return finding and agreed
+
+    llm = LLM(make_model("llama"), ROOMY)
+    captured = replay_on_cpu(llm, Again, agree=agree)
+    assert (len(captured._graphs) > 0) == agreed
+    agreed = False
+    requests, _ = serve(llm)
+    compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
+    assert why in str(llm.core.capture_state.refusal)
+    assert llm.core.capture_state.num_graphs == 0
+
+
 def test_a_hook_is_called_in_every_step() -> None:
     llm = captured_llm()
     serve(llm)

@@ -1,8 +1,9 @@
 """One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS DEVICE MODE FAMILY...``.
 
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
-mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
-``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some steps: between two, or within one.
+mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In mode
+``messages`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some
+steps: between two, or within one.
 """
 
 import json
@@ -14,13 +15,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from pagedkv.memory.contract.errors import EngineError
 from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.compiled_model import CompiledModel
 from pagedkv.serving.engine.ranks import RankGroup
-from pagedkv.serving.engine.ranks.rank_group import LAYER
+from pagedkv.serving.engine.ranks.rank_group import LAYER, SentCopy
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS
 from tests.engine.test_captured_passes import Again, replay_on_cpu
@@ -29,6 +31,8 @@ __all__ = ["RANKED", "SIZES", "WISHES", "answers"]
 
 STEPS_BEFORE_DEATH: Final = 4
 LOSSES: Final = ("die", "die-within", "hang")
+NUM_BLOCKS_SENT: Final = (0, 1, *range(4000, 4100), 200_000)
+"""Their messages have 16 KiB, with what else is in them, among others."""
 PATIENCE: Final = timedelta(seconds=20)
 SIZES: Final = {
     "num_attention_heads": 4,
@@ -73,6 +77,20 @@ def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
     return {**written, "tables": [llm.core.executor.tables.table(each).tolist() for each in groups]}
 
 
+def _exchange(group: RankGroup) -> dict[str, Any]:
+    """Send copies whose messages have one part or two; return how many blocks each of them has here, and their sum."""
+    copies: list[SentCopy] = []
+    if group.is_first:
+        copies = [SentCopy(0, np.arange(count, dtype=np.int32), (1,), is_write=True) for count in NUM_BLOCKS_SENT]
+        for copy in copies:
+            group.send_copy(copy)
+        group.end()
+    else:
+        while isinstance(sent := group.receive(), SentCopy):
+            copies.append(sent)
+    return {"blocks": [[len(each.block_ids), int(each.block_ids.sum())] for each in copies]}
+
+
 def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
     """Return a method that ends or stops the process after some steps."""
     left = STEPS_BEFORE_DEATH
@@ -92,7 +110,7 @@ def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
     if mode in LOSSES and group.rank == group.size - 1:
         group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
-    written: dict[str, Any] = {}
+    written: dict[str, Any] = _exchange(group) if mode == "messages" else {}
     try:
         for family in families:
             written[family] = _serve(group, mode, family)

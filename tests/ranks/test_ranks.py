@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.ranks import RankGroup, shard
+from pagedkv.serving.engine.ranks.rank_group import INLINE_NBYTES
 from tests.engine.families import make_model
-from tests.ranks.rank_process import RANKED, SIZES, answers
+from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers
 from tests.ranks.running import free_address, run_ranks
 
 LATENTS: Final = ("deepseek_v3",)
@@ -44,6 +45,13 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
         num_parts = 1 if family in LATENTS else 2
         whole = llm.core.executor.storage.device_nbytes
         assert {each["nbytes"] for each in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
+
+
+def test_messages_of_one_part_and_of_two_arrive() -> None:
+    first, other = run(2, [], "messages")
+    assert first["blocks"] == other["blocks"]
+    assert [count for count, _ in first["blocks"]] == list(NUM_BLOCKS_SENT)
+    assert INLINE_NBYTES // 4 in range(NUM_BLOCKS_SENT[2], NUM_BLOCKS_SENT[-2])
 
 
 def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:

@@ -11,6 +11,7 @@ import atexit
 import os
 import pickle
 import socket
+import struct
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,9 @@ __all__ = ["RankGroup", "SentCopy", "SentStep"]
 
 IDLE: Final = timedelta(days=365)
 LAYER: Final = timedelta(seconds=60)
+INLINE_NBYTES: Final = 2**14
+"""Messages up to this size, as those of decode steps, are one broadcast."""
+_HEADER: Final = struct.Struct("<qq")
 REMEDY: Final = "Start all ranks again: docs/ranks.md"
 
 
@@ -180,15 +184,17 @@ class RankGroup:
 
     def receive(self) -> SentStep | SentCopy | None:
         """Wait for the next step or copy and return it; None at the end. Raises RankLostError: rank 0 is lost."""
-        header = torch.zeros(2, dtype=torch.int64)
+        first = np.empty(_HEADER.size + INLINE_NBYTES, np.uint8)
         with self._as_lost("a step"):
-            distributed.broadcast(header, 0, group=self._steps)
-            kind, nbytes = header.tolist()
+            distributed.broadcast(torch.from_numpy(first), 0, group=self._steps)
+            kind, nbytes = _HEADER.unpack_from(first.data)
             if kind == _Kind.END:
                 return None
-            payload = torch.empty(nbytes, dtype=torch.uint8)
-            distributed.broadcast(payload, 0, group=self._steps)
-        sent = pickle.loads(payload.numpy().tobytes())  # noqa: S301 - from rank 0 of the same engine
+            rest = np.empty(max(0, nbytes - INLINE_NBYTES), np.uint8)
+            if len(rest):
+                distributed.broadcast(torch.from_numpy(rest), 0, group=self._steps)
+        payload = first[_HEADER.size : _HEADER.size + nbytes].tobytes() + rest.tobytes()
+        sent = pickle.loads(payload)  # noqa: S301 - from rank 0 of the same engine
         if kind == _Kind.COPY:
             group, block_ids, ranks, is_write = sent
             return SentCopy(group, block_ids, ranks, is_write=is_write)
@@ -231,10 +237,12 @@ class RankGroup:
 
     def _broadcast(self, kind: _Kind, payload: bytes) -> None:
         with self._as_lost("a step"):
-            distributed.broadcast(torch.tensor([kind, len(payload)]), 0, group=self._steps)
-            if payload:
-                words = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
-                distributed.broadcast(words, 0, group=self._steps)
+            message = bytearray(_HEADER.pack(kind, len(payload)) + payload)
+            num_first = _HEADER.size + INLINE_NBYTES
+            first = torch.frombuffer(message[:num_first].ljust(num_first, b"\0"), dtype=torch.uint8)
+            distributed.broadcast(first, 0, group=self._steps)
+            if len(message) > num_first:
+                distributed.broadcast(torch.frombuffer(message[num_first:], dtype=torch.uint8), 0, group=self._steps)
 
     def _connected(self, address: str, timeout_s: float) -> dict[int, socket.socket]:
         """Connect to rank 0, or on rank 0 to all others."""
