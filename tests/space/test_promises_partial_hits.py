@@ -12,6 +12,7 @@ from pagedkv import (
     ChunkedLocal,
     FullAttention,
     GroupSpec,
+    Load,
     MediaSpan,
     RecurrentState,
     RequestKeys,
@@ -294,6 +295,29 @@ def test_promise_24_a_window_keeps_the_block_in_which_prompts_have_left_it() -> 
         assert hit(space, [*range(14), *range(first, first + 9)]) == 14
         cache(space, [*range(14), *range(first, first + 9)])
         space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_24_a_window_keeps_that_block_while_others_take_those_that_it_sheds() -> None:
+    space = space_of(FullAttention(4), SlidingWindow(5, 4), num_blocks=31)
+    for prompt in (range(48), [*range(14), *range(1000, 1030)], [*range(14), *range(2000, 2030)]):
+        cache(space, [*prompt])
+    cache(space, tokens(29, first=5000))
+    assert hit(space, [*range(14), *range(3000, 3009)]) == 14
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_equal", [1, 2, 3])
+def test_promise_24_a_block_of_a_window_without_its_prefix_does_not_begin_a_prompt(num_equal: int) -> None:
+    """It was loaded without the blocks before it, so nothing but its digest shows that it follows them."""
+    space = space_of(FullAttention(4), SlidingWindow(5, 4), num_blocks=60)
+    for prompt in (tokens(33), np.array([*range(500, 528), *range(5)], np.int32)):
+        load = space.load(prompt, 32)
+        assert isinstance(load, Load)
+        space.finish_load(load)
+    assert hit(space, [*range(num_equal), *range(900, 920)]) == 0, (
+        "the window has a block 0, 1, 2, 3, which is no first"
+    )
 
 
 @pytest.mark.interpreted
