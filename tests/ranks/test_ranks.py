@@ -64,7 +64,7 @@ def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
     assert mine[0]["graphs"]["num_graphs"] > 2
 
 
-@pytest.mark.parametrize("mode", ["die", "die-within"])
+@pytest.mark.parametrize("mode", [pytest.param("die", marks=pytest.mark.long), "die-within"])
 def test_a_rank_that_dies_ends_all_with_a_clear_error(mode: str) -> None:
     ranks = run(2, ["llama"], mode)
     assert ranks[1] == {}
