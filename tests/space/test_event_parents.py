@@ -40,6 +40,26 @@ def test_a_parent_that_was_evicted_is_still_named() -> None:
     assert stored(space) == [(second, first)]
 
 
+@pytest.mark.interpreted
+def test_a_duplicate_that_is_published_late_names_its_parent() -> None:
+    """Its carrier is evicted before the two are merged, and the window has left its parent by then."""
+    space = new_space(SlidingWindow(5, 4), num_blocks=6, events=True)
+    cache(space, tokens(9))
+    row = allocate(space, tokens(8))
+    space.append(row, [8])
+    first, second = hash_request_tokens(range(8), 4)
+    carrier = space.stored_block(second)
+    assert carrier is not None
+    assert carrier.block_id not in space.block_ids(row), "the row has a duplicate of it"
+    allocate(space, tokens(8, first=100))
+    assert space.stored_block(second) is None, "the carrier is evicted"
+    stored(space)
+    run_step(space)
+    space.plan_step()
+    assert space.block_ids(row)[0] == 0, "the window has left the parent"
+    assert (second, first) in stored(space)
+
+
 def test_a_first_block_has_no_parent() -> None:
     space = new_space(events=True)
     allocate(space, tokens(8))
@@ -51,14 +71,17 @@ MIXES: dict[str, tuple[GroupSpec, ...]] = {
     "full": (FullAttention(4),),
     "window": (SlidingWindow(1, 4),),
     "chunks": (ChunkedLocal(8, 4),),
+    "wider window": (SlidingWindow(6, 4),),
     "window and chunks": (SlidingWindow(6, 4), ChunkedLocal(8, 4)),
+    "full and window": (FullAttention(4), SlidingWindow(6, 4)),
+    "larger blocks and window": (FullAttention(8), SlidingWindow(6, 4)),
     "full and state": (FullAttention(4), RecurrentState(4, pool="device")),
 }
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tuple[GroupSpec, ...], seed: int) -> None:
     """Recomputed from the parent's digest and the block's tokens, right after it was stored."""
     rng = np.random.default_rng(seed)

@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.contract.events import STORED
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.pool.block_keys import keys_of_blocks
-from pagedkv.memory.pool.blocks import DIGEST_WORDS, EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
+from pagedkv.memory.pool.blocks import EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
 from pagedkv.memory.pool.contents import set_extras
-from pagedkv.memory.pool.event_log import complete_event
+from pagedkv.memory.space.feature import Publication
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.digesting import copy_new_digests
@@ -61,8 +60,8 @@ def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
-        if state.config.events and not group.keeps_whole_prefix:
-            _complete_missing_parents(state, group, batch, num_events)
+        for feature in state.features:
+            feature.published(group, batch, Publication(found[:num_found], num_events, *ends[group.lane]))
 
 
 def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
@@ -71,26 +70,6 @@ def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Arra
         return NO_ENDS
     at = int(group.arrays.parameters[AT])
     return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
-
-
-def _complete_missing_parents(state: SpaceState, group: Group, batch: Int32Array, num_before: int) -> None:
-    """Complete the parents in events since ``num_before``, of blocks published again whose parent left the window.
-
-    A group of equal block size that keeps whole prefixes has their parents.
-    """
-    chain = next((other for other in state.lanes[group.lane] if other.keeps_whole_prefix), None)
-    if chain is None:
-        return
-    log = group.pool.arrays.event_log
-    num_after = int(group.pool.arrays.counts[NUM_EVENTS])
-    for number in range(max(num_before, num_after - len(log)), num_after):
-        event = log[number % len(log)]
-        if event[0] != STORED or event[-DIGEST_WORDS:].any():
-            continue
-        for row, index in np.argwhere(group.arrays.table[batch] == event[2])[:1].tolist():
-            parent = chain.arrays.table[batch[row], index - 1] if index else NULL_BLOCK
-            if parent != NULL_BLOCK:
-                complete_event(group.pool.arrays, number, chain.pool.arrays.digests[parent])
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:
