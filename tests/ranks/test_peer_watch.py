@@ -1,6 +1,7 @@
 """A rank that ends without a word, or is silent, is noticed while another waits; one that leaves in order is not."""
 
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -52,7 +53,14 @@ def test_a_silent_peer_is_lost_after_its_time(watched: Callable[..., Watched]) -
     received = b""
     while words := each.peer.recv(100):
         received += words
-    assert set(received) <= set(b"."), "it does not say that it leaves in order, so that the others end too"
+    assert received.lstrip(b".") == b"Lrank 3 has not answered for 0 seconds", "the others lose it as well"
+
+
+def test_what_rank_0_has_lost_is_named_to_the_others(watched: Callable[..., Watched]) -> None:
+    each = watched()
+    each.peer.send(b"..Lrank 5 has ended")
+    assert each.lost.wait(LONG_S)
+    assert each.watch.loss == "rank 5 has ended"
 
 
 def test_two_that_watch_one_another_lose_neither() -> None:
@@ -73,7 +81,35 @@ def test_a_peer_that_leaves_in_order_is_not_lost(watched: Callable[..., Watched]
     while each.peer.recv(100):
         pass  # until the watch has closed its end
     each.watch.close()
-    assert each.watch.loss is None
+    assert (each.watch.loss, each.watch.gone) == (None, "rank 3 has left")
+
+
+def test_a_watch_that_ends_out_of_order_is_lost_by_the_others(watched: Callable[..., Watched]) -> None:
+    each = watched()
+    each.watch.close(in_order=False)
+    received = b""
+    while words := each.peer.recv(100):
+        received += words
+    assert set(received) <= set(b".")
+
+
+def test_it_may_be_closed_while_it_acts_on_a_loss() -> None:
+    ours, theirs = socket.socketpair()
+    acts, goes_on = threading.Event(), threading.Event()
+
+    def act() -> None:
+        acts.set()
+        assert goes_on.wait(LONG_S)
+
+    watch = PeerWatch({1: ours}, LONG_S, act)
+    theirs.close()
+    assert acts.wait(LONG_S)
+    closing = threading.Thread(target=watch.close)
+    closing.start()
+    goes_on.set()
+    closing.join(LONG_S)
+    assert not closing.is_alive()
+    watch.close()
 
 
 def test_others_than_the_ranks_are_sent_away() -> None:
@@ -90,9 +126,12 @@ def test_others_than_the_ranks_are_sent_away() -> None:
     def connect() -> None:
         assert shared.wait(LONG_S)
         port = int.from_bytes(words[0][16:])
-        with socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as stranger:
-            stranger.sendall(bytes(20))
-            answered.append(stranger.recv(1))
+        for hello in (bytes(20), words[0][:16] + bytes(4), words[0][:16] + (7).to_bytes(4)):
+            with socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as stranger:
+                stranger.sendall(hello)
+                answered.append(stranger.recv(1))
+        with socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets the connection
         for rank in (2, 1):
             ((_, peer),) = connect_to_first(rank, "127.0.0.1", lambda _: words[0], LONG_S).items()
             peer.sendall(bytes([rank]))
@@ -102,7 +141,7 @@ def test_others_than_the_ranks_are_sent_away() -> None:
     connecting.start()
     peers = connect_to_others(3, share, LONG_S)
     connecting.join()
-    assert answered == [b""]
+    assert answered == [b""] * 3
     assert {rank: peer.recv(1) for rank, peer in peers.items()} == {1: b"\1", 2: b"\2"}
     for peer in peers.values():
         peer.close()

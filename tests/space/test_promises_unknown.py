@@ -10,6 +10,7 @@ from pagedkv import (
     AllocStatus,
     BlockSpace,
     FullAttention,
+    GroupSpec,
     RecurrentState,
     SlidingWindow,
     SpaceConfig,
@@ -467,6 +468,32 @@ def test_promise_20_drafts_that_others_share_are_not_overwritten() -> None:
     space.free([child])
     assert space.append(row, None, [1]) is None
     space.check()
+
+
+@pytest.mark.parametrize("groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(6, 4))], ids=str)
+def test_promise_20_drafts_that_an_ended_fork_has_accepted_are_not_found_once_they_may_be_overwritten(
+    groups: tuple[GroupSpec, ...],
+) -> None:
+    """The fork's block is named for its tokens, and its parent's next tokens take its place."""
+    space = new_space(*groups)
+    row = prefill(space, tokens(6))
+    space.append([row], [6, 99], [2], num_draft=1)
+    run_step(space)
+    (fork,) = space.fork(row)
+    space.truncate([fork], [8])
+    prompt = [*range(7), 99]
+    assert hit(space, [*prompt, 1]) == 8
+    space.free(fork)
+    space.append([row], None, [1])
+    assert hit(space, [*prompt, 1]) == 4, "a step may overwrite the last token of the block"
+    plan = space.plan_step()
+    space.fill([row], [7], [1])
+    acknowledge(space, plan)
+    run_step(space)
+    space.check()
+    assert hit(space, [*prompt, 1]) == 4
+    assert hit(space, [*range(8), 1]) == 8, "it is named for its new tokens"
+
 
 
 @pytest.mark.interpreted

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from pagedkv.memory.contract.answers import Shortage
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.errors import SharedPrefixError, TokenError
-from pagedkv.memory.pool.blocks import NULL_BLOCK, REF_COUNT
+from pagedkv.memory.pool.blocks import NAME, NULL_BLOCK, REF_COUNT
+from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.space import growing
 from pagedkv.memory.space.batches import as_numbers, require_status
 from pagedkv.memory.space.growing import Growth
@@ -56,12 +57,15 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         feature.require_unknown(growth)
     growth = growth._replace(is_unknown=True)
     batch, rows, accepted = growth.batch, state.rows, state.accepted_scratch
-    if state.loops.note_accepted(rows, state.num_known, batch, accepted):
+    has_drafts = state.loops.note_accepted(rows, state.num_known, batch, accepted)
+    if has_drafts:
         _require_judged_drafts(state, ledger, growth)
     shortage = growing.growth_shortage(state, growth)
     if shortage is not None:
         return shortage
     state.is_changing = True
+    if has_drafts:
+        _unname_drafts(state, growth, accepted)
     copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
     state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
@@ -102,6 +106,19 @@ def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Arr
                     f"row {row} cannot take unknown tokens: other sequences or tickets hold its drafts, positions "
                     f"{first} to {stop - 1}, in group {group.index}; accept them, or roll them back, first"
                 )
+
+
+def _unname_drafts(state: SpaceState, growth: Growth, accepted: Int32Array) -> None:
+    """Drop the names of blocks with drafts, which verification may overwrite: a fork has accepted them, and ended."""
+    for place, row in enumerate(growth.batch.tolist()):
+        first, stop = int(accepted[place]), int(state.rows[row, NUM_TOKENS])
+        if state.num_known[row] or not growth.counts[place] or first == stop:
+            continue
+        for group in state.cached_groups:
+            pool = group.pool.arrays
+            for block in group.arrays.table[row, first // group.block_size : -(-stop // group.block_size)].tolist():
+                if pool.records[block, NAME]:
+                    drop_name(pool, block)
 
 
 def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:

@@ -29,6 +29,7 @@ import torch
 
 from pagedkv.memory.attention import StepMetadata
 from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.memory.contract.errors import EngineError
 from pagedkv.memory.device import BlockTables
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.grouping import EngineGroups
@@ -119,7 +120,7 @@ class CapturedPasses:
         self._logits = torch.zeros(most, num_vocabulary, device=device)
         self._steps: dict[int, StepMetadata] = {}
         self._graphs: dict[int, _Graph] = {}
-        self._record = self._new_recorder()
+        self._record: Recorder | None = None
         self._watch: ModelWatch | None = None
         self._refusal: str | None = None
 
@@ -159,46 +160,52 @@ class CapturedPasses:
         if len(token_ids) > self._sizes[-1]:
             return None
         size = self._sizes[bisect_left(self._sizes, len(token_ids))]
-        graph = self._graphs.get(size)
-        if (graph is None or not graph.is_proven) and not self._begin():
+        if not self._is_proven(size) and not self._begin():
             return None
         self._fill(size, token_ids, positions, wanted)
         if fill_in is not None:
             fill_in(self._given[0, : len(token_ids)])
-        graph = self._graphs.get(size)
-        if graph is None:
+        if size not in self._graphs:
             self._run(run, size)
             self._capture(run, size)
             return self._logits[: len(wanted)]
-        if not graph.is_proven:
-            return self._prove(graph, run, size, len(wanted))
-        graph.recording.replay()
+        if not self._is_proven(size):
+            return self._prove(run, size, len(wanted))
+        self._graphs[size].recording.replay()
         if self._has_changed():  # checked while the GPU computes; the step is run again then
             return None
         return self._logits[: len(wanted)]
 
     def drop(self) -> None:
-        """Drop all graphs; later steps capture new ones."""
+        """Drop all graphs; later steps capture new ones. May be called in another thread, once a rank is lost."""
         self._graphs.clear()
-        self._record = self._new_recorder()
+        self._record = None
+
+    def _is_proven(self, size: int) -> bool:
+        return size in self._graphs and self._graphs[size].is_proven
 
     def _begin(self) -> bool:
         """Watch the model from its present state, if that changed; return whether graphs may be used."""
         if self._watch is None or self._has_changed():
             self._watch = ModelWatch(self._model)
-            if self._watch.has_hooks:
-                self._refusal = "a module of the model has a hook, which a graph would leave out"
+            if not self._agree(not self._watch.has_hooks):
+                where = "" if self._watch.has_hooks else " on another rank"
+                self._refusal = f"a module of the model has a hook{where}, which a graph would leave out"
         return self._refusal is None
 
-    def _new_recorder(self) -> Recorder:
-        """Begin a pool of memory for graphs: a pool whose graphs were dropped cannot be used again."""
-        return _GraphRecorder(self._device) if self._given_recorder is None else self._given_recorder
-
     def _has_changed(self) -> bool:
-        """Return whether the model has changed. If so, its graphs and the reason against graphs are dropped."""
+        """Return whether the model has changed. If so, its graphs and the reason against graphs are dropped.
+
+        Raises EngineError: it is one of several ranks, of which the others may go on with their graphs.
+        """
         assert self._watch is not None, "nothing is captured before the model is watched"
         if not self._watch.has_changed():
             return False
+        if self._agree is not _of_one:
+            raise EngineError(
+                "the model of this rank has changed (a weight or module was replaced, or a hook registered), and the "
+                "other ranks may not follow: change it on all ranks before the engine is built"
+            )
         self.drop()
         self._watch, self._refusal = None, None
         return True
@@ -223,29 +230,33 @@ class CapturedPasses:
         self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
 
     def _capture(self, run: Pass, size: int) -> None:
-        recording, reason = None, "on another rank"
+        reason = "on another rank"
         try:
-            recording = self._record(lambda: self._run(run, size))
+            if self._record is None:  # a pool of memory whose graphs were dropped cannot be used again
+                self._record = self._given_recorder or _GraphRecorder(self._device)
+            self._graphs[size] = _Graph(self._record(lambda: self._run(run, size)))
         except Exception as problem:  # noqa: BLE001 - a model may do anything that cannot be captured
             reason = str(problem)
-        if self._agree(recording is not None) and recording is not None:
-            self._graphs[size] = _Graph(recording)
-        else:
+        if not self._agree(size in self._graphs):
             self._refuse(f"a step of {size} tokens cannot be captured: {reason}".splitlines()[0])
 
-    def _prove(self, graph: _Graph, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
-        """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit."""
+    def _prove(self, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
+        """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit.
+
+        Nothing here refers to the graph while the ranks agree: see :meth:`drop`.
+        """
         self._run(run, size)
         answer = self._logits[:num_wanted].clone()
         if not num_wanted:
             return answer  # without logits there is nothing to compare
         self._logits.fill_(torch.nan)
-        graph.recording.replay()
+        self._graphs[size].recording.replay()
         is_equal = torch.equal(self._logits[:num_wanted], answer)
-        graph.is_proven = self._agree(is_equal)
-        if is_equal and not graph.is_proven:
+        if self._agree(is_equal):
+            self._graphs[size].is_proven = True
+        elif is_equal:
             self._refuse(f"the graph of {size} tokens answers otherwise than its calls on another rank")
-        elif not is_equal:
+        else:
             difference = (self._logits[:num_wanted] - answer).abs().max().item()
             self._refuse(f"the graph of {size} tokens answers otherwise than its calls, by {difference:.2g}")
         return answer

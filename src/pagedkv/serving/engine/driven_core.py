@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from pagedkv.memory.contract.errors import DeviceLostError, EngineError
+from pagedkv.memory.contract.errors import DeviceLostError, EngineError, RankLostError
 from pagedkv.memory.device import is_device_failure
 from pagedkv.memory.scheduling import Request, Scheduler
 from pagedkv.serving.engine import compat
@@ -95,7 +95,10 @@ class DrivenCore:
 
     @contextmanager
     def _at_stake(self) -> Iterator[None]:
-        """Make the engine unusable after an error that leaves a step half done. Raises EngineError."""
+        """Make the engine unusable after an error that leaves a step half done.
+
+        Raises EngineError: after any error; RankLostError is raised as it is.
+        """
         try:
             yield
         except Exception as problem:
@@ -103,6 +106,10 @@ class DrivenCore:
             self._loop.abandon()
             if isinstance(problem, DeviceLostError) or is_device_failure(problem):
                 self._live.end_all(self._failure)
+            if isinstance(problem, RankLostError):
+                raise
+            if self._ranks is not None:
+                self._ranks.require_all()  # the loss of a rank may be behind any other error
             raise EngineError(f"a step failed, and the engine is at its end: {self._failure}") from problem
 
     @contextmanager

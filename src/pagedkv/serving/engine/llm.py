@@ -107,6 +107,7 @@ class LLM:
             if config.tiers and ranks.is_first:
                 whole = WholeModel(find_groups(model, config), weights_digest(model))
             shard(model, ranks.rank, ranks.size, ranks.add_up)
+            ranks.meet()  # some may have taken longer to load it
         self.groups = find_groups(model, config)
         self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
         found = self.self_test

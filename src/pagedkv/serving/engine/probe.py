@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedkv.memory.contract.errors import UnsupportedModelError
+from pagedkv.memory.contract.errors import RankLostError, UnsupportedModelError
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.borrowing import BorrowedModel
 from pagedkv.serving.engine.current_pass import PROBE, listening
@@ -214,7 +214,7 @@ def probe(model: compat.Model) -> ModelLayers:
     try:
         with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
             compat.forward(model, wanted, **inputs)
-    except UnsupportedModelError:
+    except (UnsupportedModelError, RankLostError):
         raise
     except Exception as problem:
         raise UnsupportedModelError(

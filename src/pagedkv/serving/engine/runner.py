@@ -179,14 +179,21 @@ class ModelRunner:
         return IMPLEMENTATION if self._compiled is None else COMPILED
 
     def compute(
-        self, plan: StepPlan, inputs: StepInputs, batch: FlatBatch, scorings: Sequence[PromptScoring] = ()
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: FlatBatch,
+        scorings: Sequence[PromptScoring] = (),
+        *,
+        is_scored: bool = False,
     ) -> torch.Tensor:
         """Run a step's forward pass; called by :meth:`PlanExecutor.launch`.
 
         Args:
             plan: the step, with at least one token; inputs: its tables.
             batch: its tokens, and the places of those whose logits are wanted.
-            scorings: collect the log-probabilities of prompts from its chunks.
+            scorings: collect the log-probabilities of prompts from its chunks. Such a step is run call by call.
+            is_scored: whether rank 0 scores prompts in this step, so that this rank runs it call by call as well.
 
         Returns:
             float32 ``[wanted, vocabulary]``, which the next step may overwrite.
@@ -196,7 +203,7 @@ class ModelRunner:
         """
         positions = plan.compute.positions().astype(np.int64)
         wanted = batch.wanted
-        if not self._groups.states and not scorings:
+        if not (self._groups.states or scorings or is_scored):
             with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
                 return self._compute_flat(inputs, batch, positions)
         step = StepMetadata.of(inputs)

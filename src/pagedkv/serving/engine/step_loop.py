@@ -24,7 +24,7 @@ from pagedkv.serving.engine.flat_batch import FlatBatch, flatten
 from pagedkv.serving.engine.flights import Finished, Flight
 from pagedkv.serving.engine.live_requests import LiveRequests
 from pagedkv.serving.engine.prompt_scores import PromptScoring, scorings_of
-from pagedkv.serving.engine.ranks import RankGroup
+from pagedkv.serving.engine.ranks import RankGroup, SentStep
 from pagedkv.serving.engine.recording import Recorder
 from pagedkv.serving.engine.records import StepRecord
 from pagedkv.serving.engine.sampled_rows import SampledRow, lines_of
@@ -144,7 +144,7 @@ class StepLoop:
         batch, rows, places = flight.batch, flight.rows, flight.places
         taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
         if self._ranks is not None:
-            self._ranks.require_all()
+            self._ranks.finish_step()
         if places is not None:
             taken = taken.among(places, len(rows))
         self._last_done = max(self._parts.executor.done(), default=self._last_done)
@@ -182,12 +182,12 @@ class StepLoop:
     def _forward(self, batch: Batch) -> torch.Tensor:
         flat = flatten(batch)
         plan = batch.plan
-        if self._ranks is not None:
-            self._ranks.send(plan, flat)
-        if not len(flat.token_ids):
-            return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
         requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
         scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+        if self._ranks is not None:
+            self._ranks.send(SentStep(plan, flat, is_scored=len(scorings) > 0))
+        if not len(flat.token_ids):
+            return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
         logits = self._parts.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, scorings))
         is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
         return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]

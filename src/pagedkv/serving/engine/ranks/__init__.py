@@ -6,8 +6,9 @@
     rank 1..   (the same model, the same tables)                                +--> model, blocks
 
 Reading order: ``sharding`` (which part of each weight a rank keeps), ``rank_group`` (the processes, and the messages of
-rank 0), ``following`` (the loop of the other ranks); for tiers, ``whole_blocks`` (blocks of all heads from those of the
-ranks, and back), ``ranked_blocks`` (their copies), ``ranked_content`` (RankedContent: the content of the whole model).
+rank 0), ``peer_watch`` (the loss of a rank), ``following`` (the loop of the other ranks); for tiers, ``whole_blocks``
+(blocks of all heads from those of the ranks, and back), ``ranked_blocks`` (their copies), ``ranked_content``
+(RankedContent: the content of the whole model).
 
 Only rank 0 schedules and samples. It sends the plan of each step unchanged (``StepPlan.buffer``), so the block tables
 are equal on all ranks: a block has the same id everywhere, and each rank stores its own heads of it. Within a layer the
@@ -15,8 +16,8 @@ ranks sum their partial results (all-reduce of torch.distributed), so the loss o
 """
 
 from pagedkv.serving.engine.ranks.following import follow
-from pagedkv.serving.engine.ranks.rank_group import RankGroup
+from pagedkv.serving.engine.ranks.rank_group import RankGroup, SentStep
 from pagedkv.serving.engine.ranks.ranked_content import RankedContent, WholeModel
 from pagedkv.serving.engine.ranks.sharding import shard
 
-__all__ = ["RankGroup", "RankedContent", "WholeModel", "follow", "shard"]
+__all__ = ["RankGroup", "RankedContent", "SentStep", "WholeModel", "follow", "shard"]

@@ -4,18 +4,16 @@ from functools import partial
 
 import torch
 
-from pagedkv.memory.contract.plan import StepPlan
 from pagedkv.memory.device import PlanExecutor, StepInputs
-from pagedkv.serving.engine.flat_batch import FlatBatch
-from pagedkv.serving.engine.ranks.rank_group import RankGroup, SentCopy
+from pagedkv.serving.engine.ranks.rank_group import RankGroup, SentCopy, SentStep
 from pagedkv.serving.engine.ranks.ranked_blocks import OtherRankBlocks
 from pagedkv.serving.engine.runner import ModelRunner
 
 __all__ = ["follow"]
 
 
-def _compute(runner: ModelRunner, plan: StepPlan, batch: FlatBatch, inputs: StepInputs) -> torch.Tensor:
-    return runner.compute(plan, inputs, batch)
+def _compute(runner: ModelRunner, sent: SentStep, inputs: StepInputs) -> torch.Tensor:
+    return runner.compute(sent.plan, inputs, sent.batch, is_scored=sent.is_scored)
 
 
 def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int:
@@ -33,11 +31,10 @@ def follow(ranks: RankGroup, executor: PlanExecutor, runner: ModelRunner) -> int
         if isinstance(sent, SentCopy):
             blocks.copy(sent)
             continue
-        plan, batch = sent.plan, sent.batch
-        if len(batch.token_ids):
-            executor.launch(plan, partial(_compute, runner, plan, batch))
+        if len(sent.batch.token_ids):
+            executor.launch(sent.plan, partial(_compute, runner, sent))
         else:
-            executor.launch(plan, lambda _: torch.zeros(0))
+            executor.launch(sent.plan, lambda _: torch.zeros(0))
         executor.done()
         num_steps += 1
     return num_steps

@@ -7,7 +7,7 @@ others, and ends that wait. Each rank has a connection to rank 0::
     rank 2 ---+--- rank 0       a byte at least each second, both ways; a rank that leaves in order says so first
     rank 3 ---+
 
-If a connection ends without that, or is silent for too long, a rank is lost. Rank 0 then ends its other connections.
+If a connection ends without that, or is silent for too long, a rank is lost. Rank 0 then names it to the others.
 """
 
 import secrets
@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Final, final
 
@@ -23,6 +24,10 @@ __all__ = ["PeerWatch", "connect_to_first", "connect_to_others"]
 INTERVAL_S: Final = 1.0
 ALIVE: Final = b"."
 LEAVES: Final = b"E"
+LOST: Final = b"L"
+"""The rest of the words is a text: which rank is lost, and how that was noticed."""
+HELLO_S: Final = 5.0
+"""What connects and is no rank may be silent for so long."""
 NUM_KEY_BYTES: Final = 16
 NUM_RANK_BYTES: Final = 4
 
@@ -45,6 +50,8 @@ class PeerWatch:
         self._peers = peers
         self._patience_s = patience_s
         self._on_loss = on_loss
+        self._is_in_order = True
+        self._left: list[int] = []
         self._waking, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -55,18 +62,30 @@ class PeerWatch:
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Leave in order: the other ranks do not lose this one. May be called again."""
-        if self._thread.is_alive():
+    @property
+    def gone(self) -> str | None:
+        """Why what this rank waits for does not come: a rank is lost, or has left in order; None: neither."""
+        return self.loss or (f"rank {self._left[0]} has left" if self._left else None)
+
+    def close(self, *, in_order: bool = True) -> None:
+        """End the watch. May be called again.
+
+        Args:
+            in_order: whether the others are told that this rank leaves; if not, they lose it.
+        """
+        self._is_in_order = in_order
+        with suppress(OSError):  # the thread has ended, or is ending
             self._waking.send(LEAVES)
-            self._thread.join()
+        self._thread.join()
 
     def _watch(self) -> None:
         try:
             while self.loss is None and not self._is_leaving():
                 self._send_to_all(ALIVE)
                 self._find_silent()
-            if self.loss is None:
+            if self.loss is not None:
+                self._send_to_all(LOST + self.loss.encode())
+            elif self._is_in_order:
                 self._send_to_all(LEAVES)
         finally:
             self._selector.close()
@@ -88,9 +107,13 @@ class PeerWatch:
             received = self._peers[rank].recv(4096)
         except OSError:
             received = b""
+        word = received.lstrip(ALIVE)
         if not received:
             self.loss = f"rank {rank} has ended"
-        elif LEAVES in received:
+        elif word.startswith(LOST):
+            self.loss = word[len(LOST) :].decode()
+        elif word:
+            self._left.append(rank)
             peer = self._peers.pop(rank)
             self._selector.unregister(peer)
             peer.close()
@@ -130,13 +153,23 @@ def connect_to_others(size: int, share: Callable[[bytes], bytes], timeout_s: flo
         share(key + listener.getsockname()[1].to_bytes(NUM_RANK_BYTES))
         while len(peers) < size - 1:
             peer, _ = listener.accept()
-            peer.settimeout(timeout_s)
-            hello = peer.recv(NUM_KEY_BYTES + NUM_RANK_BYTES, socket.MSG_WAITALL)
-            if hello[:NUM_KEY_BYTES] == key:  # others than the ranks may connect
-                peers[int.from_bytes(hello[NUM_KEY_BYTES:])] = peer
+            rank = _rank_behind(peer, key)
+            if rank in range(1, size) and rank not in peers:
+                peers[rank] = peer
             else:
                 peer.close()
     return peers
+
+
+def _rank_behind(peer: socket.socket, key: bytes) -> int:
+    """Return the rank that has connected; 0: it is none."""
+    peer.settimeout(HELLO_S)
+    hello = b""
+    with suppress(OSError):
+        while len(hello) < NUM_KEY_BYTES + NUM_RANK_BYTES and (words := peer.recv(NUM_KEY_BYTES + NUM_RANK_BYTES)):
+            hello += words
+    is_rank = hello[:NUM_KEY_BYTES] == key and len(hello) == NUM_KEY_BYTES + NUM_RANK_BYTES
+    return int.from_bytes(hello[NUM_KEY_BYTES:]) if is_rank else 0
 
 
 def connect_to_first(
