@@ -30,6 +30,8 @@ from tests.engine.test_captured_passes import Again, replay_on_cpu
 __all__ = ["RANKED", "SIZES", "WISHES", "answers"]
 
 STEPS_BEFORE_DEATH: Final = 4
+ROOMY: Final[EngineConfig] = replace(RANKED, max_batched_tokens=32)
+"""Steps that score prompts have fewer tokens than the graphs of other steps."""
 LOSSES: Final = ("die", "die-within", "hang")
 NUM_BLOCKS_SENT: Final = (0, 1, *range(4000, 4100), 200_000)
 """Their messages have 16 KiB, with what else is in them, among others."""
@@ -61,7 +63,8 @@ def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
 def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
     model = moved(make_model(family, **SIZES), str(group.device))
     is_compiled_here = mode == "compiled" and group.device.type == "cuda"
-    llm = LLM(model, replace(RANKED, compile_model=is_compiled_here), ranks=group)
+    config = replace(ROOMY, compile_model=is_compiled_here) if mode == "compiled" else RANKED
+    llm = LLM(model, config, ranks=group)
     if mode == "compiled" and not is_compiled_here:
         llm.core._parts.runner._compiled = CompiledModel(model, llm.groups, "aot_eager")
         replay_on_cpu(llm, Again, 2, group.agree)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.memory.contract.errors import ConfigurationError, EngineError, UnsupportedModelError
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.ranks import RankGroup, shard
 from pagedkv.serving.engine.ranks.rank_group import INLINE_NBYTES
@@ -68,7 +68,7 @@ def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
 def test_a_rank_that_dies_ends_all_with_a_clear_error(mode: str) -> None:
     ranks = run(2, ["llama"], mode)
     assert ranks[1] == {}
-    assert "RankLostError" in ranks[0]["error"]
+    assert ranks[0]["error"].startswith("RankLostError: rank 0 of 2 cannot finish")
     assert "another rank has ended or does not answer" in ranks[0]["error"]
     assert "llama" not in ranks[0]
 
@@ -104,6 +104,30 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         LLM(make_model("llama"), EngineConfig(num_blocks=20, self_test=False)).follow()
     with pytest.raises(ConfigurationError, match=r"rank 1 has device 'cuda:7', and there are \d GPUs"):
         RankGroup(1, 2, "127.0.0.1:1", device="cuda:7")
+    with pytest.raises(ConfigurationError, match="a rank's device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'"):
+        RankGroup(1, 2, "127.0.0.1:1", device="gpu")
+
+
+@pytest.mark.long
+def test_a_rank_that_hangs_ends_all_with_a_clear_error() -> None:
+    """Where rank 0 waits for it, and where it waits for rank 0."""
+    ranks = run_ranks(PROCESS, 2, "cpu", "hang", "llama", is_first_enough=True)
+    assert "RankLostError: rank 0 of 2 cannot finish" in ranks[0]["error"]
+
+
+def test_a_group_that_is_closed_is_not_used_again() -> None:
+    group = RankGroup(0, 1, free_address())
+    with pytest.raises(ConfigurationError, match=r"has a group of torch\.distributed already: close it first"):
+        RankGroup(0, 1, free_address())
+    assert group.agree(True)
+    group.close()
+    group.close()
+    with pytest.raises(EngineError, match="the ranks' group is closed"):
+        group.agree(True)
+    again = RankGroup(0, 1, free_address())
+    group.close()
+    assert again.agree(True), "the first group's end does not end the second one"
+    again.close()
 
 
 def test_a_model_on_another_device_is_refused() -> None:

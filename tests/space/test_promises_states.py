@@ -273,6 +273,29 @@ def test_promise_23_a_reset_forgets_kept_states_and_rows_of_before_keep_none() -
 
 
 @pytest.mark.interpreted
+def test_promise_23_where_there_are_states_alone_rows_of_before_a_reset_keep_none() -> None:
+    space = new_space(RecurrentState(16, pool="device"))
+    assert isinstance(space.allocate(tokens(5), match=space.match(tokens(6))), Allocation)
+    space.reset_prefix_cache()
+    run_step(space)
+    space.check()
+    assert hit(space, tokens(6)) == 0
+
+
+@pytest.mark.interpreted
+def test_promise_23_where_there_are_states_alone_a_row_is_lost_with_the_step_that_writes_its_state() -> None:
+    space = new_space(RecurrentState(16, pool="device"))
+    maker = space.allocate(tokens(5), match=space.match(tokens(6)))
+    assert isinstance(maker, Allocation)
+    plan = space.plan_step()
+    other = space.allocate(tokens(6))
+    assert isinstance(other, Allocation)
+    assert other.num_hit_tokens == 5
+    assert space.abort(plan.step_id).lost_rows == (other.row,)
+    space.check()
+
+
+@pytest.mark.interpreted
 def test_promise_23_an_evicted_state_is_not_hit() -> None:
     space = hybrid(3)
     serve(space, tokens(22))

@@ -495,7 +495,6 @@ def test_promise_20_drafts_that_an_ended_fork_has_accepted_are_not_found_once_th
     assert hit(space, [*range(8), 1]) == 8, "it is named for its new tokens"
 
 
-
 @pytest.mark.interpreted
 def test_promise_20_a_token_that_is_filled_in_late_is_not_accepted_before_it_is_computed() -> None:
     """Its step is over that sampled it, but the step is still to come that computes it: no block is named for it."""
