@@ -30,8 +30,6 @@ from tests.engine.test_captured_passes import Again, replay_on_cpu
 __all__ = ["RANKED", "SIZES", "WISHES", "answers"]
 
 STEPS_BEFORE_DEATH: Final = 4
-ROOMY: Final[EngineConfig] = replace(RANKED, max_batched_tokens=32)
-"""Steps that score prompts have fewer tokens than the graphs of other steps."""
 LOSSES: Final = ("die", "die-within", "hang")
 NUM_BLOCKS_SENT: Final = (0, 1, *range(4000, 4100), 200_000)
 """Their messages have 16 KiB, with what else is in them, among others."""
@@ -53,6 +51,8 @@ WISHES: Final = (
     SamplingParams(max_tokens=12),
 )
 RANKED: Final[EngineConfig] = replace(CONFIG, num_blocks=60)
+ROOMY: Final[EngineConfig] = replace(RANKED, max_batched_tokens=32)
+"""Steps that score prompts have fewer tokens than the graphs of other steps."""
 
 
 def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
