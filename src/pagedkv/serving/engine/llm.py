@@ -369,7 +369,7 @@ def _require_for_ranks(config: EngineConfig, model: compat.Model, ranks: RankGro
     if model.device != ranks.device:
         raise ConfigurationError(
             f"rank {ranks.rank} has its model on {model.device}, and its device is {ranks.device}: move it there "
-            "(`model.to(ranks.device)`), or make the RankGroup with the model's device"
+            "before the engine is built, or make the RankGroup with the model's device"
         )
 
 
