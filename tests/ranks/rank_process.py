@@ -27,7 +27,7 @@ from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS
 from tests.engine.test_captured_passes import Again, replay_on_cpu
 
-__all__ = ["RANKED", "SIZES", "WISHES", "answers"]
+__all__ = ["NUM_BLOCKS_SENT", "RANKED", "SIZES", "WISHES", "answers", "scored_answer"]
 
 STEPS_BEFORE_DEATH: Final = 4
 LOSSES: Final = ("die", "die-within", "hang")
@@ -60,6 +60,12 @@ def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
     return [[one.token_ids for one in each.completions] for each in llm.generate(PROMPTS, WISHES)]
 
 
+def scored_answer(llm: LLM) -> list[int]:
+    """Answer a prompt of fewer tokens than any graph of its step, and score it."""
+    (output,) = llm.generate([list(range(5, 16))], SamplingParams(max_tokens=6, prompt_logprobs=1))
+    return list(output.completions[0].token_ids)
+
+
 def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
     model = moved(make_model(family, **SIZES), str(group.device))
     is_compiled_here = mode == "compiled" and group.device.type == "cuda"
@@ -72,6 +78,7 @@ def _serve(group: RankGroup, mode: str, family: str) -> dict[str, Any]:
     if group.is_first:
         written["tokens"] = answers(llm)
         written["again"] = answers(llm)
+        written["scored"] = scored_answer(llm)
         group.end()
     else:
         written["steps"] = llm.follow()

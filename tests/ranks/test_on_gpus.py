@@ -11,7 +11,7 @@ from pagedkv.serving.engine import LLM
 from tests.engine.families import make_model, moved
 from tests.engine.serving import poison, reference
 from tests.ranks.hand_off_process import NUM_NEW, config, model_of, prompt_of, take_over_and_answer
-from tests.ranks.rank_process import RANKED, SIZES, answers
+from tests.ranks.rank_process import RANKED, SIZES, answers, scored_answer
 from tests.ranks.running import run_ranks
 from tests.ranks.test_ranks import LATENTS
 
@@ -40,6 +40,7 @@ def test_ranks_answer_as_one_gpu_by_graphs(mode: str, families: Sequence[str], s
         mine = [each[family] for each in ranks]
         one = LLM(moved(make_model(family, **SIZES), "cuda"), RANKED)
         assert mine[0]["tokens"] == mine[0]["again"] == [[list(each) for each in all_] for all_ in answers(one)], family
+        assert mine[0]["scored"] == scored_answer(one), family
         assert [each["tables"] for each in mine[1:]] == [mine[0]["tables"]] * (size - 1), family
         graphs = [each["graphs"] for each in mine]
         assert graphs == [graphs[0]] * size, family

@@ -12,7 +12,7 @@ from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.ranks import RankGroup, shard
 from pagedkv.serving.engine.ranks.rank_group import INLINE_NBYTES
 from tests.engine.families import make_model
-from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers
+from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, scored_answer
 from tests.ranks.running import free_address, run_ranks
 
 LATENTS: Final = ("deepseek_v3",)
@@ -59,6 +59,7 @@ def test_compiled_layers_and_captured_steps_answer_as_one_process() -> None:
     mine = [each["llama"] for each in ranks]
     llm = LLM(make_model("llama", **SIZES), RANKED)
     assert mine[0]["tokens"] == mine[0]["again"] == [[list(one) for one in each] for each in answers(llm)]
+    assert mine[0]["scored"] == scored_answer(llm)
     assert mine[0]["graphs"] == mine[1]["graphs"]
     assert mine[0]["graphs"]["refusal"] is None
     assert mine[0]["graphs"]["num_graphs"] > 2
