@@ -1,6 +1,7 @@
 """Compare this tree with another commit's package, call by call; exit with 1 at the first difference."""
 
 import argparse
+import json
 import sys
 from typing import Final
 
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from benchmarks.repository import ROOT, UnknownCommitError, commit_id, extracted
 from benchmarks.side_by_side.comparing import Comparison
 from benchmarks.side_by_side.processes import play_both
-from benchmarks.side_by_side.tally import num_broken, table_of
+from benchmarks.side_by_side.tally import table_of
 from benchmarks.trial import Package
 from tests.space.mixes import MIXES
 
@@ -72,18 +73,26 @@ def _tell(comparison: Comparison, arguments: argparse.Namespace) -> int:
     for (now, then), count in comparison.reworded.most_common():
         print(f"\nsaid in other words, {count:,} times:\n  now:  {now}\n  then: {then}")
     difference = comparison.difference
-    broken = num_broken(comparison.tallies)
+    broken = comparison.broken
     if difference is not None:
         life = difference.life
         print(f"\nDIFFERENT after {comparison.num_calls:,} calls that are alike: {difference}")
         if life is not None:
-            again = f"--seed {arguments.seed} --operations {arguments.operations} --life {life}"
-            print(f"  seed {arguments.seed}, life {life}, mix {MIXES[life % len(MIXES)]!s}; it alone, again: {again}")
+            _tell_life(life, arguments)
     elif broken:
-        print(f"\n{broken:,} calls broke off with no error of ours, in both packages alike")
+        print(f"\n{len(broken):,} calls broke off with no error of ours, in both packages alike")
+        for line in broken:
+            life, call, asked, answer, _ = json.loads(line)
+            print(f"call {call}: {asked}\n  {json.dumps(answer)}")
+            _tell_life(life, arguments)
     else:
         print(f"\n{comparison.num_calls:,} calls, and no difference")
-    return int(difference is not None or broken > 0)
+    return int(difference is not None or len(broken) > 0)
+
+
+def _tell_life(life: int, arguments: argparse.Namespace) -> None:
+    again = f"--seed {arguments.seed} --operations {arguments.operations} --life {life}"
+    print(f"  seed {arguments.seed}, life {life}, mix {MIXES[life % len(MIXES)]!s}; it alone, again: {again}")
 
 
 if __name__ == "__main__":

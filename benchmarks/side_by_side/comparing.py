@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from benchmarks.side_by_side.observing import NUMBER
+from benchmarks.side_by_side.tally import has_broken
 
 __all__ = ["Comparison", "Difference", "compare"]
 
@@ -56,17 +57,20 @@ class Comparison:
         difference: the first, if there is one.
         reworded: errors that differ in their words alone, (now, then) with numbers left out, and how many there were.
         tallies: by mix, how often each operation ran, with what outcome, and what it met.
+        broken: the calls, as lines, that ended their life in both packages with what is no error of ours.
     """
 
     num_calls: int = 0
     difference: Difference | None = None
     reworded: Counter[tuple[str, str]] = field(default_factory=Counter)
     tallies: dict[str, Counter[str]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
 
 
 def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], None]) -> Comparison:
     """Compare what two processes write, until they differ; after each life, ``advance`` gets the number of calls."""
     comparison = Comparison()
+    last_call = ""
     for ours, theirs in zip_longest(now, then):
         if ours != theirs and not _is_reworded(ours, theirs, comparison.reworded):
             comparison.difference = Difference(ours, theirs)
@@ -74,9 +78,12 @@ def compare(now: Iterable[str], then: Iterable[str], advance: Callable[[int], No
         if ours.startswith("{"):
             summary = json.loads(ours)
             comparison.tallies.setdefault(summary["mix"], Counter()).update(summary["tally"])
+            if has_broken(summary["tally"]):
+                comparison.broken.append(last_call)
             advance(comparison.num_calls)
         else:
             comparison.num_calls += 1
+            last_call = ours
     return comparison
 
 

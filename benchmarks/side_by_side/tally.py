@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["BROKEN", "DONE", "MET", "num_broken", "table_of"]
+__all__ = ["BROKEN", "DONE", "MET", "has_broken", "table_of"]
 
 DONE: Final = "done"
 BROKEN: Final = "BROKEN"
@@ -14,9 +14,9 @@ MET: Final = "met"
 WIDTH: Final = 11
 
 
-def num_broken(tallies: Mapping[str, Counter[str]]) -> int:
-    """Count the calls that broke off."""
-    return sum(tally[key] for tally in tallies.values() for key in tally if key.endswith(f": {BROKEN}"))
+def has_broken(tally: Mapping[str, int]) -> bool:
+    """Whether a call broke off."""
+    return any(key.endswith(f": {BROKEN}") for key in tally)
 
 
 def table_of(tallies: Mapping[str, Counter[str]]) -> Iterator[str]:

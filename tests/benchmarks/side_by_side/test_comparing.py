@@ -64,3 +64,11 @@ def test_other_words_hide_no_other_state() -> None:
 def test_a_process_that_ends_early_is_a_difference() -> None:
     assert "one process ended" in str(compare([call(0, 1)], [call(0, 1), call(1, 1)]).difference)
     assert "one life ended" in str(compare([TALLY], [call(0, 1)]).difference)
+
+
+def test_a_call_that_breaks_off_in_both_is_kept() -> None:
+    broken = call(1, error("index and named blocks differ", name="AssertionError"))
+    lines = [call(0, 1), broken, json.dumps({"mix": "full", "tally": {"check: BROKEN": 1}}) + "\n", call(0, 1), TALLY]
+    comparison = compare(lines, list(lines))
+    assert comparison.difference is None
+    assert comparison.broken == [broken]
