@@ -13,6 +13,7 @@ from pagedkv import (
     RequestKeys,
     Shortage,
     SlidingWindow,
+    TenantLimits,
     hash_block_tokens,
     hash_request_tokens,
 )
@@ -199,6 +200,24 @@ def test_promise_23_a_hit_short_of_blocks_takes_the_state_over() -> None:
     assert kept not in [block for new in plan.new_blocks if new.pool == "state" for block in new.block_ids]
     space.check()
     assert hit(space, tokens(6)) == 0
+
+
+@pytest.mark.interpreted
+def test_promise_23_a_tenant_at_its_cap_takes_the_state_itself_over_though_another_block_is_free() -> None:
+    limits = {"a": TenantLimits(cap={"device": 100, "state": 1})}
+    space = hybrid(2, tenants=limits)
+    for prompt in (tokens(6), tokens(6, first=100)):
+        allocation = space.allocate(prompt[:5], match=space.match(prompt), tenant="a")
+        assert isinstance(allocation, Allocation)
+        run_step(space)
+        (kept,) = space.block_ids(allocation.row, 1)
+        space.free(allocation.row)
+    other = space.allocate(tokens(6, first=100), tenant="a")
+    assert isinstance(other, Allocation)
+    assert other.num_hit_tokens == 4
+    assert space.block_ids(other.row, 1) == [kept]
+    assert run_step(space).copies == ()
+    space.check()
 
 
 @pytest.mark.interpreted
