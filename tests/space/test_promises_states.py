@@ -207,7 +207,7 @@ def test_promise_23_a_tenant_at_its_cap_takes_the_state_itself_over_though_anoth
     limits = {"a": TenantLimits(cap={"device": 100, "state": 1})}
     space = hybrid(2, tenants=limits)
     for prompt in (tokens(6), tokens(6, first=100)):
-        allocation = space.allocate(prompt[:5], match=space.match(prompt), tenant="a")
+        allocation = space.allocate(prompt[:4], match=space.match(prompt), tenant="a")
         assert isinstance(allocation, Allocation)
         run_step(space)
         (kept,) = space.block_ids(allocation.row, 1)
