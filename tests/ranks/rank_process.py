@@ -1,9 +1,9 @@
 """One rank, as a process of its own: ``python -m tests.ranks.rank_process RANK SIZE ADDRESS DEVICE MODE FAMILY...``.
 
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
-mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In mode
-``messages`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops, after some
-steps: between two, or within one.
+mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
+``messages`` and ``idle`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops,
+after some steps: between two, or within one.
 """
 
 import json
@@ -101,6 +101,16 @@ def _exchange(group: RankGroup) -> dict[str, Any]:
     return {"blocks": [[len(each.block_ids), int(each.block_ids.sum())] for each in copies]}
 
 
+def _idle(group: RankGroup) -> dict[str, Any]:
+    """Close the group on rank 0 without any step; on the others, wait for the end."""
+    if group.is_first:
+        group.close()
+        return {"received": None}
+    received = group.receive()
+    group.close()
+    return {"received": received}
+
+
 def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
     """Return a method that ends or stops the process after some steps."""
     left = STEPS_BEFORE_DEATH
@@ -116,11 +126,15 @@ def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
     return lose
 
 
+ALONE: Final = {"messages": _exchange, "idle": _idle}
+"""Modes without a model."""
+
+
 def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
     if mode in LOSSES and group.rank == group.size - 1:
         group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
-    written: dict[str, Any] = _exchange(group) if mode == "messages" else {}
+    written = ALONE[mode](group) if mode in ALONE else {}
     try:
         for family in families:
             written[family] = _serve(group, mode, family)

@@ -47,6 +47,10 @@ def test_several_ranks_answer_as_one(size: int, families: Sequence[str]) -> None
         assert {each["nbytes"] for each in mine} == {whole // num_parts}, "each rank stores one of two KV heads"
 
 
+def test_ranks_end_in_order_if_rank_0_sends_no_step() -> None:
+    assert run(3, [], "idle") == [{"received": None}] * 3
+
+
 def test_messages_of_one_part_and_of_two_arrive() -> None:
     first, other = run(2, [], "messages")
     assert first["blocks"] == other["blocks"]

@@ -114,7 +114,8 @@ class RankGroup:
         self.lifetime = 0
         self.device = _device_of(device, rank)
         self._before_end: list[weakref.WeakMethod[Callable[[], object]]] = []
-        self._is_open, self._is_ended, self._is_within_step = True, True, False
+        self._is_open, self._is_within_step = True, False
+        self._is_ended = self.rank > 0  # whether the other ranks' loops have ended, or have not begun here
         self._is_gpu = self.device.type == "cuda"
         self._layers: distributed.ProcessGroup | None = None
         self._steps: distributed.ProcessGroup | None = None
