@@ -171,18 +171,26 @@ def test_what_cannot_be_captured_is_run_call_by_call_and_told() -> None:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="graphs of one GPU ask no other rank")
 @pytest.mark.parametrize(
-    "why", ["cannot be captured: on another rank", "answers otherwise than its calls on another rank"]
+    ("num_agreed", "why"),
+    [
+        (0, "a hook on another rank"),
+        (1, "cannot be captured: on another rank"),
+        (None, "answers otherwise than its calls on another rank"),
+    ],
 )
-def test_what_another_rank_cannot_replay_is_run_call_by_call_here_too(why: str) -> None:
-    agreed = "captured" not in why
+def test_what_another_rank_cannot_replay_is_run_call_by_call_here_too(num_agreed: int | None, why: str) -> None:
+    left = num_agreed
 
     def agree(finding: bool) -> bool:  # noqa: FBT001 - as it is called
-        return finding and agreed
+        nonlocal left
+        if left is not None:
+            left -= 1
+        return finding and (left is None or left >= 0)
 
     llm = LLM(make_model("llama"), ROOMY)
     captured = replay_on_cpu(llm, Again, agree=agree)
-    assert (len(captured._graphs) > 0) == agreed
-    agreed = False
+    assert (len(captured._graphs) > 0) == (num_agreed is None)
+    left = left or 0
     requests, _ = serve(llm)
     compare(requests, reference(llm.core._parts.runner._model, PROMPTS))
     assert why in str(llm.core.capture_state.refusal)
