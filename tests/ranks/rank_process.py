@@ -3,7 +3,7 @@
 For each family rank 0 answers prompts, and the others follow. Every rank writes, as JSON, what it knows in the end. In
 mode ``compiled`` the model is compiled and its steps are captured, on a CPU as far as tests do this there. In modes
 ``messages`` and ``idle`` there is no model. In modes ``die``, ``die-within`` and ``hang`` the last rank ends or stops,
-after some steps: between two, or within one.
+after some steps: between two, or within one; in mode ``hang-first`` rank 0 stops.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.engine.test_captured_passes import Again, replay_on_cpu
 __all__ = ["NUM_BLOCKS_SENT", "RANKED", "SIZES", "WISHES", "answers", "scored_answer"]
 
 STEPS_BEFORE_DEATH: Final = 4
-LOSSES: Final = ("die", "die-within", "hang")
+LOSSES: Final = ("die", "die-within", "hang", "hang-first")
 NUM_BLOCKS_SENT: Final = (0, 1, *range(4000, 4100), 200_000)
 """Their messages have 16 KiB, with what else is in them, among others."""
 PATIENCE: Final = timedelta(seconds=20)
@@ -111,17 +111,17 @@ def _idle(group: RankGroup) -> dict[str, Any]:
     return {"received": received}
 
 
-def _lost(receive: Callable[[], Any], mode: str) -> Callable[[], Any]:
-    """Return a method that ends or stops the process after some steps."""
+def _lost(message: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Return a method that ends or stops the process after some messages."""
     left = STEPS_BEFORE_DEATH
 
-    def lose() -> Any:  # noqa: ANN401 - as it
+    def lose(*given: object) -> object:
         nonlocal left
         left -= 1
-        received = receive() if left >= 0 or mode != "die" else None
+        answer = message(*given) if left >= 0 or mode != "die" else None
         if left < 0:
-            os.kill(os.getpid(), signal.SIGSTOP if mode == "hang" else signal.SIGKILL)
-        return received
+            os.kill(os.getpid(), signal.SIGSTOP if mode.startswith("hang") else signal.SIGKILL)
+        return answer
 
     return lose
 
@@ -132,7 +132,9 @@ ALONE: Final = {"messages": _exchange, "idle": _idle}
 
 def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    if mode in LOSSES and group.rank == group.size - 1:
+    if mode == "hang-first" and group.is_first:
+        group.send = _lost(group.send, mode)  # type: ignore[method-assign]
+    elif mode in LOSSES and mode != "hang-first" and group.rank == group.size - 1:
         group.receive = _lost(group.receive, mode)  # type: ignore[method-assign]
     written = ALONE[mode](group) if mode in ALONE else {}
     try:
@@ -146,5 +148,5 @@ def _run(group: RankGroup, mode: str, families: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     own_rank, num_ranks, where, on, what, *named = sys.argv[1:]
-    patience = PATIENCE if what == "hang" else LAYER
+    patience = PATIENCE if what.startswith("hang") else LAYER
     _run(RankGroup(int(own_rank), int(num_ranks), where, device=on, layer_timeout=patience), what, named)

@@ -19,13 +19,13 @@ def free_address() -> str:
         return f"127.0.0.1:{any_port.getsockname()[1]}"
 
 
-def run_ranks(module: str, size: int, *arguments: object, is_first_enough: bool = False) -> list[dict[str, Any]]:
+def run_ranks(module: str, size: int, *arguments: object, enough: int | None = None) -> list[dict[str, Any]]:
     """Run all ranks; return the JSON of the last line that each of them wrote, {} of one that died.
 
     Args:
         module: gets RANK SIZE ADDRESS and the arguments; size: number of ranks.
         arguments: texts, or values that are given as JSON.
-        is_first_enough: whether the other ranks are ended after rank 0.
+        enough: a rank after whose end the others are ended; None: each ends by itself.
     """
     words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
     address = free_address()
@@ -38,12 +38,12 @@ def run_ranks(module: str, size: int, *arguments: object, is_first_enough: bool 
         for rank in range(size)
     ]
     try:
-        first = processes[0].communicate(timeout=PATIENCE_S)[0].decode().splitlines()
-        if is_first_enough:
-            for process in processes[1:]:
+        if enough is not None:
+            processes[enough].wait(PATIENCE_S)
+            for process in processes:
                 process.kill()
-        others = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes[1:]]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0].decode().splitlines() for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [json.loads(lines[-1]) if lines else {} for lines in (first, *others)]
+    return [json.loads(lines[-1]) if lines else {} for lines in outputs]

@@ -55,7 +55,7 @@ def test_ranks_answer_as_one_gpu_by_graphs(mode: str, families: Sequence[str], s
 def test_a_lost_rank_ends_all_with_a_clear_error(mode: str) -> None:
     """Also where the GPUs of the others wait for it."""
     size = min(NUM_GPUS, ALL_SIZES[-1])
-    ranks = run_ranks("tests.ranks.rank_process", size, "cuda", mode, "llama", is_first_enough=mode == "hang")
+    ranks = run_ranks("tests.ranks.rank_process", size, "cuda", mode, "llama", enough=0 if mode == "hang" else None)
     assert ranks[-1] == {}
     for rank in ranks[: 1 if mode == "hang" else -1]:
         assert rank["error"].startswith("RankLostError: ")

@@ -114,10 +114,10 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_hangs_ends_all_with_a_clear_error() -> None:
-    """Where rank 0 waits for it, and where it waits for rank 0."""
-    ranks = run_ranks(PROCESS, 2, "cpu", "hang", "llama", is_first_enough=True)
-    assert "RankLostError: rank 0 of 2 cannot finish" in ranks[0]["error"]
+@pytest.mark.parametrize(("mode", "waiting"), [("hang", 0), ("hang-first", 1)])
+def test_a_rank_that_hangs_ends_the_other_with_a_clear_error(mode: str, waiting: int) -> None:
+    ranks = run_ranks(PROCESS, 2, "cpu", mode, "llama", enough=waiting)
+    assert ranks[waiting]["error"].startswith(f"RankLostError: rank {waiting} of 2 cannot finish")
 
 
 def test_a_group_that_is_closed_is_not_used_again() -> None:

@@ -37,9 +37,10 @@ class EventParentFeature(SpaceFeature):
         if self._parents:
             self._complete(group, publication.first_event)
             self._drop_resolved()
-        for entry in publication.duplicates:
-            if entry[INDEX] > 0:
-                self._keep(group, batch, publication, int(entry[INDEX]), int(entry[BLOCK]), int(entry[BLOCK_LIFE]))
+        for duplicate in publication.duplicates:
+            parent = _parent_of(duplicate, group, batch, publication)
+            if parent is not None:
+                self._parents[group.index, int(duplicate[BLOCK]), int(duplicate[BLOCK_LIFE])] = parent.copy()
 
     def _complete(self, group: Group, first_event: int) -> None:
         pool = group.pool.arrays
@@ -62,13 +63,14 @@ class EventParentFeature(SpaceFeature):
             if not (records := groups[index].pool.arrays.records)[block, NAME] and records[block, LIFE] == life
         }
 
-    def _keep(  # noqa: PLR0913, PLR0917 - a duplicate
-        self, group: Group, batch: Int32Array, publication: Publication, index: int, block: int, life: int
-    ) -> None:
-        table, digests = group.arrays.table, group.pool.arrays.digests
-        for row in batch[table[batch, index] == block][:1].tolist():
-            previous = table[row, index - 1]
-            if previous != NULL_BLOCK:
-                self._parents[group.index, block, life] = digests[previous].copy()
-            elif index == publication.num_digested[row]:
-                self._parents[group.index, block, life] = publication.chains[row].copy()
+
+def _parent_of(duplicate: Int32Array, group: Group, batch: Int32Array, publication: Publication) -> Uint32Array | None:
+    """Return the digest of the block before a duplicate; None: it is the first, or the window has left that block."""
+    index, table = duplicate[INDEX], group.arrays.table
+    row = batch[table[batch, index] == duplicate[BLOCK]][0]
+    parent: Uint32Array | None = None
+    if index > 0 and table[row, index - 1] != NULL_BLOCK:
+        parent = group.pool.arrays.digests[table[row, index - 1]]
+    elif 0 < index == publication.num_digested[row]:
+        parent = publication.chains[row]
+    return parent

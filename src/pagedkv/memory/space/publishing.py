@@ -60,8 +60,10 @@ def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
         num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
-        for feature in state.features:
-            feature.published(group, batch, Publication(found[:num_found], num_events, *ends[group.lane]))
+        if state.features:
+            publication = Publication(found[:num_found], num_events, *ends[group.lane])
+            for feature in state.features:
+                feature.published(group, batch, publication)
 
 
 def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:

@@ -110,7 +110,8 @@ class CapturedPasses:
         self._metadata_of = metadata_of
         self._device = device
         self._sizes = _sizes(min_tokens, max_tokens)
-        self._agree = _of_one if agree is None else agree
+        self._is_on_ranks = agree is not None
+        self._agree: Callable[[bool], bool] = bool if agree is None else agree
         self._given_recorder = record
         most = self._sizes[-1]
         self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -201,7 +202,7 @@ class CapturedPasses:
         assert self._watch is not None, "nothing is captured before the model is watched"
         if not self._watch.has_changed():
             return False
-        if self._agree is not _of_one:
+        if self._is_on_ranks:
             raise EngineError(
                 "the model of this rank has changed (a weight or module was replaced, or a hook registered), and the "
                 "other ranks may not follow: change it on all ranks before the engine is built"
@@ -286,10 +287,6 @@ def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_want
 def most_captured(max_tokens: int) -> int:
     """Return the tokens of the largest graph where steps have up to ``max_tokens``."""
     return min(max_tokens, MOST_TOKENS)
-
-
-def _of_one(finding: bool) -> bool:  # noqa: FBT001 - what the only rank found
-    return finding
 
 
 def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ class PeerWatch:
         """End the watch. May be called again.
 
         Args:
-            in_order: whether the others are told that this rank leaves; if not, they lose it.
+            in_order: whether this rank says to the others that it leaves; if not, it is lost to them.
         """
         self._is_in_order = in_order
         with suppress(OSError):  # the thread has ended, or is ending

@@ -164,7 +164,7 @@ class RankGroup:
         """Wait until all ranks are here, for as long as none is lost. Raises RankLostError."""
         self.agree(True)  # noqa: FBT003 - its only argument
 
-    def agree(self, finding: bool) -> bool:  # noqa: FBT001 - what each rank found
+    def agree(self, finding: bool, /) -> bool:  # noqa: FBT001 - its only argument
         """Return whether all ranks found so; all of them ask at the same point. Raises RankLostError."""
         found = torch.tensor([int(finding)])
         with self._as_lost("a step"):
@@ -326,7 +326,7 @@ class RankGroup:
         """Send an array from one rank to the others of a group."""
         self._wait(distributed.broadcast(torch.from_numpy(words), source, group=group, async_op=True))
 
-    def _wait(self, work: Any) -> None:  # noqa: ANN401 - torch's Work, or None
+    def _wait(self, work: distributed.Work | None) -> None:
         """Wait for the end of a call of gloo, for as long as no rank is lost."""
         while work is not None:
             try:
