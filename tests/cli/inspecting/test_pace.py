@@ -162,6 +162,27 @@ def test_another_thread_is_answered_while_it_stays() -> None:
     with pytest.raises(KeyboardInterrupt):
         pace.stay()
     thread.join()
+    pace.close()
     assert answers == [0, 1, 2, 3, 4]
     with pytest.raises(EngineError):
         ended[0].result(60)
+
+
+def test_a_call_is_refused_that_was_taken_but_not_run() -> None:
+    """Ctrl-C may come between the two."""
+    interrupted = False
+
+    def clock() -> float:
+        if interrupted:
+            raise KeyboardInterrupt
+        return 0.0
+
+    pace = Pace(None, clock)
+    call = pace.call_soon(lambda: 1)
+    interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        pace.stay()
+    assert not call.done()
+    pace.close()
+    with pytest.raises(EngineError, match="the replay has ended"):
+        call.result(60)

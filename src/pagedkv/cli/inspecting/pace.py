@@ -9,7 +9,7 @@
 import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Final, TypeVar, final
 
@@ -44,6 +44,7 @@ class Pace:
         self.is_paused = False
         self._clock = clock
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._unanswered: set[Future[Any]] = set()  # also of a call that an interruption took from the queue unrun
         self._is_closed = False
         self._passed_s = 0.0
         self._end_s = 0.0
@@ -57,6 +58,8 @@ class Pace:
     def call_soon(self, work: Callable[[], T]) -> Future[T]:
         """Run work in the replay's thread, within a hold. The future has its result, or EngineError after the end."""
         future: Future[T] = Future()
+        self._unanswered.add(future)
+        future.add_done_callback(self._unanswered.discard)
         self._calls.put(_Call(work, future))
         if self._is_closed:
             self._refuse_all()
@@ -113,14 +116,14 @@ class Pace:
             self._run_next(LONGEST_WAIT_S)
 
     def close(self) -> None:
-        """Refuse all calls from now on, and those that wait."""
+        """Refuse all calls from now on, and those without an answer."""
         self._is_closed = True
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._calls.get_nowait().refuse()
+        for future in self._unanswered.copy():
+            with suppress(InvalidStateError):  # answered or cancelled meanwhile
+                future.set_exception(EngineError("the replay has ended"))
 
 
 @final
@@ -139,13 +142,5 @@ class _Call:
             result = self._work()
         except Exception as problem:  # noqa: BLE001 - the caller's, who gets it
             self._future.set_exception(problem)
-        except BaseException:  # Ctrl-C: nothing must wait for the answer
-            self._future.set_exception(EngineError("the replay has ended"))
-            raise
         else:
             self._future.set_result(result)
-
-    def refuse(self) -> None:
-        """Raise for the caller that the replay has ended."""
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_exception(EngineError("the replay has ended"))

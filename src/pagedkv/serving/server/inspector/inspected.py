@@ -87,12 +87,13 @@ class _LocallyInspected:
     async def events(self, title: str, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield events until ``is_over`` is true or the engine has ended."""
         try:
-            snapshot = await self._watch.latest(0)
+            snapshot = await self._watch.latest(0, is_over)
             first = as_snapshot(snapshot, title, has_texts=self._decode is not None)
             yield event(msgspec.json.encode(first), "snapshot")
             while not is_over():
-                before, snapshot = snapshot, await self._watch.latest(snapshot.version)
-                yield self._changes(before, snapshot)
+                before, snapshot = snapshot, await self._watch.latest(snapshot.version, is_over)
+                if snapshot is not before:
+                    yield self._changes(before, snapshot)
         except EngineError:
             pass
         yield LAST_EVENT

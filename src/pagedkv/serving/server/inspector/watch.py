@@ -89,15 +89,18 @@ class Watch:
         self._latest_at = -np.inf
         self._next_at = -np.inf
 
-    async def latest(self, after: int) -> Snapshot:
+    async def latest(self, after: int, is_over: Callable[[], bool]) -> Snapshot:
         """Return a snapshot with a number above ``after``, no older than the period of snapshots.
 
-        Wait until one may be taken. Raises EngineError where the engine has ended.
+        Wait until one may be taken, or ``is_over`` is true, which is asked once a period: then return the last one.
+        Raises EngineError where the engine has ended.
         """
         async with self._lock:
             if self._latest is None or self._latest.version <= after or self._clock() >= self._next_at:
-                await asyncio.sleep(max(0.0, self._next_at - self._clock()))
-                self._note(await self._take())
+                while not is_over() and (left_s := self._next_at - self._clock()) > 0:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(min(left_s, PERIOD_S))
+                if self._latest is None or not is_over():
+                    self._note(await self._take())
             assert self._latest is not None
             return self._latest
 
