@@ -7,6 +7,7 @@ otherwise each would need a function of its own.
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from numba.core import sigutils, types, typing
@@ -32,9 +33,14 @@ class Loop(CPUDispatcher):
 
     def __init__(self, function: Callable[..., object], options: dict[str, Any]) -> None:
         super().__init__(function, targetoptions=options)
-        self._piece_compiler = PieceCompiler(function, self.targetdescr, options)
+        self._options = options
         self._pieces: dict[tuple[Opaque, ...], Opaque] = {}
         self._compiler = _EntryCompiler(self)
+
+    @cached_property
+    def _piece_compiler(self) -> PieceCompiler:
+        """The compiler of the loop's pieces, made when one is compiled: most processes find all entries on disk."""
+        return PieceCompiler(self.py_func, self.targetdescr, self._options)
 
     def compile(self, sig: Opaque) -> Opaque:
         """Return the machine code for Python and arguments of these types, from disk or compiled."""
