@@ -1,4 +1,4 @@
-"""What the lines do that execute in a job: lines and functions by part, and how many functions are of one line.
+"""What the lines do that execute in a job: lines and functions by part, functions of one line, and lines once inlined.
 
     NUMBA_DISABLE_JIT=1 python -m benchmarks.reading.parts [--write]
 
@@ -10,10 +10,10 @@ import os
 import tomllib
 from collections import Counter
 from pathlib import Path
-from types import CodeType
 from typing import Final
 
 from benchmarks.markdown import table, with_table
+from benchmarks.reading.inlining import executed_lines_of, num_lines_inlined
 from benchmarks.reading.jobs import JOBS, SOURCE, Executed
 from benchmarks.repository import ROOT
 
@@ -22,6 +22,7 @@ __all__ = ["Parts", "table_of"]
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 FILE: Final = Path(__file__).with_suffix(".toml")
 ONE_LINE: Final = "functions of which one line executes"
+INLINED: Final = "lines left if all functions were inlined, at least"
 
 
 class Parts:
@@ -42,17 +43,12 @@ class Parts:
         """Count lines and functions by part, and functions of one line."""
         lines = Counter(self.of(_inside(file)) for file, _ in executed.lines)
         functions = Counter(self.of(_inside(code.co_filename)) for code in executed.functions)
-        functions[ONE_LINE] = sum(_num_lines(code, executed) == 1 for code in executed.functions)
+        functions[ONE_LINE] = sum(len(executed_lines_of(code, executed)) == 1 for code in executed.functions)
         return lines, functions
 
 
 def _inside(file: str) -> str:
     return Path(file).relative_to(SOURCE).as_posix()
-
-
-def _num_lines(code: CodeType, executed: Executed) -> int:
-    own = {line for _, _, line in code.co_lines() if line is not None}
-    return sum((code.co_filename, line) in executed.lines for line in own)
 
 
 def table_of(jobs: dict[str, Executed], parts: Parts) -> str:
@@ -64,7 +60,8 @@ def table_of(jobs: dict[str, Executed], parts: Parts) -> str:
     columns = list(cells)
     rows = ((name, *(column[name] for column in columns)) for name in names)
     ones = (ONE_LINE, *(str(functions[ONE_LINE]) for _, functions in counted.values()))
-    return table(("lines / functions", *jobs), *rows, ones)
+    inlined = (INLINED, *(f"{num_lines_inlined(executed):,}" for executed in jobs.values()))
+    return table(("lines / functions", *jobs), *rows, ones, inlined)
 
 
 def main() -> None:
