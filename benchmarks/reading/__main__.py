@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.markdown import table, with_table
-from benchmarks.reading.lengths import lengths_of
+from benchmarks.reading.lengths import LONGEST_FUNCTION, lengths_of
 from benchmarks.repository import ROOT, commit_id, extracted, state
 
 BEFORE_THE_HOUSE: Final = "2592e74"
@@ -56,6 +56,7 @@ def figures_of(source: Path) -> dict[str, Any]:
         "jobs": json.loads(printed),
         "mean_function": round(lengths.mean_function, 2),
         "long_functions": [str(each) for each in lengths.long_functions],
+        "num_long_bodies": sum(each.num_behind > LONGEST_FUNCTION for each in lengths.long_functions),
         "long_files": [str(each) for each in lengths.long_files],
     }
 
@@ -68,7 +69,8 @@ def table_of(now: dict[str, Any], then: dict[str, Any], commit: str) -> str:
     )
     lengths = (
         ("lines of a function, in the mean", then["mean_function"], now["mean_function"], "10"),
-        ("functions of more than 60 lines", len(then["long_functions"]), len(now["long_functions"]), "0"),
+        ("functions of more than 60 lines", len(then["long_functions"]), len(now["long_functions"]), ""),
+        ("the same, without signature and docstring", then["num_long_bodies"], now["num_long_bodies"], "0"),
         ("files of more than 450 lines", len(then["long_files"]), len(now["long_files"]), "0"),
     )
     return table(("what", commit, "now", "bar"), *jobs, *lengths)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-__all__ = ["Length", "Lengths", "lengths_of"]
+__all__ = ["LONGEST_FUNCTION", "Length", "Lengths", "lengths_of"]
 
 LONGEST_FUNCTION: Final = 60
 LONGEST_FILE: Final = 450

@@ -36,7 +36,9 @@ def executed_as_in(file: Path) -> Executed:
     """Act as if all lines of the functions in a file were executed."""
     module = compile(file.read_text(), str(file), "exec")
     codes = {each for each in module.co_consts if isinstance(each, CodeType)}
-    lines = {(str(file), line) for code in codes for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+    lines = {
+        (str(file), line) for code in codes for *_, line in code.co_lines() if line and line != code.co_firstlineno
+    }
     return Executed(lines, codes)
 
 

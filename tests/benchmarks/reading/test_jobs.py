@@ -42,11 +42,12 @@ def test_the_page_has_the_table_that_the_command_writes() -> None:
         "jobs": {job: [1234, 2, 1] for job in BARS},
         "mean_function": 9.5,
         "long_functions": ["a.py: f: 61"],
+        "num_long_bodies": 1,
         "long_files": [],
     }
     written = table_of(figures, figures, "2592e74").splitlines()
     assert "| free: lines / functions / files | 1,234 / 2 / 1 | 1,234 / 2 / 1 | 70 / 16 / 9 |" in written
-    assert "| functions of more than 60 lines | 1 | 1 | 0 |" in written
+    assert "| the same, without signature and docstring | 1 | 1 | 0 |" in written
     counted_at, _, *on_page = table_on(PAGE.read_text(), "reading").splitlines()
     assert re.fullmatch(r"Counted at commit \w+( modified)?, 20\d\d-\d\d-\d\d\.", counted_at)
     assert [line.split("|")[1] for line in on_page] == [line.split("|")[1] for line in written]
