@@ -16,7 +16,7 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from tests.space.spaces import allocate, cache, new_space, prefill, run_step, tokens
+from tests.space.spaces import allocate, cache, new_space, only_pool, prefill, run_step, tokens
 
 
 def stored(space: BlockSpace) -> list[tuple[bytes, bytes]]:
@@ -67,6 +67,14 @@ def test_a_first_block_has_no_parent() -> None:
     assert stored(space) == [(first, bytes(32)), (second, first)]
 
 
+def test_check_notices_the_digest_of_another_parent() -> None:
+    space = new_space(events=True)
+    block = space.block_ids(allocate(space, tokens(8)))[1]
+    only_pool(space).arrays.parent_digests[block, 3] += 1
+    with pytest.raises(AssertionError, match=f"block {block} has the digest of another parent"):
+        space.check()
+
+
 MIXES: dict[str, tuple[GroupSpec, ...]] = {
     "full": (FullAttention(4),),
     "window": (SlidingWindow(1, 4),),
@@ -105,3 +113,65 @@ def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tupl
         run_step(space)
     space.check()
     assert num_stored > 20
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
+def test_a_block_that_is_published_again_after_an_aborted_step_names_its_parent(
+    groups: tuple[GroupSpec, ...], *, is_own: bool
+) -> None:
+    """Its name is withdrawn with the step, and by then the window has left its parent."""
+    space = new_space(*groups, num_blocks=20, max_sequences=2, max_tokens=60, events=True)
+    row = prefill(space, tokens(8))
+    stored(space)
+    step = None if is_own else space.plan_step()
+    space.append(row, tokens(8, first=8))
+    space.abort((step or space.plan_step()).step_id)
+    run_step(space)
+    all_stored = stored(space)
+    size = groups[-1].block_size
+    chain = [bytes(32), *hash_request_tokens(range(16), size)]
+    assert sum(digest == chain[12 // size] for digest, _ in all_stored) >= 2, "named, withdrawn, and named again"
+    assert all(parent == chain[chain.index(digest) - 1] for digest, parent in all_stored if digest in chain)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
+def test_a_snapshot_has_the_parents_that_events_had(groups: tuple[GroupSpec, ...]) -> None:
+    """Also of blocks whose parents the window has left and other rows have overwritten."""
+    space = new_space(*groups, num_blocks=30, max_sequences=4, max_tokens=60, events=True)
+    told = dict[bytes, bytes]()
+    for first in (0, 100, 0):
+        row = prefill(space, tokens(14, first=first))
+        for token in range(12):
+            space.append(row, [first + 50 + token])
+            run_step(space)
+            told |= stored(space)
+        space.free(row)
+    (listed,) = (space.stored_blocks(pool.name) for pool in space.statistics().pools)
+    assert listed.is_parent_known.all()
+    assert len(listed) > 5
+    for digest, parent in zip(listed.digests, listed.parent_digests, strict=True):
+        assert told[digest.tobytes()] == parent.tobytes()
+        found = [one for group in range(len(groups)) if (one := space.stored_block(digest.tobytes(), group))]
+        assert {one.parent_digest for one in found} == {parent.tobytes().replace(bytes(32), ROOT_DIGEST)}
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
+def test_a_block_that_is_swapped_in_names_its_parent(groups: tuple[GroupSpec, ...]) -> None:
+    """Its device copy was evicted meanwhile, and the window has left its parent."""
+    space = new_space(*groups, num_blocks=20, num_host_blocks=20, max_sequences=4, max_tokens=80, events=True)
+    row = prefill(space, tokens(16))
+    told = dict(stored(space))
+    space.swap_out([row])
+    run_step(space)
+    while space.stored_block(hash_request_tokens(range(16), groups[0].block_size)[-1]) is not None:
+        cache(space, np.random.default_rng(len(told)).integers(1000, size=32).tolist())
+        told |= stored(space)
+    space.swap_in([row])
+    run_step(space)
+    again = stored(space)
+    assert again or groups in (MIXES["window"], MIXES["chunks"]), "whose windows begin anew at 16 tokens"
+    assert all(told[digest] == parent for digest, parent in again)

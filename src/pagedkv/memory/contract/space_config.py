@@ -72,7 +72,7 @@ class SpaceConfig:
         in_order: steps run one after the other on one stream, so a freed block can be allocated at once: whatever
             writes it next runs later. If False, a freed block waits until the last step that may read or write it is
             acknowledged.
-        events: record stored/removed/cleared events.
+        events: record stored/removed/cleared events, and the digest of the block before each block, 32 bytes a block.
         max_events: events per pool kept until drained; beyond that the oldest are dropped, and a GAP event is
             recorded.
         receipts: count what each sequence uses (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).

@@ -106,6 +106,8 @@ class PoolArrays(NamedTuple):
             of deferred blocks.
         tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
         digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
+        parent_digests: uint32 ``[num_blocks, 8]``, the digest of the block before each, the root's for a first one;
+            ``[0, 8]`` if they are not kept.
         buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
         counts: int64 ``[NUM_COUNTS]``.
         event_log: uint32 ``[capacity, EVENT_FIELDS]``, a ring; capacity 0: no events are recorded.
@@ -134,6 +136,7 @@ class PoolArrays(NamedTuple):
     records: Int32Array
     tokens: Int32Array
     digests: Uint32Array
+    parent_digests: Uint32Array
     buckets: Int32Array
     counts: Int64Array
     event_log: Uint32Array
@@ -175,6 +178,7 @@ class PoolFeatures(NamedTuple):
             tenant (:mod:`pagedkv.memory.pool.tenant_charges`). Empty: blocks are not charged.
         events: most events of names that wait to be drained; older ones are lost
             (:mod:`pagedkv.memory.pool.event_log`). 0: none are recorded.
+        parents: the digest of the block before each block, which events contain, 32 bytes a block.
         num_in_sets: number of the pool's groups with prefix caching, if a hit needs blocks of several groups of the
             space; 0 if the blocks of this pool hit by themselves.
         others_have: another pool of the space has some feature, so this pool runs the code with features as well.
@@ -187,6 +191,7 @@ class PoolFeatures(NamedTuple):
     bounds: tuple[tuple[int, int], ...] = ()
     limits: tuple[tuple[int, int], ...] = ()
     events: int = 0
+    parents: bool = False
     num_in_sets: int = 0
     others_have: bool = False
 

@@ -1,14 +1,16 @@
 """The content of blocks, as far as it is recorded: their tokens, digests and extra keys.
 
-Only this module writes the arrays ``tokens`` and ``digests``, by which hits are verified and found, and the column
-``EXTRA``. Names are set by :mod:`~pagedkv.memory.pool.prefix_index`, and digests computed by
-:mod:`~pagedkv.memory.pool.digests`.
+Only this module writes the arrays ``tokens`` and ``digests``, by which hits are verified and found, the array
+``parent_digests``, for events, and the column ``EXTRA``. Names are set by :mod:`~pagedkv.memory.pool.prefix_index`,
+and digests computed by :mod:`~pagedkv.memory.pool.digests`.
 """
+
+import numpy as np
 
 from pagedkv.memory.compilation.compiled import inlined, unsigned
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.blocks import DIGEST_WORDS, EXTRA, PoolArrays
-from pagedkv.memory.pool.digests import digest_block
+from pagedkv.memory.pool.digests import ROOT_WORDS, digest_block
 from pagedkv.memory.pool.extra_keys import NO_EXTRA, ExtraKeyArrays
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "set_digests",
     "set_extra",
     "set_extras",
+    "set_parent",
     "set_token",
+    "without_root",
     "write_down",
 ]
 
@@ -65,8 +69,9 @@ def set_extras(pool: PoolArrays, block_ids: Int32Array, extra_ids: Int32Array) -
 
 @inlined
 def digest_content(pool: PoolArrays, block: int, parent: Uint32Array, num_tokens: int, keys: ExtraKeyArrays) -> None:
-    """Compute the digest of a block from the digest ``parent``, its leading tokens and its extra keys; record it."""
+    """Compute the digest of a block from the digest ``parent``, its leading tokens and its extra keys; record both."""
     digest_block(parent, pool.tokens[block, :num_tokens], keys, pool.records[block, EXTRA], pool.digests[block])
+    set_parent(pool, block, parent)
 
 
 @inlined
@@ -77,12 +82,34 @@ def set_digest(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
 
 
 @inlined
+def set_parent(pool: PoolArrays, block: int, digest: Uint32Array) -> None:
+    """Record the digest of the block before a block, if the pool keeps it."""
+    if len(pool.parent_digests):
+        for word in range(DIGEST_WORDS):
+            pool.parent_digests[block, word] = digest[word]
+
+
+@inlined
 def copy_digest(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
-    """Copy the recorded digest of a block to another one, in any pool or on the other side (host or device)."""
-    for word in range(DIGEST_WORDS):
-        destination.digests[place, word] = source.digests[block, word]
+    """Copy the recorded digests of a block and its parent to another block, in any pool or on the other side."""
+    set_digest(destination, place, source.digests[block])
+    if len(source.parent_digests):
+        set_parent(destination, place, source.parent_digests[block])
 
 
-def set_digests(pool: PoolArrays, block_ids: Int32Array, digests: Uint32Array) -> None:
-    """Record the digests of several blocks: uint32 ``[blocks, 8]``."""
-    pool.digests[block_ids] = digests
+def set_digests(pool: PoolArrays, block_ids: Int32Array, chain: Uint32Array) -> None:
+    """Record the digests of a sequence's last blocks.
+
+    Args:
+        block_ids: int32 ``[blocks]``.
+        chain: uint32 ``[at least blocks, 8]``, the digests of the whole sequence.
+    """
+    first = len(chain) - len(block_ids)
+    pool.digests[block_ids] = chain[first:]
+    if len(pool.parent_digests):
+        pool.parent_digests[block_ids] = np.concatenate([ROOT_WORDS[np.newaxis], chain])[first:-1]
+
+
+def without_root(parents: Uint32Array) -> Uint32Array:
+    """Return digests of parents, uint32 ``[n, 8]``, with zeros for the root: events and snapshots contain them so."""
+    return np.where((parents == ROOT_WORDS).all(axis=1, keepdims=True), np.uint32(0), parents)

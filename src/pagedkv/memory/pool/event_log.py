@@ -12,16 +12,13 @@ from pagedkv.memory.contract.events import CLEARED, GAP, STORED, CacheEvents
 from pagedkv.memory.pool.blocks import (
     DIGEST_WORDS,
     EVENT_FIELDS,
-    LIFE,
     NAME,
-    NULL_BLOCK,
     NUM_EVENTS,
-    PARENT,
-    PARENT_LIFE,
     PoolArrays,
 )
+from pagedkv.memory.pool.contents import without_root
 
-__all__ = ["complete_event", "drain", "log_cleared", "log_event", "new_log", "set_parent_digest"]
+__all__ = ["drain", "log_cleared", "log_event", "new_log"]
 
 
 def new_log(most: int) -> Uint32Array:
@@ -36,29 +33,12 @@ def log_event(pool: PoolArrays, kind: int, block: int) -> None:
         return
     event = pool.counts[NUM_EVENTS] % len(pool.event_log)
     pool.counts[NUM_EVENTS] += 1
-    parent = pool.records[block, PARENT]
-    if kind != STORED or pool.records[parent, LIFE] != pool.records[block, PARENT_LIFE]:
-        parent = NULL_BLOCK
     pool.event_log[event, 0] = kind
     pool.event_log[event, 1] = pool.records[block, NAME]
     pool.event_log[event, 2] = block
     for word in range(DIGEST_WORDS):
         pool.event_log[event, 3 + word] = pool.digests[block, word]
-        pool.event_log[event, 3 + DIGEST_WORDS + word] = pool.digests[parent, word]
-
-
-@inlined
-def set_parent_digest(pool: PoolArrays, digest: Uint32Array) -> None:
-    """Set the parent's digest in the latest event, for a parent that may not be cached any more."""
-    event = (pool.counts[NUM_EVENTS] - 1) % len(pool.event_log)
-    for word in range(DIGEST_WORDS):
-        pool.event_log[event, 3 + DIGEST_WORDS + word] = digest[word]
-
-
-def complete_event(pool: PoolArrays, number: int, parent_digest: Uint32Array) -> None:
-    """Set the parent's digest in the event with a given number, counted since the last drain."""
-    event = pool.event_log[number % len(pool.event_log)]
-    event[-DIGEST_WORDS:] = parent_digest
+        pool.event_log[event, 3 + DIGEST_WORDS + word] = pool.parent_digests[block, word] if kind == STORED else 0
 
 
 def log_cleared(pool: PoolArrays) -> None:
@@ -81,6 +61,7 @@ def drain(name: str, pool: PoolArrays) -> CacheEvents:
         gap = np.zeros((1, EVENT_FIELDS), np.uint32)
         gap[0, [0, 2]] = GAP, min(num_lost, LARGEST_SIZE)
         log = np.concatenate([gap, log])
+    log[:, -DIGEST_WORDS:] = without_root(log[:, -DIGEST_WORDS:])
     words = log[:, 3:].astype(">u4").view(np.uint8).reshape(len(log), 2, 32)
     return CacheEvents(
         pool=name,

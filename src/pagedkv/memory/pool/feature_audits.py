@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import NULL_BLOCK
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE
 from pagedkv.memory.pool.cached_bounds import first_unbounded
 from pagedkv.memory.pool.charge_audit import check_charges
 from pagedkv.memory.pool.ghost_audit import check_ghosts
@@ -26,11 +26,24 @@ def _check_bounds(pool: BlockPool) -> None:
     assert unbounded == NULL_BLOCK, f"{pool.name}: place {unbounded} is not where a bound on cached blocks has it"
 
 
+def _check_parents(pool: BlockPool) -> None:
+    arrays, records = pool.arrays, pool.arrays.records[: pool.num_blocks]
+    if not len(arrays.parent_digests):
+        return
+    children = np.flatnonzero(records[:, NAME])
+    parents = records[children, PARENT]
+    is_there = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[children, PARENT_LIFE])
+    children, parents = children[is_there], parents[is_there]
+    is_wrong = (arrays.parent_digests[children] != arrays.digests[parents]).any(axis=1)
+    assert not is_wrong.any(), f"{pool.name}: block {children[is_wrong][0]} has the digest of another parent"
+
+
 FEATURE_AUDITS: Final[tuple[Callable[[BlockPool], None], ...]] = (
     check_leases,
     check_charges,
     check_ghosts,
     _check_siblings,
     _check_bounds,
+    _check_parents,
 )
 """Each checks the invariants of a feature, and raises AssertionError. O(blocks)."""

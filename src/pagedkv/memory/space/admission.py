@@ -302,6 +302,6 @@ def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
     for group in state.cached_groups:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)
-        set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests[first:])
+        set_digests(group.pool.arrays, group.arrays.table[row, first:stop], prompt.digests)
         set_column(state.rows, row, column, stop)
         state.chains[group.lane][row] = prompt.digests[-1]

@@ -6,9 +6,9 @@ ask: ``require_*`` may refuse an operation, and the ``count_*`` add to what it n
 :mod:`~pagedkv.memory.space.features` chooses the features of a space.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array
 
 if TYPE_CHECKING:
     from pagedkv.memory.contract.answers import Load
@@ -21,23 +21,7 @@ if TYPE_CHECKING:
     from pagedkv.memory.space.state import Group
     from pagedkv.memory.space.steps import InFlightStep, StepLedger
 
-__all__ = ["Publication", "SpaceFeature"]
-
-
-class Publication(NamedTuple):
-    """What a batch of rows has published in a group.
-
-    Args:
-        duplicates: int32 ``[n, NUM_DUPLICATE_FIELDS]``, blocks whose content another block is named for.
-        first_event: number of the first event of it, counted since the last drain.
-        num_digested: int32 ``[max_sequences]``, blocks of each row that were digested before; chains: uint32
-            ``[max_sequences, 8]``, the digest of the last of them.
-    """
-
-    duplicates: Int32Array
-    first_event: int
-    num_digested: Int32Array
-    chains: Uint32Array
+__all__ = ["SpaceFeature"]
 
 
 class SpaceFeature:
@@ -169,9 +153,6 @@ class SpaceFeature:
 
     def publishing(self, group: "Group", batch: Int32Array) -> None:
         """Blocks that rows complete in a group are about to be published."""
-
-    def published(self, group: "Group", batch: Int32Array, publication: Publication) -> None:
-        """Blocks that rows have completed in a group were published."""
 
     def planned(self, step: "InFlightStep") -> None:
         """A step is being planned, and its ranges are known."""

@@ -7,7 +7,6 @@ are lengthened by kept states, then inside blocks, then by replays. Other featur
 from pagedkv.memory.space.continuing import TailFeature
 from pagedkv.memory.space.draft_states import DraftFeature
 from pagedkv.memory.space.epochs import EpochFeature
-from pagedkv.memory.space.event_parents import EventParentFeature
 from pagedkv.memory.space.feature import SpaceFeature
 from pagedkv.memory.space.leasing import LeaseFeature
 from pagedkv.memory.space.matching.inside import PartialHitFeature
@@ -31,7 +30,8 @@ def features_of(state: SpaceState) -> tuple[SpaceFeature, ...]:
         features.append(EpochFeature(state))
     if state.config.leases:
         features.append(LeaseFeature(state))
-    features += _features_of_windows(state)
+    if not all(group.keeps_whole_prefix for group in state.groups):
+        features.append(WindowFeature(state))
     states = CheckpointFeature(state) if state.state_groups else None
     if states is not None:
         features.append(states)
@@ -44,16 +44,6 @@ def features_of(state: SpaceState) -> tuple[SpaceFeature, ...]:
     if state.replaying_groups:
         features.append(ReplayFeature(state))
     return tuple(features)
-
-
-def _features_of_windows(state: SpaceState) -> list[SpaceFeature]:
-    """Make the features of groups that drop blocks behind a sequence."""
-    features: list[SpaceFeature] = []
-    if not all(group.keeps_whole_prefix for group in state.groups):
-        features.append(WindowFeature(state))
-        if state.config.events:
-            features.append(EventParentFeature(state))
-    return features
 
 
 def observers_of(state: SpaceState) -> tuple[ReceiptBook | None, ExplanationBook | None]:

@@ -170,8 +170,7 @@ def finish_load(state: SpaceState, answer: Load, num_tokens: int | None) -> None
             first = answer.num_hit_tokens // group.block_size
             filled = blocks[: max(0, loaded // group.block_size - first)]
             if not group.stays_out:
-                digests = loading.digests[group.lane]
-                publish_loaded(group.pool.arrays, group.arrays, parent, digests, first, filled)
+                publish_loaded(group.pool.arrays, group.arrays, parent, filled)
     for ticket in loading.tickets:
         give_back(state, ticket)
     for observer in state.observers.load_ended:

@@ -113,7 +113,7 @@ class SpaceLoops(Loops):
         self.allocate_row = self._ready(allocate_row, pool, group, rows, 0, ids, ids, 0)
         self.digest_new_blocks = self._ready(digest_new_blocks, pool, group, rows, ids, words, extra_keys)
         self.count_unpublished = self._ready(count_unpublished, group, rows, ids)
-        self.publish_new_blocks = self._ready(publish_new_blocks, pool, group, rows, ids, pairs, ids, words)
+        self.publish_new_blocks = self._ready(publish_new_blocks, pool, group, rows, ids, pairs)
         self.first_unfit_row = self._ready(first_unfit_row, rows, ids, 0, 0)
         self.fork_row = self._ready(fork_row, pool, group, rows, 0, ids)
         self.inherit = self._ready(inherit, rows, ids, ids, ids, 0, ids)

@@ -3,16 +3,13 @@
 A block is *named* while it is in the prefix index, under its group and its digest.
 """
 
-from typing import Final
-
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.contract.keys import RequestKeys
 from pagedkv.memory.pool.block_keys import keys_of_blocks
-from pagedkv.memory.pool.blocks import EXTRA, NAME, NULL_BLOCK, NUM_EVENTS
+from pagedkv.memory.pool.blocks import EXTRA, NAME, NULL_BLOCK
 from pagedkv.memory.pool.contents import set_extras
-from pagedkv.memory.space.feature import Publication
 from pagedkv.memory.space.state import Group, SpaceState
 from pagedkv.memory.space.steps import StepLedger
 from pagedkv.memory.tables.digesting import copy_new_digests
@@ -21,8 +18,6 @@ from pagedkv.memory.tables.row_record import set_accepted_of
 from pagedkv.memory.tables.rows import AT, NUM_ACCEPTED, NUM_BLOCKS, NUM_DIGESTED
 
 __all__ = ["limit_publishing", "publish", "tag", "tag_blocks"]
-
-NO_ENDS: Final = (np.zeros(0, np.int32), np.zeros((0, 8), np.uint32))
 
 
 def publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
@@ -45,7 +40,6 @@ def limit_publishing(state: SpaceState, row: int, num_tokens: int) -> None:
 
 
 def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
-    ends = [_chain_ends(state, lane[0]) for lane in state.lanes]
     for chains, lane in zip(state.chains, state.lanes, strict=True):
         first = lane[0]
         state.loops.digest_new_blocks(*first.view, batch, chains, state.extra_keys.arrays)
@@ -56,22 +50,9 @@ def _publish(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
             feature.publishing(group, batch)
         num_blocks = state.loops.count_unpublished(group.arrays, state.rows, batch)
         found = np.empty((num_blocks, NUM_DUPLICATE_FIELDS), np.int32)
-        num_events = int(group.pool.arrays.counts[NUM_EVENTS])
-        num_found = state.loops.publish_new_blocks(*group.view, batch, found, *ends[group.lane])
+        num_found = state.loops.publish_new_blocks(*group.view, batch, found)
         if num_found:
             ledger.duplicates[group.index].append(found[:num_found])
-        if state.features:
-            publication = Publication(found[:num_found], num_events, *ends[group.lane])
-            for feature in state.features:
-                feature.published(group, batch, publication)
-
-
-def _chain_ends(state: SpaceState, group: Group) -> tuple[Int32Array, Uint32Array]:
-    """Return how many blocks of each row are digested, and the last digest: events need them as a block's parent."""
-    if not state.config.events:
-        return NO_ENDS
-    at = int(group.arrays.parameters[AT])
-    return state.rows[:, at + NUM_DIGESTED].copy(), state.chains[group.lane].copy()
 
 
 def tag_blocks(state: SpaceState, row: int, keys: RequestKeys) -> None:

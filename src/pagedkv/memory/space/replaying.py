@@ -74,7 +74,7 @@ class ReplayFeature(SpaceFeature):
             at, arrays = int(group.arrays.parameters[AT]), group.pool.arrays
             first, stop = len(hit.block_ids[group.index]), hit.num_tokens // group.block_size
             digests = self._digests_of_hit(group, prompt, hit, stop)
-            set_digests(arrays, group.arrays.table[row, first:stop], digests[first:])
+            set_digests(arrays, group.arrays.table[row, first:stop], digests)
             set_column(state.rows, row, at + NUM_DIGESTED, stop)
             set_column(state.rows, row, [at + TAIL, at + TAIL_LIFE], [NULL_BLOCK, arrays.records[NULL_BLOCK, LIFE]])
             set_column(state.rows, row, int(group.arrays.parameters[SURE]), first_sure(group, hit.num_tokens))

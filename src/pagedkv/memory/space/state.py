@@ -309,6 +309,7 @@ class SpaceState:
             bounds=bounds if config.prefix_caching and is_device else (),
             limits=() if config.tenants is None or not is_device else config.limits_by_pool()[name],
             events=config.max_events if config.events and is_device else 0,
+            parents=config.events,
             num_in_sets=self._num_in_sets(name),
             others_have=config.has_features,
         )

@@ -8,9 +8,8 @@ import numpy as np
 
 from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, NUM_EVENTS
+from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK
 from pagedkv.memory.pool.digests import digest_block
-from pagedkv.memory.pool.event_log import set_parent_digest
 from pagedkv.memory.pool.keep_reasons import AT_END, add_reasons_of
 from pagedkv.memory.space.checkpoints import Checkpoints, TailNote, keys_of_tail
 from pagedkv.memory.space.feature import SpaceFeature
@@ -100,12 +99,9 @@ class CheckpointFeature(SpaceFeature):
     def _keep_state(self, group: Group, row: int, index: int, length: int) -> None:
         state, pool, parent = self._state, group.pool, self._state.chains[group.lane][row]
         extra = _extra_of_tail(state, group, row, index, length)
-        num_events = int(pool.arrays.counts[NUM_EVENTS])
         block = name_tail(*group.view, row, parent, state.extra_keys.arrays, extra)
         if block == NULL_BLOCK:
             return
-        if pool.arrays.counts[NUM_EVENTS] > num_events and index > 0:
-            set_parent_digest(pool.arrays, parent)
         if group.arrays.parameters[SHEDS]:
             add_reasons_of(pool.arrays.records, block, AT_END)
         life = int(pool.arrays.records[block, LIFE])

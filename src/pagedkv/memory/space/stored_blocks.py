@@ -1,7 +1,7 @@
 """The cached content of pools: for consumers of events, also after a gap, and for tiers that fetch content.
 
-Read from the pools on request; nothing is kept for it. The parent of a block is known as long as the parent's block
-holds that content. Behind a window it may be gone; then only the event that reported the child contained it.
+Read from the pools on request. The parent of a block is known if the space records events, which keep its digest;
+otherwise as long as the parent's block holds that content, and behind a window it may be gone.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from pagedkv.memory.contract.errors import BlockError
 from pagedkv.memory.contract.events import STORED, BlockContents, CacheEvents, StoredBlocks
 from pagedkv.memory.pool.block_pool import BlockPool
 from pagedkv.memory.pool.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_LIFE, PENDING_STEP, SETTLED_STEP
+from pagedkv.memory.pool.contents import without_root
 from pagedkv.memory.pool.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
 from pagedkv.memory.space.state import Group, SpaceState
 
@@ -78,11 +79,15 @@ def list_stored(state: SpaceState, pool: BlockPool) -> StoredBlocks:
     """List every named block of a pool. O(blocks)."""
     records, digests = pool.arrays.records, pool.arrays.digests
     blocks = pool.prefix_index.named_blocks().astype(np.int32)
+    groups = records[blocks, NAME] - 1
+    if len(pool.arrays.parent_digests):
+        parent_words = without_root(pool.arrays.parent_digests[blocks])
+        is_known = np.ones(len(blocks), np.bool_)
+        return StoredBlocks(pool.name, groups, blocks, _as_bytes(digests[blocks]), _as_bytes(parent_words), is_known)
     parents = records[blocks, PARENT]
     has_parent = (parents != NULL_BLOCK) & (records[parents, LIFE] == records[blocks, PARENT_LIFE])
     parent_digests = np.zeros((len(blocks), DIGEST_NBYTES), np.uint8)
     parent_digests[has_parent] = _as_bytes(digests[parents[has_parent]])
-    groups = records[blocks, NAME] - 1
     keeps_whole_prefix = np.array([group.keeps_whole_prefix for group in state.groups], np.bool_)
     is_first = (parents == NULL_BLOCK) & keeps_whole_prefix[groups]
     for index in np.flatnonzero((parents == NULL_BLOCK) & ~is_first).tolist():
@@ -125,6 +130,8 @@ def _as_bytes(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
 
 
 def _parent_of(state: SpaceState, pool: BlockPool, block: int) -> bytes | None:
+    if len(pool.arrays.parent_digests):
+        return _as_bytes(pool.arrays.parent_digests[[block]]).tobytes()
     record = pool.arrays.records[block]
     parent = int(record[PARENT])
     if parent == NULL_BLOCK:

@@ -21,7 +21,7 @@ from pagedkv.memory.pool.blocks import (
     PENDING_STEP,
     PoolArrays,
 )
-from pagedkv.memory.pool.contents import set_digest, set_extra
+from pagedkv.memory.pool.contents import set_digest, set_extra, set_parent
 from pagedkv.memory.pool.digests import digest_block
 from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
 from pagedkv.memory.pool.life_cycle import drop_name, release
@@ -77,6 +77,7 @@ def name_tail(
     if find(pool, name, extra_keys.digest) != NULL_BLOCK:
         return NULL_BLOCK
     set_digest(pool, block, extra_keys.digest)
+    set_parent(pool, block, parent)
     set_extra(pool.records, block, extra)
     record = rows[row]
     at = group.parameters[AT]

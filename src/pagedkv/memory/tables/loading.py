@@ -3,10 +3,10 @@
 from pagedkv.memory.compilation.compiled import compiled
 from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
 from pagedkv.memory.pool.block_record import note_content
-from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, NUM_EVENTS, PoolArrays
+from pagedkv.memory.pool.blocks import LIFE, NAME, NULL_BLOCK, PoolArrays
 from pagedkv.memory.pool.causes import CALLED_OFF
-from pagedkv.memory.pool.contents import set_digest, write_down
-from pagedkv.memory.pool.event_log import set_parent_digest
+from pagedkv.memory.pool.contents import set_digest, set_parent, write_down
+from pagedkv.memory.pool.digests import ROOT_WORDS
 from pagedkv.memory.pool.keep_reasons import AT_END, add_reasons, forget_reasons
 from pagedkv.memory.pool.life_cycle import acquire, drop_name
 from pagedkv.memory.tables.publishing import publish_block
@@ -47,6 +47,7 @@ def take_to_load(
         note_content(pool.records, block)
         write_down(pool, block, 0, tokens, index * block_size, block_size)
         set_digest(pool, block, digests[index])
+        set_parent(pool, block, digests[index - 1] if index else ROOT_WORDS)
         out[index - first] = block
 
 
@@ -62,15 +63,12 @@ def unname_unfilled(pool: PoolArrays, group: GroupArrays, row: int, num_hit_toke
 
 
 @compiled
-def publish_loaded(
-    pool: PoolArrays, group: GroupArrays, parent: int, digests: Uint32Array, first: int, blocks: Int32Array
-) -> None:
+def publish_loaded(pool: PoolArrays, group: GroupArrays, parent: int, blocks: Int32Array) -> None:
     """Name blocks that were filled, up to the first gap in their chain.
 
     Args:
         parent: the block of the hit before them, or the null block.
-        digests: uint32 ``[blocks of the prefix, 8]``.
-        first: logical number of the first of ``blocks``.
+        blocks: int32 ``[n]``, in order.
     """
     by_links = group.parameters[KIND] == FULL
     if by_links and parent != NULL_BLOCK and not pool.records[parent, NAME]:
@@ -80,10 +78,7 @@ def publish_loaded(
         if block == NULL_BLOCK:
             parent = NULL_BLOCK
             continue
-        num_events = pool.counts[NUM_EVENTS]
         carrier = publish_block(pool, group, block, parent, pool.records[parent, LIFE])
-        if pool.counts[NUM_EVENTS] > num_events and first + place > 0:
-            set_parent_digest(pool, digests[first + place - 1])
         if not pool.records[carrier, NAME]:
             return
         if group.parameters[SHEDS] and carrier == block:

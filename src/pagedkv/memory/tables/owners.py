@@ -27,6 +27,7 @@ OWNERS: Final = {
     "records.EXTRA": "pool.contents",
     "tokens": "pool.contents",
     "digests": "pool.contents",
+    "parent_digests": "pool.contents",
     "buckets": "pool.prefix_index",
     "siblings": "pool.siblings",
     "event_log": "pool.event_log",

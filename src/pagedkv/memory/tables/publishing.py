@@ -8,19 +8,17 @@ which pagedkv then computes itself.
 from typing import Final
 
 from pagedkv.memory.compilation.compiled import compiled, inlined
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
+from pagedkv.memory.contract.arrays import Int32Array
 from pagedkv.memory.pool.blocks import (
     EXTRA,
     LIFE,
     LOOKAHEAD,
     NAME,
     NULL_BLOCK,
-    NUM_EVENTS,
     PARENT,
     PARENT_LIFE,
     PoolArrays,
 )
-from pagedkv.memory.pool.event_log import set_parent_digest
 from pagedkv.memory.pool.keep_reasons import note_ahead
 from pagedkv.memory.pool.life_cycle import drop_name
 from pagedkv.memory.pool.moments import FETCHED_AHEAD, are_alike, expect, is_fresher
@@ -145,8 +143,6 @@ def publish_new_blocks(
     rows: Int32Array,
     batch: Int32Array,
     duplicates: Int32Array,
-    digested: Int32Array,
-    chains: Uint32Array,
 ) -> int:
     """Publish all digested blocks of a batch of rows that were not published yet; return the number of duplicates.
 
@@ -154,8 +150,6 @@ def publish_new_blocks(
 
     Args:
         duplicates: int32 ``[count_unpublished(...), NUM_DUPLICATE_FIELDS]``.
-        digested: int32 ``[max_sequences]``, how many blocks of each row were digested before the new ones.
-        chains: uint32 ``[max_sequences, 8]``, the digest of the last of these. Both are read only if events are on.
     """
     at = group.parameters[AT]
     num_duplicates = 0
@@ -171,14 +165,7 @@ def publish_new_blocks(
             publish_to(rows, row, at, index + 1)
             if block == NULL_BLOCK or index < first_sure:
                 continue
-            num_events = pool.counts[NUM_EVENTS]
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
-            if pool.counts[NUM_EVENTS] > num_events and index > 0:
-                previous = group.table[row, index - 1]
-                if previous != NULL_BLOCK:
-                    set_parent_digest(pool, pool.digests[previous])
-                elif index == digested[row]:
-                    set_parent_digest(pool, chains[row])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:
                 note_ahead(pool.records, group.table[row, index - LOOKAHEAD], carrier)
             set_tail(rows, row, at, carrier, pool.records[carrier, LIFE])
