@@ -25,6 +25,7 @@ def engine(
     groups: tuple[GroupSpec, ...] = GROUPS[0],
     tenants: dict[str, TenantLimits] | None = None,
     num_host_blocks: int = 0,
+    max_tokens: int | None = None,
     **limits: Any,  # noqa: ANN401 - as they are
 ) -> Engine:
     """Make an engine over a pool of blocks of 4 tokens."""
@@ -34,7 +35,7 @@ def engine(
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         max_sequences=(2 if num_host_blocks else 1) * scheduling.max_sequences,
-        max_tokens=4 * num_blocks,
+        max_tokens=max_tokens or 4 * num_blocks,
         watermark=0.0,
         leases=True,
         tenants={} if tenants is None else tenants,
@@ -124,6 +125,18 @@ def test_a_request_that_the_pool_has_no_room_for_is_passed_by_none() -> None:
     served.step()
     assert [is_running(each) for each in (first, large, other)] == [True, False, False]
     served.run()
+
+
+def test_the_promises_of_a_tenants_sequences_may_exceed_the_longest_one() -> None:
+    """They are counted together as slots, whose number has nothing to do with the length of a table."""
+    served = engine(num_blocks=30, max_tokens=40, tenants={"a": TenantLimits(cap=29)}, max_sequences=8)
+    for number in range(8):
+        served.add([number, 1, 2, 3, 4], 33, intent=A)
+    num_preempted = 0
+    while not served.scheduler.is_idle:
+        num_preempted += len(served.step().preempted)
+    assert num_preempted > 3
+    assert len(served.finished) == 8
 
 
 def test_a_cap_that_other_tenants_rows_fill_makes_its_tenant_wait_and_rejects_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
+from pagedkv.memory.contract.spec import FullAttention, GroupSpec, SlidingWindow
 from pagedkv.memory.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 
@@ -54,14 +54,18 @@ class Observer:
         assert self.num_preemptions[request] <= 2 + ceil(log2(longest))
 
 
-def observer(num_blocks: int, first_promise: int, num_host_blocks: int = 0, **limits: int) -> Observer:
-    """Make an engine over a pool of blocks of 4 tokens, and watch it."""
+def observer(
+    num_blocks: int, first_promise: int, num_host_blocks: int = 0, num_window_blocks: int = 0, **limits: int
+) -> Observer:
+    """Make an engine over a pool of blocks of 4 tokens, and watch it; with windows of 6 tokens in another pool."""
     limits = {"max_sequences": 8, "max_batched_tokens": 32, "watermark_percent": 0, "block_size": 4, **limits}
     preemption: PreemptionKind = "swap" if num_host_blocks else "recompute"
+    windows = {"windows": num_window_blocks} if num_window_blocks else {}
+    groups: tuple[GroupSpec, ...] = (FullAttention(limits["block_size"]),)
     config = SpaceConfig(
-        groups=(FullAttention(limits["block_size"]),),
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
+        groups=groups + tuple(SlidingWindow(6, limits["block_size"], pool=pool) for pool in windows),
+        num_blocks={"device": num_blocks} | windows,
+        num_host_blocks={"device": num_host_blocks} | dict.fromkeys(windows, num_host_blocks),
         max_sequences=(2 if num_host_blocks else 1) * limits["max_sequences"],
         max_tokens=limits["block_size"] * num_blocks,
         watermark=limits["watermark_percent"] / 100,
@@ -80,6 +84,7 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
         data.draw(st.integers(8, 40)),
         data.draw(st.sampled_from([1, 2, 8, 64])),
         num_host_blocks=data.draw(st.sampled_from([0, 0, 8, 60])),
+        num_window_blocks=data.draw(st.sampled_from([0, 0, 6, 9, 20])),
         max_sequences=data.draw(st.integers(3, 8)),
         max_batched_tokens=data.draw(st.integers(8, 40)),
         watermark_percent=data.draw(st.sampled_from([0, 1, 20])),
@@ -102,6 +107,24 @@ def test_a_short_pool_never_thrashes(data: st.DataObject) -> None:
         watched.step()
         num_steps += 1
         assert num_steps <= 20 * num_work, "somebody is never served"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_host_blocks", [0, 60])
+@pytest.mark.parametrize("max_batched_tokens", [16, 64])
+def test_a_prompt_longer_than_a_pool_of_windows_is_served_in_chunks(
+    max_batched_tokens: int, num_host_blocks: int
+) -> None:
+    """At its arrival, and when it returns after a preemption with the tokens that it has generated."""
+    watched = observer(
+        40, 8, num_host_blocks, num_window_blocks=8, max_sequences=4, max_batched_tokens=max_batched_tokens
+    )
+    for number in range(4):
+        watched.engine.add([number, *range(45)] if number == 2 else [number, 7], 60)
+    while not watched.engine.scheduler.is_idle:
+        watched.step()
+    assert len(watched.engine.finished) == 4
+    assert watched.num_preemptions
 
 
 def test_who_guesses_right_does_not_take_what_others_were_promised() -> None:

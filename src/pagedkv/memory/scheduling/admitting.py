@@ -3,6 +3,9 @@
 If the pools have too few blocks for a request, all requests after it wait too; otherwise smaller requests could
 overtake it without end. If only its tenant's cap leaves too few blocks, only the further requests of that tenant wait,
 since requests of other tenants do not use blocks under this cap.
+
+A prompt is admitted if all its blocks fit at once. One that can never fit so, since it is longer than a pool of
+windows, holds fewer while it is computed in chunks: it is admitted once no other request runs.
 """
 
 from typing import Final, Literal
@@ -112,10 +115,13 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
         max_replay_tokens=budget - 1 if state.replays else 0,  # the token after the hit is computed as well
     )
     status = _admission_status(state, request, match)
+    request.most_chunk = 0
     if status is AllocStatus.LATER:
         return BEYOND_CAP if _is_beyond_cap(state, request, match) else None
     if status is AllocStatus.NEVER:
-        return _reject(state, draft, request)
+        status = _status_by_chunks(state, request, budget, match)
+        if status is not AllocStatus.OK:
+            return None if status is AllocStatus.LATER else _reject(state, draft, request)
     state.waiting.pop(request)
     if state.loader is not None and state.loader.begins_load(request, _hittable(state, request), match):
         state.loading.append(request)
@@ -164,6 +170,22 @@ def _admission_status(state: SchedulerState, request: Request, match: PrefixHit)
             tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
         )
     return AllocStatus.OK if with_promises is AllocStatus.OK else AllocStatus.LATER
+
+
+def _status_by_chunks(state: SchedulerState, request: Request, budget: int, match: PrefixHit) -> AllocStatus:
+    """Return whether a prompt that does not fit as a whole fits in chunks, alone; set the largest that do."""
+    tokens, keys, tenant = request.known_token_ids, request.keys, request.intent.tenant
+    match = state.space.match(tokens, keys=keys, max_hit_tokens=match.num_tokens)
+    most_chunk = min(budget, len(tokens))
+    while most_chunk:
+        status = state.space.can_allocate(
+            tokens, keys=keys, num_sequences=request.num_sequences, max_chunk=most_chunk, match=match, tenant=tenant
+        )
+        if status is not AllocStatus.NEVER:
+            request.most_chunk = most_chunk
+            return AllocStatus.LATER if state.running else status
+        most_chunk //= 2
+    return AllocStatus.NEVER
 
 
 def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) -> bool:

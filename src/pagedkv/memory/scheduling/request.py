@@ -77,6 +77,7 @@ class Request:
         known_token_ids: int32, the tokens to compute before it can decode.
         num_scheduled: number of these that are in the space.
         checkpoint: position at which a chunk must end, so that its recurrent states are stored there; 0: none.
+        most_chunk: most tokens of a chunk, if more would need too many blocks; 0: no limit but the budget.
         next_token_ids: int32 ``[num_sequences]``, the tokens that it appends next; while it decodes, ``decoding`` has
             them.
         num_preemptions: number of its preemptions.
@@ -115,6 +116,7 @@ class Request:
     known_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_scheduled: int = 0
     checkpoint: int = 0
+    most_chunk: int = 0
     next_token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     num_preemptions: int = 0
     promised_tokens: int = 0
@@ -176,7 +178,7 @@ class Request:
 
     def end_of_chunk(self, start: int, budget: int) -> int:
         """Return the end of a chunk of known tokens that begins at ``start`` and has at most ``budget`` tokens."""
-        end = min(start + budget, len(self.known_token_ids))
+        end = min(start + min(budget, self.most_chunk or budget), len(self.known_token_ids))
         if start < self.checkpoint < end:
             end = self.checkpoint
         return min((stop for stop in self.stops if start < stop < end), default=end)
@@ -214,7 +216,7 @@ class Request:
             self._num_generated = 0
         self.rows = []
         self.known_token_ids = self.next_token_ids = NO_TOKENS
-        self.num_scheduled = self.promised_tokens = self.checkpoint = 0
+        self.num_scheduled = self.promised_tokens = self.checkpoint = self.most_chunk = 0
         self.parents, self.awaited = None, ()
 
     def note_epochs(self, oldest: int, newest: int) -> None:

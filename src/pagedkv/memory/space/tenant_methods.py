@@ -33,12 +33,14 @@ class TenantMethods(SpaceView):
         Then it waits for its own tenant's sequences alone, however many blocks are free. False without tenants.
 
         Args:
-            token_ids, tenant, keys, num_lookahead, num_sequences, match: as in :meth:`can_allocate`.
+            token_ids, tenant, keys, num_sequences, match: as in :meth:`can_allocate`.
+            num_lookahead: slots reserved beyond the tokens. They may exceed ``max_tokens``, since a scheduler counts
+                those of other sequences of the tenant too.
 
         Raises: as :meth:`can_allocate`.
         """
         reserve = as_count(num_lookahead, "num_lookahead")
-        prompt = prepare_prompt(self._state, token_ids, keys, None, reserve)
+        prompt = prepare_prompt(self._state, token_ids, keys, None, 0)
         num_rows = as_count(num_sequences, "num_sequences", least=1)
         number = self._state.room.number_of(tenant)
         if not self._state.room.names:
