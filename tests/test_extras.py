@@ -76,8 +76,8 @@ def without(missing: str, program: str, *arguments: object) -> subprocess.Comple
 
 
 TRACE: Final = ROOT / "examples" / "conversations.jsonl.gz"
-EXTRAS: Final = ("cli", "hf", "record", "report", "server")
-CLI, HF, RECORD, REPORT, SERVER = (f": pip install 'pagedkv[{extra}]'" for extra in EXTRAS)
+EXTRAS: Final = ("cli", "hf", "record", "report", "server", "tiers")
+CLI, HF, RECORD, REPORT, SERVER, TIERS = (f": pip install 'pagedkv[{extra}]'" for extra in EXTRAS)
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -121,6 +121,15 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
             )
             for missing in ("fastapi", "httptools", "uvicorn", "prometheus_client")
         ),
+        (
+            "xxhash",
+            dict.fromkeys(
+                ("serve --tier host:1MiB", "generate --model demo --prompt x --tier folder:cache:1MiB"),
+                f"--tier needs xxhash{TIERS}",
+            ),
+        ),
+        ("redis", {"serve --tier redis://127.0.0.1:1/0": f"--tier needs redis{TIERS}"}),
+        ("obstore", {"serve --tier s3://bucket/path": f"--tier needs obstore{TIERS}"}),
         ("zmq", {"record tcp://127.0.0.1:1": f"a stream of KV events needs zmq{RECORD}"}),
         ("jinja2", {f"report {TRACE} -o report.html": f"a report needs jinja2{REPORT}"}),
         (

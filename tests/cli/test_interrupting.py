@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagedkv.cli.exit_codes import INTERRUPTED_EARLY
+from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import Terminated, exit_code_of, leaving_at_once, noticing_interrupts, terminate
 
 
@@ -56,7 +56,7 @@ from pagedkv.cli.interrupting import leaving_at_once, terminate
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, terminate)
 try:
-    with leaving_at_once():
+    with leaving_at_once(*sys.argv[2:]):
         signal.raise_signal(int(sys.argv[1]))
 except BaseException:
     print("raised")
@@ -64,8 +64,12 @@ except BaseException:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_leaves_at_once_raises_nothing(number: signal.Signals, code: int) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", LEAVING, str(int(number))], capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"pagedkv: {INTERRUPTED_EARLY}\n")
+@pytest.mark.parametrize(
+    ("given", "message"), [((), INTERRUPTED_EARLY), ((INTERRUPTED_BEFORE_SERVING,), INTERRUPTED_BEFORE_SERVING)]
+)
+def test_who_leaves_at_once_raises_nothing(
+    number: signal.Signals, code: int, given: tuple[str, ...], message: str
+) -> None:
+    words = [sys.executable, "-c", LEAVING, str(int(number)), *given]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"pagedkv: {message}\n")

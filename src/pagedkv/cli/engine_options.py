@@ -1,6 +1,9 @@
 """The options of the commands that run an engine."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -8,8 +11,9 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
 from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.memory.contract.extras import needing
 from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.tiers import Tier, parse_tier
+from pagedkv.memory.tiers import ObjectBody, RedisBody, Tier, parse_tier
 from pagedkv.planner.models.memory import GIB
 
 if TYPE_CHECKING:
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["EngineOptions"]
 
 DEFAULT_GIB: Final = 0.5
+OWN_PACKAGES: Final = MappingProxyType({RedisBody.medium: "redis", ObjectBody.medium: "obstore"})
+"""Packages that tiers of a medium need beside that of checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class EngineOptions:
 
         Raises:
             ConfigurationError: an option is out of range.
-            MissingExtraError: torch or transformers are not installed.
+            MissingExtraError: torch, transformers, or a package of the tiers is not installed.
         """
         from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
         from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
@@ -115,10 +121,20 @@ class EngineOptions:
         )
 
     def _tiers(self) -> tuple[Tier, ...]:
-        """Return the tiers. Raises ConfigurationError."""
+        """Return the tiers. Raises ConfigurationError, MissingExtraError."""
         tiers = tuple(map(parse_tier, self.tier or ()))
+        _require_packages(tiers)
         if self.tier_rescan is None:
             return tiers
         if not any(each.is_shared for each in tiers):
             raise ConfigurationError("--tier-rescan needs a --tier that other processes may share, such as folder:...")
         return tuple(replace(each, rescan_s=self.tier_rescan) if each.is_shared else each for each in tiers)
+
+
+def _require_packages(tiers: Iterable[Tier]) -> None:
+    """Import what the tiers need, before a model is loaded. Raises MissingExtraError."""
+    for tier in tiers:
+        with needing("tiers", "--tier"):
+            import_module("xxhash")
+            if tier.medium in OWN_PACKAGES:
+                import_module(OWN_PACKAGES[tier.medium])

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -52,14 +53,17 @@ def noticing_interrupts() -> Iterator[Callable[[], KeyboardInterrupt | None]]:
 
 
 @contextmanager
-def leaving_at_once() -> Iterator[None]:
-    """End the process at once at a signal: the compiler would swallow exceptions, and no file is open yet."""
-    with _handled_by(_leave):
+def leaving_at_once(message: str = INTERRUPTED_EARLY) -> Iterator[None]:
+    """End the process at once at a signal, with a message on stderr.
+
+    The compiler would swallow exceptions, and no file is open yet.
+    """
+    with _handled_by(partial(_leave, message)):
         yield
 
 
-def _leave(number: int) -> NoReturn:
-    os.write(2, f"pagedkv: {INTERRUPTED_EARLY}\n".encode())
+def _leave(message: str, number: int) -> NoReturn:
+    os.write(2, f"pagedkv: {message}\n".encode())
     os._exit(EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED)
 
 

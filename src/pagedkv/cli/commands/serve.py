@@ -8,6 +8,7 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.engine_options import EngineOptions
+from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
@@ -160,7 +161,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         if folder not in {DEMO, None}:
             require_folder(str(folder))
     require_free(host, port)
-    with working("Loading torch"), leaving_at_once():
+    with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
         from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
@@ -195,7 +196,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         has_texts=inspect_texts,
     )
     with ExitStack() as serving:
-        with working(f"Loading {model}"), leaving_at_once():
+        with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))
         typer.echo(f"pagedkv: {config.model_name} is served at http://{host}:{port}/v1 (Ctrl-C ends)", err=True)
