@@ -18,6 +18,13 @@ def test_the_help_of_each_command_has_examples(command: str) -> None:
     assert f" pagedkv {command} " in result.stdout.replace("\n", " ")
 
 
+@pytest.mark.parametrize("arguments", [(), ("warm-up",), ("generate",)])
+def test_flags_are_shown_without_a_type(arguments: tuple[str, ...]) -> None:
+    shown = run(*arguments, "--help").stdout
+    assert "--help" in shown
+    assert "bool" not in shown.lower()
+
+
 def test_the_version_is_printed() -> None:
     result = run("--version")
     assert result.exit_code == 0

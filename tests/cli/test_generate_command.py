@@ -1,6 +1,7 @@
 """``pagedkv generate``: answers, figures, comparison with dense, and what bad input gets."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,8 @@ def test_answers_are_the_models_own(folder: Path, lines: Path, tmp_path: Path) -
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert "tokens a second" in ended.stdout
     assert "hit ratio by token" in ended.stdout
+    assert "loaded from tier" not in ended.stdout
+    assert re.search(r"GiB, at most \d+ of 199 blocks in use", ended.stdout)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     by_place = {row["index"]: row for row in rows}
     expected = reference(make_model("llama"), PROMPTS, 6)
@@ -122,8 +125,12 @@ def test_a_folder_keeps_what_was_computed_for_the_next_call(folder: Path, tmp_pa
     first, second = (json.loads(run(*ask, "--verify", "--json", "-").stdout) for _ in range(2))
     assert [each["figures"]["num_cached_tokens"] for each in (first, second)] == [0, 96]
     assert second["outputs"][0]["completions"] == first["outputs"][0]["completions"]
-    assert second["outputs"][0]["num_loaded_tokens"] == {"folder": 96}
+    assert second["outputs"][0]["num_loaded_tokens"] == second["figures"]["num_loaded_tokens"] == {"folder": 96}
+    assert second["outputs"][0]["receipt"]["hits_by_medium"] == {"device": 0, "folder": 96}
+    assert first["figures"]["num_loaded_tokens"] == {"folder": 0}
     assert second["outputs"][0]["tier_notes"][0]["cause"] == "loaded"
+    shown = [line.split() for line in run(*ask).stdout.splitlines()]
+    assert ["hits", "loaded", "from", "tier", "folder", "96", "tokens"] in shown
     wrong = run(*ask, "--tier", "disk:1GiB")
     assert wrong.exit_code == 2
     assert "a tier is host:SIZE, folder:PATH:SIZE, or a URL" in wrong.stderr

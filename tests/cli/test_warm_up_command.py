@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli.exit_codes import EXIT_INTERRUPTED
+from pagedkv.memory.warming import WarmUp
 from tests.cli.command import run
 from tests.compiling import needs_compiled_loops
 
@@ -36,4 +37,18 @@ def test_an_interrupted_warm_up_says_what_is_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("pagedkv.cli.commands.warm_up.compile_all", interrupted)
     result = run("warm-up")
     assert result.exit_code == EXIT_INTERRUPTED
-    assert result.stderr == "pagedkv: interrupted while loops were compiled; 3 of 160 loops are kept\n"
+    *_, last = result.stderr.splitlines()
+    assert last == "pagedkv: interrupted while loops were compiled; 3 of 160 loops are kept"
+
+
+def test_off_a_terminal_each_tenth_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: object, on_progress: Callable[[int, int], None], **__: object) -> WarmUp:
+        for num_done in range(41):
+            on_progress(num_done, 40)
+        return WarmUp(40, 1.0, 2, "folder")
+
+    monkeypatch.setattr("pagedkv.cli.commands.warm_up.compile_all", compiled)
+    result = run("warm-up")
+    assert result.stdout == "40 loops are in folder (1 s, 2 at once)\n"
+    told = [f"pagedkv: {num_done} of 40 loops are compiled" for num_done in range(0, 41, 4)]
+    assert result.stderr.splitlines() == told

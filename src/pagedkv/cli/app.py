@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pagedkv import __version__
 from pagedkv.cli.old_names import refuse_old_command, refuse_old_options
@@ -47,7 +47,23 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
 import the command."""
 
 
-class LateCommands(TyperGroup):
+class PlainFlags:
+    """Shows no type for options without a value; newer versions of typer would show ``<bool>`` in help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, which newer versions of typer hide
+        """Return the parameters of the command."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the mixed class
+        for each in params:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return params
+
+
+class PlainCommand(PlainFlags, TyperCommand):
+    """A command with plain flags."""
+
+
+class LateCommands(PlainFlags, TyperGroup):
     """Lists commands without importing them, until one of them runs, or shows its own help or completion."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's, which newer versions of typer hide
@@ -72,7 +88,7 @@ def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as
     with reported(), needing("cli", "the command line"):
         module = import_module(f"pagedkv.cli.commands.{python_name}")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name)(getattr(module, python_name))
+    alone.command(name, cls=PlainCommand)(getattr(module, python_name))
     return typer.main.get_command(alone)
 
 

@@ -38,6 +38,7 @@ class Figures:
         num_finished: prompts that were not interrupted.
         num_prompt_tokens: tokens of all started prompts.
         num_cached_tokens: prompt tokens that hit the cache.
+        num_loaded_tokens: of these, tokens that tiers brought, by medium; empty without tiers.
         num_generated_tokens: tokens of all answers.
         num_drafted_tokens: tokens that were guessed and computed.
         num_accepted_tokens: guessed tokens that were right.
@@ -64,6 +65,7 @@ class Figures:
     is_interrupted: bool = False
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_loaded_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:
@@ -160,6 +162,7 @@ def serve(
     """
     left = dict(enumerate(_submit(llm, each) for each in requests))
     figures = Figures(len(requests), llm.core.executor.storage.device_nbytes)
+    figures.num_loaded_tokens = {tier.medium: 0 for tier in llm.core.config.tiers}
     bar = progress.add_task("generating", total=len(requests), so_far="")
     started = time.perf_counter()
     num_sampled = 0
@@ -219,6 +222,8 @@ def _end(llm: LLM, place: int, request: EngineRequest, figures: Figures, report:
     if request.num_cached_tokens is not None:
         figures.num_prompt_tokens += len(output.prompt_token_ids)
     figures.num_cached_tokens += output.num_cached_tokens
+    for medium, num_tokens in output.num_loaded_tokens.items():
+        figures.num_loaded_tokens[medium] = figures.num_loaded_tokens.get(medium, 0) + num_tokens
     figures.num_generated_tokens += sum(len(each.token_ids) for each in output.completions)
     figures.num_drafted_tokens += output.num_drafted_tokens
     figures.num_accepted_tokens += output.num_accepted_tokens

@@ -1,10 +1,14 @@
 """The folder of a model: looked at before anything is imported that could run it."""
 
 from pathlib import Path
+from typing import Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 
-__all__ = ["require_folder"]
+__all__ = ["DEMO", "require_folder"]
+
+DEMO: Final = "demo"
+"""Name of the model of the demonstration, which is part of the package, in place of a folder."""
 
 
 def require_folder(name: str) -> None:

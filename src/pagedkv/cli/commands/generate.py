@@ -24,7 +24,7 @@ from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.miss_causes import MissCause
 from pagedkv.planner.models.memory import GIB
-from pagedkv.serving.model_folder import require_folder
+from pagedkv.serving.model_folder import DEMO, require_folder
 
 if TYPE_CHECKING:
     from pagedkv.cli.generating import Figures, Verification
@@ -53,7 +53,8 @@ MOST_SHOWN: Final = 10
 def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     *,
     model: Annotated[
-        str, typer.Option(metavar="PATH|ID", help="Folder of a model, or its name on the hub of Hugging Face.")
+        str,
+        typer.Option(metavar="PATH|ID", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
     ],
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; may be given again.")] = None,
     input_file: Annotated[
@@ -86,9 +87,11 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     """Answer prompts with a model of Hugging Face on paged memory: any decoder, with the model's own tokens.
 
     Prompts that begin alike share what was computed. Ctrl-C ends with the results so far; a second one at once.
-    docs/engine.md lists the models, and the fields of a line of --input.
+    docs/engine.md lists the models, and the fields of a line of --input. demo is the small model of the demonstration.
 
     For example:
+
+    pagedkv generate --model demo --prompt "red kite: locker 7. blue lamp: shelf 12. Where? red kite:" --max-tokens 3
 
     pagedkv generate --model ./my-llama --prompt "The red kite is in" --max-tokens 16
 
@@ -102,13 +105,15 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     _require_targets(output, json_file, input_file)
     if verify and temperature:
         raise ConfigurationError("--verify compares the most likely tokens: leave --temperature at 0")
-    require_folder(model)
+    if model != DEMO:
+        require_folder(model)
     if engine.draft_model is not None:
         require_folder(engine.draft_model)
     prompts = None if input_file is None else PromptFile(_readable(input_file))
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.serving.engine import SamplingParams, compat  # noqa: PLC0415 - as above
+        from pagedkv.serving.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
         from pagedkv.serving.engine.loading import load  # noqa: PLC0415 - as above
 
     config = engine.config()
@@ -119,7 +124,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
         _require_greedy(prompt_requests)
     compat.be_silent()
     with working(f"Loading {model}"), leaving_at_once():
-        loaded, tokenizer = load(model, dtype, device)
+        loaded, tokenizer = load_demo(device) if model == DEMO else load(model, dtype, device)
         draft_model = None if engine.draft_model is None else load(engine.draft_model, dtype, device)[0]
         llm = generating.build(loaded, config, tokenizer, draft_model)
     rows: list[tuple[int, RequestOutput]] = []
@@ -222,7 +227,9 @@ def _write(file: BinaryIO | None, row: dict[str, object]) -> None:
 
 
 def _as_dict(place: int, answer: "RequestOutput") -> dict[str, Any]:
-    return {"index": place, **asdict(answer, dict_factory=_plain)}
+    row = {"index": place, **asdict(answer, dict_factory=_plain)}
+    row["receipt"]["hits_by_medium"] = answer.receipt.hits_by_medium
+    return row
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -252,15 +259,21 @@ def _document(
     }
 
 
+def _loaded(figures: "Figures") -> Iterator[tuple[str, str]]:
+    for medium, num_tokens in figures.num_loaded_tokens.items():
+        yield f"hits loaded from tier {medium}", f"{num_tokens:,} tokens"
+
+
 def _print_figures(model: str, figures: "Figures", verification: "Verification | None") -> None:
-    peak = figures.peak_used_blocks / max(1, figures.num_blocks)
+    peak = f"{figures.peak_used_blocks:,} of {figures.num_blocks:,} blocks in use"
     hits = f"{figures.hit_ratio:.2%} ({figures.num_cached_tokens:,} of {figures.num_prompt_tokens:,} prompt tokens)"
     rows = [
         ("prompts answered", f"{figures.num_finished:,} of {figures.num_prompts:,}"),
         ("tokens generated", f"{figures.num_generated_tokens:,} in {figures.seconds:,.2f} s"),
         ("tokens a second", f"{figures.tokens_per_s:,.1f}"),
         ("hit ratio by token", hits),
-        ("memory for keys and values", f"{figures.kv_nbytes / GIB:,.3f} GiB, at most {peak:.1%} in use"),
+        *_loaded(figures),
+        ("memory for keys and values", f"{figures.kv_nbytes / GIB:,.3f} GiB, at most {peak}"),
         ("preemptions", f"{figures.num_preemptions:,}, {figures.num_recomputed_tokens:,} tokens again"),
         ("steps", f"{figures.num_steps:,}"),
     ]

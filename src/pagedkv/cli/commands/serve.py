@@ -16,11 +16,10 @@ from pagedkv.cli.progress import working
 from pagedkv.memory.contract.arguments import as_choice
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.routing import ROUTINGS, Routing
-from pagedkv.serving.model_folder import require_folder
+from pagedkv.serving.model_folder import DEMO, require_folder
 
 __all__ = ["serve"]
 
-DEMO: Final = "demo"
 LARGEST_PORT: Final = 65_535
 MOST_REPLICAS: Final = 64
 SERVER: Final = "Server"

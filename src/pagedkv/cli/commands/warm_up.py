@@ -1,9 +1,11 @@
 """``pagedkv warm-up``: compiles machine code before the first request, for images, CI and servers."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.json_file import write_json
@@ -12,6 +14,26 @@ from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.warming import warm_up as compile_all
 
 __all__ = ["warm_up"]
+
+
+NUM_LINES: Final = 10
+"""Lines of progress off a terminal."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Shows progress: as a bar, or off a terminal as a line on stderr at each tenth."""
+
+    progress: Progress
+    task: TaskID
+    num_tenths: int = -1
+
+    def __call__(self, num_done: int, num_loops: int) -> None:
+        self.progress.update(self.task, completed=num_done, total=num_loops)
+        num_tenths = NUM_LINES * num_done // max(1, num_loops)
+        if not self.progress.console.is_terminal and num_tenths > self.num_tenths:
+            self.num_tenths = num_tenths
+            typer.echo(f"pagedkv: {num_done:,} of {num_loops:,} loops are compiled", err=True)
 
 
 def warm_up(
@@ -31,20 +53,23 @@ def warm_up(
 
     Every process that sees the folder then starts in a second. NUMBA_CACHE_DIR names another folder.
 
+    Loops are those of the eviction policies that are named. pagedkv curve measures all policies: name each for it.
+
     With --target, on every processor of that kind: an image is built on one machine and runs on others.
 
     Example, in a Dockerfile: RUN pagedkv warm-up --target x86-64-v3
     """
     with reported({"eviction": "--eviction", "target": "--target"}):
         columns = (TextColumn("compiling loops"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, transient=True, disable=json_file is not None) as progress:
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
             task = progress.add_task("loops", total=None)
             try:
                 done = compile_all(
                     tuple(eviction or ("lru",)),
                     target=target,
                     num_processes=jobs,
-                    on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+                    on_progress=_Shown(progress, task),
                 )
             except KeyboardInterrupt as error:
                 [shown] = progress.tasks

@@ -145,7 +145,7 @@ class Notice:
 def _line(folder: str | None) -> str:
     kept = f"kept in {folder}" if folder else "kept nowhere, since no folder can be written"
     return (
-        f"pagedkv: compiling its loops, which takes seconds to two minutes, once: they are {kept}. "
+        f"pagedkv: compiling its loops, which takes seconds to minutes, once: they are {kept}. "
         f"Ahead of time: pagedkv.warming.warm_up(), or pagedkv warm-up. Without this line: {SETTING}=0\n"
     )
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.memory.contract.space_config import TenantLimits
 from pagedkv.serving.engine import LLM, EngineConfig
 from pagedkv.serving.engine.demo.trained import FOLDER, load_demo
-from pagedkv.serving.engine.loading import load, load_tokenizer, usable_device
+from pagedkv.serving.engine.loading import load, load_tokenizer
 
 __all__ = ["build_engine", "tokenizer_of"]
 
@@ -48,15 +48,10 @@ def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywor
     Raises:
         ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
     """
-    loaded, tokenizer = _demo(device) if model is None else load(model, dtype, device)
+    loaded, tokenizer = load_demo(device) if model is None else load(model, dtype, device)
     engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
     drafting = None if draft_model is None else load(draft_model, dtype, device)[0]
     return LLM(loaded, engine, tokenizer=_required(tokenizer, model), draft_model=drafting), tokenizer
-
-
-def _demo(device: str) -> tuple[Any, Any]:
-    model, tokenizer = load_demo()
-    return model if device == "auto" else cast("Any", model).to(usable_device(device)), tokenizer
 
 
 def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above

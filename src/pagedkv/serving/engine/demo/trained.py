@@ -3,13 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import safetensors.torch
 
 from pagedkv.memory.contract.errors import ConfigurationError
 from pagedkv.serving.engine import compat
 from pagedkv.serving.engine.llm import Tokenizer
+from pagedkv.serving.engine.loading import usable_device
 
 __all__ = ["FOLDER", "SHA256", "load_demo", "load_trained"]
 
@@ -49,7 +50,16 @@ def load_trained(folder: Path = FOLDER, *, max_positions: int | None = None) -> 
     return compat.make_llama({**config, **given}, weights)
 
 
-def load_demo() -> tuple[compat.Model, Tokenizer]:
-    """Load the model and its tokenizer, which has a chat template. Raises as :func:`load_trained`."""
+def load_demo(device: str = "auto") -> tuple[compat.Model, Tokenizer]:
+    """Load the model and its tokenizer, which has a chat template.
+
+    Args:
+        device: for its weights and blocks, as of :func:`~pagedkv.serving.engine.loading.usable_device`; with ``auto``
+            it is on the CPU, which is fast enough for it.
+
+    Raises:
+        ConfigurationError: as of :func:`load_trained`, or there is no such device.
+    """
     tokenizer: Tokenizer = compat.load_tokenizer(str(FOLDER))
-    return load_trained(), tokenizer
+    model: Any = load_trained()
+    return model if device == "auto" else model.to(usable_device(device)), tokenizer
