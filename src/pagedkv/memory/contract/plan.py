@@ -147,9 +147,9 @@ class UnknownTokens:
     """Ranges that are upper bounds, since their rows had unknown tokens when the step was planned.
 
     By the time this step runs, the steps before it may have refused some of these tokens. The device moves the start,
-    the end and the slots of the row's range down by as many. Where ``steps_back`` is above 0, the range begins where the
-    range of the row's last step ended on the device, less the tokens that were refused of that step, and never above
-    the start that the plan gives: the row may have been rolled back since.
+    the end and the slots of the row's range down by as many. Where ``steps_back`` is above 0, the range begins where
+    the range of the row's last step ended on the device, less the tokens that were refused of that step, and never
+    above the start that the plan gives: the row may have been rolled back since.
 
     Args:
         counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range; 0 if all are
