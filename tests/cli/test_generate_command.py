@@ -277,3 +277,10 @@ def test_a_signal_ends_with_the_results_so_far(number: signal.Signals, code: int
     assert line.startswith("pagedkv: interrupted: 1 of 201 prompts are answered")
     figures = json.loads(result.read_text())["figures"]
     assert (figures["num_finished"], figures["is_interrupted"]) == (1, True)
+
+
+def test_the_demonstrations_model_has_a_name() -> None:
+    prompt = "red kite: locker 7. blue lamp: shelf 12. Where? red kite:"
+    ended = run("generate", "--model", "demo", "--prompt", prompt, "--max-tokens", 3, "--json", "-")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout)["outputs"][0]["completions"][0]["text"] == "locker 7."
