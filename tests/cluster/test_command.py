@@ -91,10 +91,18 @@ def test_one_command_serves_with_two_replicas_and_survives_one(command: Command)
 
 
 def test_control_c_ends_all_of_it(command: Command) -> None:
-    processes = [each["process"] for each in command.routes()["replicas"]]
+    until = time.monotonic() + PATIENCE_S
+    while len(replicas := command.routes()["replicas"]) < 2:
+        assert time.monotonic() < until, "there is no replacement"
+        time.sleep(0.1)
+    processes = [each["process"] for each in replicas]
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE_S) == 0
     until = time.monotonic() + PATIENCE_S
     while any(Path(f"/proc/{each}").exists() for each in processes):
         assert time.monotonic() < until, "replicas outlive the command"
         time.sleep(0.1)
+    assert command.process.stderr is not None
+    lines = command.process.stderr.read().decode().splitlines()
+    changes = [line.split()[4] for line in lines if line.startswith("pagedkv: replica ")]
+    assert changes == ["gone", "joined"], lines
