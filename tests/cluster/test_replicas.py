@@ -219,8 +219,8 @@ def test_a_client_that_leaves_ends_its_request(cluster: Cluster) -> None:
 
 
 def test_a_deadline_holds(cluster: Cluster) -> None:
-    answer = cluster.ask([9, 8, 7], max_tokens=150, timeout=0.001)
-    assert answer.status_code in {200, 400, 504}
+    answer = cluster.ask([9, 8, 7], max_tokens=150, deadline_s=0.001)
+    assert answer.status_code == 504
 
 
 async def _stream(url: str, prompt: list[int], seed: int | None, begun: asyncio.Event) -> tuple[str, str | None]:
@@ -304,7 +304,7 @@ def test_requests_wait_while_no_replica_is_left(cluster: Cluster, alone: LLM) ->
     assert httpx.get(f"{cluster.url}/health").status_code == 200
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(cluster.ask, PROMPTS[0])
-        late = cluster.ask(PROMPTS[1], timeout=0.01)
+        late = cluster.ask(PROMPTS[1], deadline_s=0.01)
         assert late.status_code == 504, "a deadline ends the wait"
         assert waiting.result().json()["choices"][0]["text"] == right(alone, PROMPTS[0])
     cluster.wait_for_replicas()
