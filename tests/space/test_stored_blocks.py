@@ -192,3 +192,23 @@ def test_without_prefix_caching_nothing_is_stored() -> None:
     prefill(space, tokens(9))
     assert len(space.stored_blocks()) == 0
     assert space.stored_block(hash_request_tokens(range(4), 4)[0]) is None
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_content_that_is_swapped_in_is_there_once_its_step_is_over(*, is_planned: bool) -> None:
+    space = new_space(FullAttention(4), num_blocks=6, num_host_blocks=6)
+    row = prefill(space, tokens(5))
+    (digest,) = hash_request_tokens(range(5), 4)
+    space.swap_out([row])
+    run_step(space)
+    cache(space, tokens(19, first=100))
+    space.swap_in([row])
+    step = space.plan_step() if is_planned else None
+    block = space.stored_block(digest)
+    assert block is not None
+    assert block.block_id == space.block_ids(row)[0]
+    assert not block.is_computed
+    space.acknowledge((step or space.plan_step()).step_id)
+    block = space.stored_block(digest)
+    assert block is not None
+    assert block.is_computed

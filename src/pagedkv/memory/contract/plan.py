@@ -146,15 +146,16 @@ class TokenRanges:
 class UnknownTokens:
     """Ranges that are upper bounds, since their rows had unknown tokens when the step was planned.
 
-    By the time this step runs, the steps before it may have refused some of these tokens: the step that samples the
-    first unknown token, and those between it and this step. The device moves the start, the end and the slots of the
-    row's range down by the number of refused tokens.
+    By the time this step runs, the steps before it may have refused some of these tokens. The device moves the start,
+    the end and the slots of the row's range down by as many. Where ``steps_back`` is above 0, the range begins where
+    the range of the row's last step ended on the device, less the tokens that were refused of that step, and never
+    above the start that the plan gives: the row may have been rolled back since.
 
     Args:
         counts: int32 ``[ranges]``, trailing unknown tokens of the row, up to the end of the range; 0 if all are
             known. Some of them may lie before the start of the range.
         steps_back: int32 ``[ranges]``; step ``step_id - steps_back`` samples the first of them; 0 if this step does (a
-            draft). If that step is over, the value may name any other step that is over.
+            draft). If that step is over, the value may name any other step: then only whether it is 0 counts.
     """
 
     counts: Int32Array

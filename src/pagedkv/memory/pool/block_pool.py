@@ -54,7 +54,7 @@ class KVCacheBlock:
         ref_count: table entries and tickets that refer to it.
         group: index of the group of its name, or None without a name.
         digest: SHA-256 of its chain, or None without a name.
-        is_computed: no step that is open or in flight still writes it.
+        is_computed: no step that is open or in flight still computes it. Moves that write it are not counted here.
         place: "in use", "free" or "deferred".
     """
 

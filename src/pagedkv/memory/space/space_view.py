@@ -4,6 +4,7 @@ Owns the state and the step ledger of one space; :class:`~pagedkv.memory.space.b
 Methods here change nothing, except that draining events empties the event buffer.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -286,12 +287,17 @@ class SpaceView:
         return stored_blocks.list_stored(self._state, self._pool(pool))
 
     def stored_block(self, digest: bytes | npt.NDArray[np.uint8], group: int = 0) -> StoredBlock | None:
-        """Return tokens, extra keys and parent of the block with this digest, or None. Changes nothing. O(block size).
+        """Return tokens, extra keys and parent of the block with this digest, or None. Changes nothing.
+
+        Cost: O(block size + blocks that open and planned steps move).
 
         Raises:
             BlockError: ``digest`` is neither 32 bytes nor uint8 ``[32]``.
         """
-        return stored_blocks.look_up(self._state, self._group(group), digest)
+        found = stored_blocks.look_up(self._state, self._group(group), digest)
+        if found is not None and found.block_id in self._ledger.moved_blocks(found.pool)[0]:
+            return replace(found, is_computed=False)
+        return found
 
     def contents_of(self, blocks: CacheEvents | StoredBlocks) -> BlockContents:
         """Return tokens and extra keys of the blocks that events stored, or of a list. Changes nothing.

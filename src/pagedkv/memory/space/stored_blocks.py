@@ -33,7 +33,7 @@ class StoredBlock:
         parent_digest: digest of the block before it; ``ROOT_DIGEST`` for a first one, None if it is not known any more.
         token_ids: read-only int32 ``[block_size]``; fewer for a state that is kept inside an interval.
         extra_keys: its encoded extra keys (:class:`~pagedkv.RequestKeys`), empty for most blocks.
-        is_computed: whether no step in flight or open still writes it.
+        is_computed: whether no step in flight or open still computes it, or moves its content in.
         epochs: the oldest and the newest epoch of the weights that contributed to it, if epochs are counted; a part of
             its identity, beside the digest. None if they are not, and for blocks that the open step computes.
     """
