@@ -56,20 +56,22 @@ def command() -> Iterator[Command]:
     words = [sys.executable, "-m", "pagedkv", "serve", "--replicas", "2", "--num-blocks", "200", "--port", str(port)]
     process = subprocess.Popen(words, stderr=subprocess.PIPE)
     told = Command(f"http://127.0.0.1:{port}", process)
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if httpx.get(f"{told.url}/ready").is_success:
-                break
-        except httpx.TransportError:
-            assert process.poll() is None, (process.stderr or sys.stdin.buffer).read().decode()
-        assert time.monotonic() < until
-        time.sleep(0.3)
     try:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if httpx.get(f"{told.url}/ready").is_success:
+                    break
+            except httpx.TransportError:
+                assert process.poll() is None, (process.stderr or sys.stdin.buffer).read().decode()
+            assert time.monotonic() < until
+            time.sleep(0.3)
         yield told
     finally:
         process.kill()
         process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def test_one_command_serves_with_two_replicas_and_survives_one(command: Command) -> None:
