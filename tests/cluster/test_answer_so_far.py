@@ -116,3 +116,18 @@ def test_hits_are_those_of_the_first_life(engines: Engines) -> None:
     output, _, so_far = serve(engines.llm, PROMPTS[0], WISHES[0], [6])
     assert so_far.num_attempts == 2
     assert output.num_cached_tokens == 0
+    assert output.explanation is None, "that of the second life is of another prompt"
+
+
+def test_loads_are_those_of_the_life_whose_hits_are_counted(engines: Engines) -> None:
+    """Else hits by medium would not add up: a later life loads what the first one has stored."""
+    output = replace(engines.llm.generate([PROMPTS[0]], WISHES[0])[0], num_loaded_tokens={"folder": 4})
+    so_far = AnswerSoFar(PROMPTS[0], WISHES[0])
+    so_far.note_cached(output.num_cached_tokens)
+    assert so_far.complete(output) == output
+    so_far.begin_again(Intent())
+    moved = so_far.complete(output)
+    assert (moved.num_cached_tokens, moved.num_loaded_tokens) == (output.num_cached_tokens, {})
+    unknown = AnswerSoFar(PROMPTS[0], WISHES[0])
+    unknown.begin_again(Intent())
+    assert unknown.complete(output) == output

@@ -1,6 +1,6 @@
 """Steps that overlap answer as steps one by one: every kind of request, every kind of memory, late ends among them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, RequestOutput, SamplingParams
+from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, Intent, PromptLookup, RequestOutput, SamplingParams
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison, serve
 from tests.engine.test_sampled_answers import Letters, Slow
@@ -72,13 +72,15 @@ def wishes(ends: tuple[int, ...]) -> list[SamplingParams]:
     ]
 
 
-def arriving(llm: LLM, params: list[SamplingParams]) -> list[EngineRequest]:
+def arriving(llm: LLM, params: list[SamplingParams], intents: Sequence[Intent] = ()) -> list[EngineRequest]:
     """Serve a request for each wish, which arrive one after the other; the space proves itself after each step."""
+    intents = intents or [Intent()] * len(params)
     requests: list[EngineRequest] = []
     num_steps = 0
     while len(requests) < len(params) or llm.core.has_work:
         if len(requests) < len(params) and num_steps % 2 == 0:
-            requests += llm.submit([PROMPTS[len(requests) % len(PROMPTS)]], params[len(requests)])
+            number = len(requests)
+            requests += llm.submit([PROMPTS[number % len(PROMPTS)]], params[number], intents[number])
         llm.step()
         num_steps += 1
         llm.core.space.check()
@@ -203,6 +205,24 @@ def test_guesses_sit_out_every_second_step_and_stay_right(model: PreTrainedModel
     config = replace(ROOMY, speculation=PromptLookup(num_tokens=3))
     found, expected = (serve(LLM(model, each))[0] for each in (overlapped(config), config))
     assert [each.output().token_ids for each in found] == [each.output().token_ids for each in expected]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("memory", MEMORY)
+def test_right_guesses_stand_beside_requests_that_run_ahead(model: PreTrainedModel, memory: str, first: int) -> None:
+    """Every second request has a right prediction, so it takes several tokens in a step where others take one."""
+    params = wishes((9, 33, 77, 101, 150, 180, 12, 60))
+    plain = LLM(model, MEMORY[memory], tokenizer=Letters())
+    expected = [plain.output(request) for request in arriving(plain, params)]
+    intents = [
+        Intent(prediction=output.token_ids) if number % 2 == first and output.token_ids else Intent()
+        for number, output in enumerate(expected)
+    ]
+    llm = LLM(model, replace(overlapped(MEMORY[memory]), predicted_tokens=3), tokenizer=Letters())
+    poison(llm)
+    outputs = [llm.output(request) for request in arriving(llm, params, intents)]
+    assert answers(outputs) == answers(expected)
+    assert sum(output.num_accepted_tokens for output in outputs) > 5
 
 
 def test_an_engine_that_fails_has_the_tokens_that_are_known(model: PreTrainedModel) -> None:

@@ -18,6 +18,7 @@ from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.serving.engine import Breakpoint, Completion, RequestOutput, SamplingParams
 from pagedkv.serving.server import Caller, RequestLog
 from pagedkv.serving.server.anthropic.usage import as_usage
+from pagedkv.serving.server.engines import EngineFacts
 from pagedkv.serving.server.generation import Generation, GenerationRequest, PreparedPrompt
 from pagedkv.serving.server.parsing import PlainParser
 from pagedkv.serving.server.service import Served
@@ -181,6 +182,9 @@ def test_leases_are_counted(server: Running) -> None:
     assert "cache_leases_refused" not in answer
 
 
+FACTS = EngineFacts(64, 16, 16, frozenset(), True, False, 100, frozenset())  # noqa: FBT003 - of an engine
+
+
 def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:
     breakpoints = (Breakpoint(16, 300.0), Breakpoint(32, 3600.0))
     request = GenerationRequest(
@@ -192,7 +196,7 @@ def test_a_refused_lease_is_told_and_has_no_created_tokens() -> None:
     generation.outputs = [output]
     assert generation.leased == breakpoints[:1]
     assert generation.leases_refused == {"cache_leases_refused": 1}
-    told = as_usage(usage_of([output], 16, is_caching=True), generation.leased)
+    told = as_usage(usage_of([output], FACTS), generation.leased)
     assert told["cache_creation"] == {"ephemeral_5m_input_tokens": 16, "ephemeral_1h_input_tokens": 0}
     assert told["input_tokens"] == 24
 

@@ -243,7 +243,7 @@ def log_requests(service: Service, path: Path | None, *, writes_tokens: bool) ->
     if path is None:
         yield
         return
-    log = RequestLog(path, service.block_size, writes_tokens=writes_tokens, num_so_far=service.num_so_far)
+    log = RequestLog(path, service.engine.facts.block_size, writes_tokens=writes_tokens, num_so_far=service.num_so_far)
     service.on_arrived.append(log.arrived)
     service.on_served.append(log.served)
     try:

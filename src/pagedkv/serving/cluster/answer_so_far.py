@@ -39,6 +39,7 @@ class AnswerSoFar:
         self._num_skipped = [0] * params.n
         self._num_continued = 0
         self._num_cached: int | None = None
+        self._cached_at = 0  # the attempt with these hits
         self.num_attempts = 1
 
     @property
@@ -58,7 +59,7 @@ class AnswerSoFar:
     def note_cached(self, num_cached_tokens: int | None) -> None:
         """Record the hit tokens of the prompt, from the first attempt alone: later ones also hit what it computed."""
         if self._num_cached is None:
-            self._num_cached = num_cached_tokens
+            self._num_cached, self._cached_at = num_cached_tokens, self.num_attempts
 
     def take(self, updates: Sequence[TokenUpdate]) -> tuple[TokenUpdate, ...]:
         """Return the updates without tokens that were already sent. Raises EngineError: an answer differs from them."""
@@ -86,15 +87,21 @@ class AnswerSoFar:
         return replace(update, token_ids=tokens, logprobs=scores)
 
     def complete(self, output: RequestOutput) -> RequestOutput:
-        """Return the last attempt's output with the log-probabilities and the hits of earlier attempts."""
+        """Return the last attempt's output with the log-probabilities and the hits of earlier attempts.
+
+        The hits are those of the first attempt that had any token. If that was another one, the loads and the
+        explanation of the last attempt do not belong to them, and are left out.
+        """
         completions = output.completions
         if self._num_continued and self._params.logprobs is not None:
             completions = tuple(
                 replace(each, logprobs=tuple(self._logprobs[each.index][: self._num_continued]) + (each.logprobs or ()))
                 for each in completions
             )
-        cached = output.num_cached_tokens if self._num_cached is None else self._num_cached
-        return replace(output, completions=completions, num_cached_tokens=cached)
+        output = replace(output, completions=completions)
+        if self._num_cached is None or self._cached_at == self.num_attempts:
+            return output
+        return replace(output, num_cached_tokens=self._num_cached, num_loaded_tokens={}, explanation=None)
 
     def last_updates(self, reason: FinishReason) -> tuple[TokenUpdate, ...]:
         """Return an update that ends each unfinished answer, for a request that ends without a replica's output."""

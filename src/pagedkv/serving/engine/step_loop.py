@@ -129,13 +129,19 @@ class StepLoop:
         return flight
 
     def _keep_last_tokens(self, flight: Flight) -> None:
+        """Keep the tokens of rows that may run ahead: neither beams nor rows with drafts do, which have more tokens."""
         sampling = flight.sampling
-        if sampling is None or sampling.pending is None or any(row.drafts for row in sampling.rows):
-            return  # beams, and requests with drafts, never run ahead
-        rows = flight.batch.sampled_rows()
-        going = rows if flight.places is None else rows[flight.places]
-        is_all = len(sampling.places) == len(going)
-        self._parts.runner.last_tokens.keep(going if is_all else going[sampling.places], sampling.pending.token_ids)
+        if sampling is None or sampling.pending is None:
+            return
+        rows, token_ids = flight.batch.sampled_rows(), sampling.pending.token_ids
+        rows = rows if flight.places is None else rows[flight.places]
+        rows = rows if len(sampling.places) == len(rows) else rows[sampling.places]
+        drawn = [sampling.rows[place] for place in sampling.places]
+        if any(row.drafts for row in drawn):
+            plain = [place for place, row in enumerate(drawn) if not row.drafts]
+            lines = lines_of(drawn)
+            rows, token_ids = rows[plain], token_ids[[lines[place].start for place in plain]]
+        self._parts.runner.last_tokens.keep(rows, token_ids)
 
     def _finish(self, flight: Flight | None) -> Finished:
         """Append a step's sampled tokens to the answers, and finish the step in the scheduler."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeVar, final
 
 from pagedkv.memory.contract.errors import EngineError
+from pagedkv.memory.contract.spec import keeps_state
 from pagedkv.serving.engine import LLM, AnswerStream, AsyncLLM, Intent, SamplingParams, StepRecord
 from pagedkv.serving.server.answer_formats import AnswerFormats, Formats
 from pagedkv.serving.server.engine_numbers import EngineNumbers
@@ -32,6 +33,7 @@ class EngineFacts:
     Args:
         max_tokens: tokens of the longest sequence, answer included.
         block_size: least common multiple of the groups' block sizes, in tokens.
+        alignment: the same of the groups but recurrent states, which are kept at the ends of prompts as well.
         tenants: names of the configured tenants.
         is_caching: whether prefixes are cached.
         uses_predictions: whether the engine drafts tokens from a request's prediction.
@@ -41,6 +43,7 @@ class EngineFacts:
 
     max_tokens: int
     block_size: int
+    alignment: int
     tenants: frozenset[str]
     is_caching: bool
     uses_predictions: bool
@@ -54,6 +57,7 @@ class EngineFacts:
         return cls(
             space.max_tokens,
             math.lcm(*(group.block_size for group in space.groups)),
+            math.lcm(*(group.block_size for group in space.groups if not keeps_state(group))),
             frozenset(space.tenants or ()),
             space.prefix_caching,
             core.config.predicted_tokens > 0,

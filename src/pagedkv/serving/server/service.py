@@ -112,7 +112,6 @@ class Service:
         self.longest = engine.facts.max_tokens
         self.longest_text = self.longest * longest_token(tokenizer)
         self.chats = ChatPrompts(tokenizer, KeptAnswers(config.kept_tokens), self.longest_text)
-        self.block_size = engine.facts.block_size
 
     # Life
 
@@ -336,7 +335,7 @@ class Service:
 
     def usage(self, outputs: Sequence[RequestOutput]) -> Usage:
         """Count the tokens of a request that has ended."""
-        return usage_of(outputs, self.block_size, is_caching=self.engine.facts.is_caching)
+        return usage_of(outputs, self.engine.facts)
 
     def as_api_error(self, problem: Exception) -> ApiError:
         """Translate an error. For a full queue, the client may retry after about the time that requests wait."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagedkv.serving.engine import RequestOutput
+from pagedkv.serving.server.engines import EngineFacts
 
 __all__ = ["Usage", "usage_of"]
 
@@ -51,18 +52,17 @@ class Usage:
         return self.num_prompt + self.num_generated
 
 
-def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: bool) -> Usage:
+def usage_of(outputs: Sequence[RequestOutput], facts: EngineFacts) -> Usage:
     """Count the tokens of a request that has ended.
 
     Args:
         outputs: outputs of its prompts.
-        block_size: tokens of a block of the coarsest cached group.
-        is_caching: whether prompts are cached at all.
+        facts: of the engine.
     """
     num_prompt = num_read = num_written = num_generated = 0
     for output in outputs:
         length = len(output.prompt_token_ids)
-        whole = length // block_size * block_size if is_caching else 0
+        whole = _num_hittable(length, facts)
         num_prompt += length
         num_read += output.num_cached_tokens
         num_written += max(0, whole - output.num_cached_tokens)
@@ -73,3 +73,14 @@ def usage_of(outputs: Sequence[RequestOutput], block_size: int, *, is_caching: b
     num_drafted = sum(output.num_drafted_tokens for output in outputs)
     num_accepted = sum(output.num_accepted_tokens for output in outputs)
     return Usage(num_prompt, num_read, num_written, num_generated, num_drafted, num_accepted, dict(num_loaded))
+
+
+def _num_hittable(length: int, facts: EngineFacts) -> int:
+    """Return how many leading tokens of a computed prompt a longer one can hit.
+
+    Recurrent states are kept at the ends of intervals, and before the last token of the prompt.
+    """
+    if not facts.is_caching:
+        return 0
+    at_end = (length - 1) // facts.alignment * facts.alignment
+    return max(at_end, length // facts.block_size * facts.block_size)
