@@ -25,7 +25,16 @@ from tests.server.serving import running
 
 GROUPS: Final = (FullAttention(16),)
 PROMPT: Final = np.arange(400, dtype=np.int32)
-ENGINE: Final = EngineFacts(1000, 16, frozenset(), True, False, 1000, frozenset())  # noqa: FBT003 - its fields in order
+ENGINE: Final = EngineFacts(
+    max_tokens=1000,
+    block_size=16,
+    alignment=16,
+    tenants=frozenset(),
+    is_caching=True,
+    uses_predictions=False,
+    vocabulary_size=1000,
+    end_ids=frozenset(),
+)
 in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 ROWS: Final = "Array.from(document.querySelectorAll('#choices tr[tabindex]'))"
 TITLE: Final = "document.querySelector('#details-title')?.textContent"
