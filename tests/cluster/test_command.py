@@ -56,20 +56,22 @@ def command() -> Iterator[Command]:
     words = [sys.executable, "-m", "pagedkv", "serve", "--replicas", "2", "--num-blocks", "200", "--port", str(port)]
     process = subprocess.Popen(words, stderr=subprocess.PIPE)
     told = Command(f"http://127.0.0.1:{port}", process)
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if httpx.get(f"{told.url}/ready").is_success:
-                break
-        except httpx.TransportError:
-            assert process.poll() is None, (process.stderr or sys.stdin.buffer).read().decode()
-        assert time.monotonic() < until
-        time.sleep(0.3)
     try:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if httpx.get(f"{told.url}/ready").is_success:
+                    break
+            except httpx.TransportError:
+                assert process.poll() is None, (process.stderr or sys.stdin.buffer).read().decode()
+            assert time.monotonic() < until
+            time.sleep(0.3)
         yield told
     finally:
         process.kill()
         process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def test_one_command_serves_with_two_replicas_and_survives_one(command: Command) -> None:
@@ -91,10 +93,19 @@ def test_one_command_serves_with_two_replicas_and_survives_one(command: Command)
 
 
 def test_control_c_ends_all_of_it(command: Command) -> None:
-    processes = [each["process"] for each in command.routes()["replicas"]]
+    until = time.monotonic() + PATIENCE_S
+    while len(replicas := command.routes()["replicas"]) < 2:
+        assert time.monotonic() < until, "there is no replacement"
+        time.sleep(0.1)
+    processes = [each["process"] for each in replicas]
     command.process.send_signal(signal.SIGINT)
     assert command.process.wait(PATIENCE_S) == 0
     until = time.monotonic() + PATIENCE_S
     while any(Path(f"/proc/{each}").exists() for each in processes):
         assert time.monotonic() < until, "replicas outlive the command"
         time.sleep(0.1)
+    assert command.process.stderr is not None
+    lines = command.process.stderr.read().decode().splitlines()
+    changes = [line for line in lines if " can serve" in line]
+    assert [line.split()[4] for line in changes] == ["gone", "joined"], lines
+    assert all(line.startswith("pagedkv: replica ") for line in changes), lines

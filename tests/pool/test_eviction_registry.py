@@ -30,7 +30,7 @@ FOLDER = Path(eviction.__path__[0])
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "docs" / "for-cache-researchers.md"
 NUMBA_IS_OFF: Final = os.environ.get("NUMBA_DISABLE_JIT") == "1"
-FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 5, 2, True)  # noqa: FBT003 - one of each
+FEATURES = PoolFeatures(9, True, True, True, ((1, 2),), ((9, 0), (9, 0)), 5, True, 2, True)  # noqa: FBT003 - one of each
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 

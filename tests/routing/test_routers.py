@@ -56,6 +56,19 @@ def test_what_no_replica_has_goes_to_the_least_loaded() -> None:
     assert (choice.replica, choice.reason) == ("b", RoutingReason.NOT_CACHED)
 
 
+def test_where_all_have_equally_much_the_load_is_the_reason() -> None:
+    router = new_router("a", "b")
+    for name in ("a", "b"):
+        store(router, name, PROMPT[:200])
+    router.choose(1, tokens(20, first=900), 0.0, among=["a"])
+    choice = router.choose(2, PROMPT, 0.0)
+    assert (choice.replica, choice.reason) == ("b", RoutingReason.LEAST_LOADED)
+    three = new_router("a", "b", "c")
+    for name in ("a", "b"):
+        store(three, name, PROMPT[:200])
+    assert three.choose(1, PROMPT, 0.0).reason is RoutingReason.MOST_CACHED, "c has less"
+
+
 def test_a_long_queue_is_worth_more_than_a_short_prefix() -> None:
     router = new_router("a", "b")
     store(router, "a", PROMPT[:40])

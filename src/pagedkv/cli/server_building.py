@@ -1,5 +1,6 @@
 """Builds the parts of ``pagedkv serve``: access, the service and its engine, the request log."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from pagedkv.serving.server.config import Inspector
 
-__all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events"]
+__all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events", "warnings_shown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,20 @@ def _show_endpoints(lifetime: str | None, events: EventEndpoints) -> None:
     typer.echo(f"pagedkv: KV events of lifetime {lifetime} are at {events.endpoint}", err=True)
     if events.replay_endpoint is not None:
         typer.echo(f"pagedkv: earlier events and snapshots are at {events.replay_endpoint}", err=True)
+
+
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Print the package's warnings and errors to stderr as this command's other lines, while this is open."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("pagedkv: %(message)s"))
+    logger = logging.getLogger("pagedkv")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

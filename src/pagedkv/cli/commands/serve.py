@@ -195,6 +195,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         has_texts=inspect_texts,
     )
     with ExitStack() as serving:
+        serving.enter_context(server_building.warnings_shown())
         with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
             application, service = serving.enter_context(parts)
         serving.enter_context(server_building.log_requests(service, request_log, writes_tokens=log_tokens))

@@ -309,8 +309,11 @@ class Router:
             reason = RoutingReason.BALANCE
         elif not most:
             reason = RoutingReason.NOT_CACHED
+        elif chosen.credit < most:
+            reason = RoutingReason.SHORTER_QUEUE
         else:
-            reason = RoutingReason.MOST_CACHED if chosen.credit == most else RoutingReason.SHORTER_QUEUE
+            some_lack = any(each.credit < most for each in candidates)
+            reason = RoutingReason.MOST_CACHED if some_lack else RoutingReason.LEAST_LOADED
         return chosen, reason
 
 

@@ -67,6 +67,7 @@ class RoutedRequest:
         deadline_s: seconds from its arrival at a replica to its deadline; None: no deadline.
         link: receives the router's choice; not sent to the replica.
         choice: the router's choice, once it is made; not sent to the replica.
+        attempt: 1, and one more after each lost replica; not sent to the replica.
     """
 
     number: int
@@ -76,6 +77,7 @@ class RoutedRequest:
     deadline_s: float | None = None
     link: Any = None
     choice: Choice | None = None
+    attempt: int = 1
 
     @property
     def known_token_ids(self) -> Int32Array:

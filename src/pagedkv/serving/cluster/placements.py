@@ -7,7 +7,6 @@ and a thread for each replica applies events. So one lock guards all state; it i
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,7 +17,7 @@ from pagedkv.memory.routing import Choice, ReplicaIndex, ReplicaView, Router, Ro
 from pagedkv.memory.wire import FollowedMessage, follow
 from pagedkv.serving.cluster.messages import WEIGHTS, ReplicaFacts, RoutedRequest
 
-__all__ = ["Placed", "Placements", "ReplicaStatus"]
+__all__ = ["Placed", "Placements", "ReplicaChange", "ReplicaStatus"]
 
 MOST_CHOICES: Final = 1000
 HOST: Final = "CPU"
@@ -30,15 +29,32 @@ class Placed:
 
     Args:
         number: the request's number.
+        attempt: 1, and one more after each lost replica.
         choice: the replica, and the reason.
         num_answered: tokens of its answer that another replica had sent.
         placed_s: time of the choice, in seconds of the Unix epoch.
     """
 
     number: int
+    attempt: int
     choice: Choice
     num_answered: int
     placed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChange:
+    """A change of the replicas that can serve.
+
+    Args:
+        added: facts of the added replicas, by name.
+        removed: facts of the removed ones.
+        num_replicas: replicas that can serve now.
+    """
+
+    added: Mapping[str, ReplicaFacts]
+    removed: Mapping[str, ReplicaFacts]
+    num_replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +88,8 @@ class Placements:
         wall_clock: returns seconds of the Unix epoch.
 
     Attributes:
-        num_moved: requests that another replica continued after the loss of theirs.
+        on_replicas: called with each change of the replicas, by the thread that reports it; None: nothing is called.
+        num_moved: moves of requests from a lost replica to another one; a request may move several times.
     """
 
     def __init__(
@@ -91,29 +108,32 @@ class Placements:
         self._router: Router | None = None
         self._facts: dict[str, ReplicaFacts] = {}
         self._numbers: dict[str, Mapping[str, Any]] = {}
-        self._choices: deque[Placed] = deque(maxlen=MOST_CHOICES)
+        self._choices: dict[tuple[int, int], Placed] = {}
+        self.on_replicas: Callable[[ReplicaChange], None] | None = None
         self.num_moved = 0
 
-    def set_replicas(self, replicas: Mapping[str, ReplicaFacts]) -> tuple[list[str], list[str]]:
-        """Set the replicas that can serve now; return the names of the added and of the removed ones.
+    def set_replicas(self, replicas: Mapping[str, ReplicaFacts]) -> ReplicaChange:
+        """Set the replicas that can serve now; return the added and the removed ones.
 
         Outstanding requests of a removed replica no longer count: their streams end, and they are placed again.
         """
         with self._lock:
-            removed = [name for name in self._facts if name not in replicas]
-            added = [name for name in replicas if name not in self._facts]
+            removed = {name: facts for name, facts in self._facts.items() if name not in replicas}
+            added = {name: facts for name, facts in replicas.items() if name not in self._facts}
             for name in removed:
                 del self._facts[name]
                 self._numbers.pop(name, None)
                 self._require_router().remove_replica(name)
-            for name in added:
-                facts = replicas[name]
+            for name, facts in added.items():
                 if self._router is None:
                     index = ReplicaIndex(facts.groups, weights_epoch=facts.weights_epoch)
                     self._router = Router(index, self._routing, self._rules)
                 self._facts[name] = facts
                 self._router.add_replica(name, self._clock())
-            return added, removed
+            change = ReplicaChange(added, removed, len(self._facts))
+        if self.on_replicas is not None and (added or removed):
+            self.on_replicas(change)
+        return change
 
     def note_numbers(self, name: str, numbers: Mapping[str, Any]) -> None:
         """Record the numbers that a replica reported."""
@@ -126,7 +146,7 @@ class Placements:
         """Choose among replicas; None: the facts of none have arrived yet. O(tokens + blocks x replicas).
 
         Serve calls this again for a request that it could not send, since the replica ended or was full. The new choice
-        replaces the earlier one.
+        replaces the earlier one of the same attempt.
         """
         with self._lock:
             among = [name for name in names if name in self._facts]
@@ -137,10 +157,11 @@ class Placements:
             tokens = request.known_token_ids  # an array of its own
             tokens.setflags(write=False)
             choice = router.choose(request.number, tokens, self._clock(), keys=request.intent.keys, among=among)
-            placed = Placed(request.number, choice, len(request.intent.answered), self._wall_clock())
-            if self._choices and self._choices[-1].number == request.number:
-                self._choices.pop()  # the earlier choice was not sent
-            self._choices.append(placed)
+            key = request.number, request.attempt
+            self._choices.pop(key, None)  # an earlier choice of this attempt was not sent
+            self._choices[key] = Placed(*key, choice, len(request.intent.answered), self._wall_clock())
+            if len(self._choices) > MOST_CHOICES:
+                del self._choices[next(iter(self._choices))]
             return choice
 
     def prefilled(self, number: int) -> None:
@@ -156,7 +177,7 @@ class Placements:
                 self._router.ended(number)
 
     def note_moved(self) -> None:
-        """Count a request that another replica will continue."""
+        """Count a move: another replica will continue a request."""
         with self._lock:
             self.num_moved += 1
 
@@ -178,7 +199,7 @@ class Placements:
     def latest(self, most: int = MOST_CHOICES) -> list[Placed]:
         """Return the latest choices, the newest first."""
         with self._lock:
-            return list(itertools.islice(reversed(self._choices), most))
+            return list(itertools.islice(reversed(self._choices.values()), most))
 
     def num_by_reason(self) -> dict[str, int]:
         """Count the choices by reason."""

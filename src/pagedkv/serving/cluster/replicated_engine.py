@@ -8,9 +8,10 @@ with an error.
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
@@ -28,7 +29,7 @@ from pagedkv.serving.cluster.messages import (
     ReplicaMessage,
     RoutedRequest,
 )
-from pagedkv.serving.cluster.placements import Placements
+from pagedkv.serving.cluster.placements import Placements, ReplicaChange
 from pagedkv.serving.cluster.tier_sums import sums_by_tier
 from pagedkv.serving.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.serving.engine.answer_stream import StreamMessage, StreamState, deliver
@@ -51,6 +52,8 @@ MOST_ATTEMPTS: Final = 4
 """Most replicas to which one request is sent, one after the loss of the other."""
 ANSWER_S: Final = 10.0
 """Most seconds that a page waits for a replica."""
+RETRY_S: Final = 10
+"""Seconds after which a client may retry where no replica can serve."""
 ACCEPT_S: Final = 120.0
 """Most seconds until a replica accepts a request; long, since the first replica may still be starting."""
 SEED_BITS: Final = 62
@@ -66,15 +69,20 @@ class _LostReplicaError(Exception):
 class _RouterLink:
     """Connects a front to its router, which Serve makes: requests carry this object to the router.
 
+    Args:
+        on_replicas: called with each change of the router's replicas, in Serve's thread.
+
     Attributes:
-        placements: of the router; None before the first request.
+        placements: of the router; None before the first call of a replica.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_replicas: Callable[[ReplicaChange], None]) -> None:
+        self._on_replicas = on_replicas
         self.placements: Placements | None = None
 
     def take(self, placements: Placements) -> None:
         """Record the placements. Called by the router in Serve's thread."""
+        placements.on_replicas = self._on_replicas
         self.placements = placements
 
     def placed(self, request: RoutedRequest, placements: Placements) -> None:
@@ -107,7 +115,7 @@ class ReplicatedEngine:
         self._inspecting: Any = handle.options(method_name="inspect")
         self._watching: Any = handle.options(stream=True, method_name="inspect_events")
         self._clock = clock
-        self._link = _RouterLink()
+        self._link = _RouterLink(self._replicas_changed)
         self._numbers = itertools.count()
         self._routes: WeakKeyDictionary[AnswerStream, RoutedRequest] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,13 +130,22 @@ class ReplicatedEngine:
         return self._is_started and not self._is_over
 
     @property
+    def is_ready(self) -> bool:
+        """Whether there is a replica that can serve; without one, requests wait (``ACCEPT_S``)."""
+        return self.is_alive and (self.placements is None or self.placements.num_replicas > 0)
+
+    @property
     def is_full(self) -> bool:
         """Return False: the queues of replicas are not known here."""
         return False
 
     def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:  # noqa: ARG002 - as of ServedEngine
-        """Begin to serve. The arguments are ignored: replicas have their own limits, and their steps are not here."""
+        """Begin to serve the running event loop, and connect to the router.
+
+        The arguments are ignored: replicas have their own limits, and their steps are not here.
+        """
         self._is_started = True
+        self._run(asyncio.get_running_loop(), self._connect_early())
 
     def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
         """Return an object that checks formats here; their matchers are built by replicas."""
@@ -147,9 +164,7 @@ class ReplicatedEngine:
             next(self._numbers), np.array(prompt, np.int32), seeded, intent, deadline_s, link=self._link
         )
         state = StreamState(loop)
-        task = loop.create_task(self._serve(request, state))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._run(loop, self._serve(request, state))
         stream = AnswerStream(state, lambda _: _cancel(loop, task))
         self._routes[stream] = request
         return stream
@@ -181,8 +196,29 @@ class ReplicatedEngine:
 
     @property
     def placements(self) -> Placements | None:
-        """Replicas and choices of the router; None before the first request."""
+        """Replicas and choices of the router; None before the first call of a replica."""
         return self._link.placements
+
+    def _run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine until it or the engine ends."""
+        task = loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _connect_early(self) -> None:
+        """Connect to the router before the first request, so that lost replicas are noticed while there are none."""
+        with suppress(ApiError):  # a later request connects
+            await self.connect()
+
+    def _replicas_changed(self, change: ReplicaChange) -> None:
+        """Log a change of the replicas while requests are served."""
+        if not self.is_alive:
+            return
+        for what, replicas in (("is gone", change.removed), ("has joined", change.added)):
+            for name, facts in replicas.items():
+                place = facts.process, facts.node
+                LOG.warning("replica %s %s (process %d on %s); %d can serve", name, what, *place, change.num_replicas)
 
     # The front's pages
 
@@ -233,6 +269,8 @@ class ReplicatedEngine:
             deliver([StreamMessage(state, so_far.last_updates("aborted"), so_far.ended("aborted"))])
         except TimeoutError:
             deliver([StreamMessage(state, so_far.last_updates("deadline"), so_far.ended("deadline"))])
+        except ApiError as problem:
+            deliver([StreamMessage(state, problem=problem)])
         except Exception as problem:  # noqa: BLE001 - any error must reach the caller, which waits for messages
             deliver([StreamMessage(state, problem=as_sendable(problem))])
 
@@ -246,6 +284,7 @@ class ReplicatedEngine:
                 f"{so_far.num_sent} tokens: {lost}. Look at the replicas' logs, and send the request again"
             ) from lost
         request.intent = so_far.begin_again(request.intent)
+        request.attempt = so_far.num_attempts
         if deadline is not None:
             request.deadline_s = deadline - self._clock()
             if request.deadline_s <= 0:
@@ -275,11 +314,18 @@ class ReplicatedEngine:
             self._note(lambda placements: placements.ended(request.number))
 
     async def _messages(self, request: RoutedRequest) -> AsyncIterator[ReplicaMessage]:
-        """Yield the messages of a replica. Raises _LostReplicaError; EngineError: no replica accepts it in time."""
+        """Yield the messages of a replica.
+
+        Raises:
+            _LostReplicaError: the replica was lost.
+            TimeoutError: no replica accepted the request before its deadline.
+            ApiError: none accepted it within ``ACCEPT_S``, or Serve has given up starting replicas.
+        """
         response = self._handle.remote(request)
+        deadline_s = math.inf if request.deadline_s is None else request.deadline_s
         is_over = False
         try:
-            message = await asyncio.wait_for(anext(response), ACCEPT_S)
+            message = await asyncio.wait_for(anext(response), min(ACCEPT_S, deadline_s))
             while True:
                 is_over = message.is_over
                 yield message
@@ -287,13 +333,15 @@ class ReplicatedEngine:
         except StopAsyncIteration:
             is_over = True
         except TimeoutError:
-            raise EngineError(f"no replica accepted the request within {ACCEPT_S:g} s: are any alive?") from None
+            if deadline_s <= ACCEPT_S:
+                raise
+            raise _no_replica(f"none accepted the request within {ACCEPT_S:g} s") from None
         except RayActorError as problem:
             is_over = True
             raise _LostReplicaError(f"its process ended ({type(problem).__name__})") from problem
         except (BackPressureError, DeploymentUnavailableError) as problem:
             is_over = True
-            raise EngineError(f"the cluster cannot serve: {problem}") from problem
+            raise _no_replica(str(problem)) from problem
         except (RayError, RayServeException) as problem:
             is_over = True
             raise _LostReplicaError(f"{type(problem).__name__}: {problem}") from problem
@@ -304,6 +352,10 @@ class ReplicatedEngine:
     def _note(self, note: Callable[[Placements], None]) -> None:
         if self.placements is not None:
             note(self.placements)
+
+
+def _no_replica(reason: str) -> ApiError:
+    return ApiError(503, f"no replica can serve: {reason}", code="no_replica", retry_after_s=RETRY_S)
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:

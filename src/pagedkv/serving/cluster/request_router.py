@@ -95,14 +95,14 @@ class PrefixRequestRouter(RequestRouter):
         facts = {
             name: each.replica_metadata[FACTS] for name, each in replicas.items() if FACTS in each.replica_metadata
         }
-        added, removed = self._placements.set_replicas(facts)
-        for name in removed:
+        change = self._placements.set_replicas(facts)
+        for name in change.removed:
             self._listeners.pop(name).end()
-        for name in added:
-            self._listeners[name] = _Listener(name, facts[name], self._placements)
-        for name, each in replicas.items():
-            if each.routing_stats:
-                self._placements.note_numbers(name, each.routing_stats)
+        for name, each in change.added.items():
+            self._listeners[name] = _Listener(name, each, self._placements)
+        for name, replica in replicas.items():
+            if replica.routing_stats:
+                self._placements.note_numbers(name, replica.routing_stats)
 
 
 def _name_of(replica: RunningReplica) -> str:

@@ -81,6 +81,7 @@ def _choice(placed: Placed) -> dict[str, Any]:
     choice = placed.choice
     return {
         "request": placed.number,
+        "attempt": placed.attempt,
         "at_s": round(placed.placed_s, 3),
         "replica": choice.replica,
         "reason": str(choice.reason),

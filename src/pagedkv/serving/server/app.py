@@ -178,8 +178,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Answer 200 while the server accepts new requests."""
-        return Response(status_code=200 if service.is_alive and not service.is_draining else 503)
+        """Answer 200 while the server accepts new requests, and has an engine that can serve them."""
+        return Response(status_code=200 if service.is_ready else 503)
 
     @app.get("/metrics")
     async def numbers(request: Request) -> Response:

@@ -95,6 +95,11 @@ class ServedEngine(Protocol):
         ...
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now, instead of waiting for a replica."""
+        ...
+
+    @property
     def is_full(self) -> bool:
         """Whether the queue is known to be full, so that a request would be refused; False if that is not known."""
         ...
@@ -156,6 +161,11 @@ class LocalEngine:
     def is_alive(self) -> bool:
         """Whether the engine can serve."""
         return self._running is not None and not self._running.has_ended
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine can serve."""
+        return self.is_alive
 
     @property
     def is_full(self) -> bool:

@@ -208,6 +208,11 @@ class Service:
         """Whether the engine can serve."""
         return self.engine.is_alive
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are accepted, and would be served now."""
+        return self.engine.is_ready and not self.is_draining
+
     def require_tokenizer(self) -> None:
         """Refuse a request that needs a tokenizer where there is none. Raises ApiError."""
         if self.tokenizer is None:

@@ -111,6 +111,11 @@ class ProcessEngine:
         return self._frames is not None and not self._has_ended
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the engine can serve."""
+        return self.is_alive
+
+    @property
     def is_full(self) -> bool:
         """Whether the queue is full, with the requests that have not reached the engine yet."""
         return self.is_alive and self._num_waiting + self._num_sent - self._num_submitted >= self._max_waiting
