@@ -164,11 +164,19 @@ def test_lost_batches_are_asked_for_and_else_a_snapshot(*, buffer_batches: int) 
         assert (watcher.kinds().count(Snapshot) > 1) == (buffer_batches == 1)
 
 
+def lose_first(watcher: Watcher) -> None:
+    """Lose the first batch that comes, if any was sent so late that it does."""
+    following = watcher.follower._following
+    published = following.published
+    vars(following)["published"] = lambda _message, _now_s: vars(following).update(published=published)
+
+
 def test_without_requests_a_gap_degrades_and_stays() -> None:
     with replica_of(replay=None) as replica:
         for first in (0, 100):
             replica.serve(first)
         with watching(replica, replays=False) as watcher:
+            lose_first(watcher)
             watcher.watch_until(lambda: watcher.index.state("a") is IndexState.DEGRADED)
             assert not watcher.follower.is_whole
 

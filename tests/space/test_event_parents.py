@@ -87,7 +87,7 @@ MIXES: dict[str, tuple[GroupSpec, ...]] = {
 }
 
 
-@pytest.mark.interpreted
+@pytest.mark.plain_only
 @pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("seed", range(8))
 def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tuple[GroupSpec, ...], seed: int) -> None:
@@ -115,7 +115,7 @@ def test_every_stored_block_is_the_child_of_the_parent_that_is_told(groups: tupl
     assert num_stored > 20
 
 
-@pytest.mark.interpreted
+@pytest.mark.plain_only
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
 def test_a_block_that_is_published_again_after_an_aborted_step_names_its_parent(
@@ -136,7 +136,7 @@ def test_a_block_that_is_published_again_after_an_aborted_step_names_its_parent(
     assert all(parent == chain[chain.index(digest) - 1] for digest, parent in all_stored if digest in chain)
 
 
-@pytest.mark.interpreted
+@pytest.mark.plain_only
 @pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
 def test_a_snapshot_has_the_parents_that_events_had(groups: tuple[GroupSpec, ...]) -> None:
     """Also of blocks whose parents the window has left and other rows have overwritten."""
@@ -158,7 +158,7 @@ def test_a_snapshot_has_the_parents_that_events_had(groups: tuple[GroupSpec, ...
         assert {one.parent_digest for one in found} == {parent.tobytes().replace(bytes(32), ROOT_DIGEST)}
 
 
-@pytest.mark.interpreted
+@pytest.mark.plain_only
 @pytest.mark.parametrize("groups", MIXES.values(), ids=MIXES.keys())
 def test_a_block_that_is_swapped_in_names_its_parent(groups: tuple[GroupSpec, ...]) -> None:
     """Its device copy was evicted meanwhile, and the window has left its parent."""
