@@ -10,10 +10,11 @@ import os
 import tomllib
 from collections import Counter
 from pathlib import Path
+from types import CodeType
 from typing import Final
 
 from benchmarks.markdown import table, with_table
-from benchmarks.reading.inlining import executed_lines_of, num_lines_inlined
+from benchmarks.reading.inlining import num_lines_inlined
 from benchmarks.reading.jobs import JOBS, SOURCE, Executed
 from benchmarks.repository import ROOT
 
@@ -43,12 +44,17 @@ class Parts:
         """Count lines and functions by part, and functions of one line."""
         lines = Counter(self.of(_inside(file)) for file, _ in executed.lines)
         functions = Counter(self.of(_inside(code.co_filename)) for code in executed.functions)
-        functions[ONE_LINE] = sum(len(executed_lines_of(code, executed)) == 1 for code in executed.functions)
+        functions[ONE_LINE] = sum(_num_lines(code, executed) == 1 for code in executed.functions)
         return lines, functions
 
 
 def _inside(file: str) -> str:
     return Path(file).relative_to(SOURCE).as_posix()
+
+
+def _num_lines(code: CodeType, executed: Executed) -> int:
+    own = {line for _, _, line in code.co_lines() if line is not None}
+    return sum((code.co_filename, line) in executed.lines for line in own)
 
 
 def table_of(jobs: dict[str, Executed], parts: Parts) -> str:

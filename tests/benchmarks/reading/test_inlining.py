@@ -1,12 +1,12 @@
-"""Lines that calls cost are left out, and no others."""
+"""What calls cost is left out, and nothing else."""
 
 from pathlib import Path
 from types import CodeType
 
 import pytest
 
-from benchmarks.reading.inlining import executed_lines_of, num_lines_inlined
-from benchmarks.reading.jobs import JOBS, Executed
+from benchmarks.reading.inlining import num_lines_inlined
+from benchmarks.reading.jobs import Executed
 
 pytestmark = pytest.mark.interpreted
 
@@ -42,25 +42,15 @@ def executed_as_in(file: Path) -> Executed:
     return Executed(lines, codes)
 
 
-def test_calls_and_single_lines_are_left_out(tmp_path: Path) -> None:
+def test_a_function_has_one_line_less_and_a_call_has_none(tmp_path: Path) -> None:
     file = tmp_path / "source.py"
     file.write_text(SOURCE)
     executed = executed_as_in(file)
     assert len(executed.lines) == 10, "of outer 5 (a call's last line is none), of inner 4, of note 1"
-    assert {code.co_name: len(executed_lines_of(code, executed)) for code in executed.functions} == {
-        "outer": 5,
-        "inner": 4,
-        "note": 1,
-    }
-    assert num_lines_inlined(executed) == 10 - 3 - 1 - 1, "the call of three lines, that of note, and note's own line"
+    assert num_lines_inlined(executed) == 6, "4 of inner, the last of which assigns the total, 1 of note, 1 of outer"
 
 
 def test_one_function_alone_is_all_left(tmp_path: Path) -> None:
     file = tmp_path / "source.py"
     file.write_text(SOURCE.partition("def inner")[2].join(("def inner", "")).partition("\n\n\n")[0])
     assert num_lines_inlined(executed_as_in(file)) == 4
-
-
-def test_a_job_is_not_made_shorter_than_without_its_functions() -> None:
-    executed = JOBS["free"]()
-    assert len(executed.lines) - 2 * len(executed.functions) < num_lines_inlined(executed) < len(executed.lines)

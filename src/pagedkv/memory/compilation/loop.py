@@ -33,14 +33,13 @@ class Loop(CPUDispatcher):
 
     def __init__(self, function: Callable[..., object], options: dict[str, Any]) -> None:
         super().__init__(function, targetoptions=options)
-        self._options = options
         self._pieces: dict[tuple[Opaque, ...], Opaque] = {}
         self._compiler = _EntryCompiler(self)
 
     @cached_property
     def _piece_compiler(self) -> PieceCompiler:
         """The compiler of the loop's pieces, made when one is compiled: most processes find all entries on disk."""
-        return PieceCompiler(self.py_func, self.targetdescr, self._options)
+        return PieceCompiler(self.py_func, self.targetdescr, self.targetoptions)
 
     def compile(self, sig: Opaque) -> Opaque:
         """Return the machine code for Python and arguments of these types, from disk or compiled."""
