@@ -218,6 +218,7 @@ def test_a_foreign_block_has_no_view(block: int) -> None:
         new_pool().block(block)
 
 
+@pytest.mark.interpreted
 def test_the_event_log_keeps_the_latest_and_tells_what_it_lost() -> None:
     pool = new_pool(3000, events=100)
     take(pool, 2999)
@@ -232,6 +233,7 @@ def test_the_event_log_keeps_the_latest_and_tells_what_it_lost() -> None:
     assert len(pool.drain_events()) == 0
 
 
+@pytest.mark.interpreted
 def test_dropping_every_name_is_one_event() -> None:
     pool = new_pool(300, events=10)
     take(pool, 299)

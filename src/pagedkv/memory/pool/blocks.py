@@ -178,7 +178,8 @@ class PoolFeatures(NamedTuple):
             tenant (:mod:`pagedkv.memory.pool.tenant_charges`). Empty: blocks are not charged.
         events: most events of names that wait to be drained; older ones are lost
             (:mod:`pagedkv.memory.pool.event_log`). 0: none are recorded.
-        parents: the digest of the block before each block, which events contain, 32 bytes a block.
+        parents: keep the digest of the block before each block, 32 bytes a block. Pools with events do so in any case;
+            pools of the host must, so that blocks that are swapped in have it.
         num_in_sets: number of the pool's groups with prefix caching, if a hit needs blocks of several groups of the
             space; 0 if the blocks of this pool hit by themselves.
         others_have: another pool of the space has some feature, so this pool runs the code with features as well.
@@ -194,6 +195,11 @@ class PoolFeatures(NamedTuple):
     parents: bool = False
     num_in_sets: int = 0
     others_have: bool = False
+
+    @property
+    def keeps_parents(self) -> bool:
+        """Whether the digest of the block before each block is kept."""
+        return self.parents or self.events > 0
 
 
 PLAIN: Final = PoolFeatures()

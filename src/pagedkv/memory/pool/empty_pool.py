@@ -30,7 +30,7 @@ def new_pool_arrays(num_blocks: int, block_size: int, *, caching: bool, features
         records=np.zeros((num_blocks + NUM_SENTINELS, NUM_FIELDS), np.int32),
         tokens=aligned_zeros(num_blocks, block_size if caching else 0),
         digests=np.zeros((num_blocks if caching else 0, DIGEST_WORDS), np.uint32),
-        parent_digests=np.zeros((num_blocks if caching and features.parents else 0, DIGEST_WORDS), np.uint32),
+        parent_digests=np.zeros((num_blocks if caching and features.keeps_parents else 0, DIGEST_WORDS), np.uint32),
         buckets=np.zeros(1 << (num_blocks * 3 // 4).bit_length() if caching else 1, np.int32),
         counts=np.zeros(NUM_COUNTS, np.int64),
         event_log=np.zeros((0, EVENT_FIELDS), np.uint32),
