@@ -1,7 +1,7 @@
 """A real browser without a window, as tests drive it: Chromium, by its DevTools protocol over a pair of pipes.
 
-Needs no package: messages are JSON, each ended by a zero byte, written to the browser's descriptor 3 and read from its
-descriptor 4 (``--remote-debugging-pipe``).
+Needs no package of browsers: messages are JSON, each ended by a zero byte, written to the browser's descriptor 3 and
+read from its descriptor 4 (``--remote-debugging-pipe``).
 """
 
 import base64
@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = ["BROWSER", "Tab", "browser_tab", "installed_browser"]
+import pytest
+
+__all__ = ["BROWSER", "Tab", "browser_tab", "installed_browser", "needs_browser"]
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER: Final = next(filter(None, map(shutil.which, NAMES)), None)
 """The browser of this machine, or None."""
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 FLAGS: Final = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root, on a page that they made

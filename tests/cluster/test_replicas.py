@@ -23,7 +23,7 @@ from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.serving.engine.demo.trained import load_demo
 from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
 from pagedkv.serving.server.built_engine import tokenizer_of
-from tests.browser.chromium import BROWSER, browser_tab
+from tests.browser.chromium import BROWSER, browser_tab, needs_browser
 from tests.browser.inspector_page import LEGEND
 from tests.browser.waiting import until
 from tests.server.serving import PATIENCE_S, running
@@ -178,7 +178,7 @@ def test_the_blocks_of_each_replica_are_shown(cluster: Cluster) -> None:
     assert gone.json()["error"]["message"] == "replica 'none' has ended"
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+@needs_browser
 def test_a_browser_gets_from_a_choice_to_the_blocks_of_its_replica(cluster: Cluster) -> None:
     where = cluster.ask([31, 32, 33, 34] * 12).headers["x-pagedkv-replica"]
     assert BROWSER is not None

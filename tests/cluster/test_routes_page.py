@@ -18,7 +18,7 @@ from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
 from pagedkv.serving.cluster.placements import Placements
 from pagedkv.serving.engine import Intent, SamplingParams
 from pagedkv.serving.server import EngineFacts, OpenAccess, ServerConfig, Service
-from tests.browser.chromium import BROWSER, Tab, installed_browser
+from tests.browser.chromium import Tab, installed_browser, needs_browser
 from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
 from tests.server.serving import running
@@ -35,7 +35,6 @@ ENGINE: Final = EngineFacts(
     vocabulary_size=1000,
     end_ids=frozenset(),
 )
-in_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
 ROWS: Final = "Array.from(document.querySelectorAll('#choices tr[tabindex]'))"
 TITLE: Final = "document.querySelector('#details-title')?.textContent"
 
@@ -143,7 +142,7 @@ def test_a_lost_replica_and_its_replacement_are_logged(front: Front, caplog: pyt
     ]
 
 
-@in_browser
+@needs_browser
 def test_each_row_of_a_moved_request_opens_its_own_choice_below_it(front: Front, tab: Tab) -> None:
     first, second = moved(front.placements)
     tab.open(f"{front.url}/inspect", 1200)
@@ -165,7 +164,7 @@ def test_each_row_of_a_moved_request_opens_its_own_choice_below_it(front: Front,
     assert tab.complaints == []
 
 
-@in_browser
+@needs_browser
 def test_selected_text_stays_selected_while_the_page_reads(front: Front, tab: Tab) -> None:
     front.placements.place(request_of(1), ["a"])
     tab.open(f"{front.url}/inspect", 1200)
@@ -180,7 +179,7 @@ def test_selected_text_stays_selected_while_the_page_reads(front: Front, tab: Ta
     assert tab.complaints == []
 
 
-@in_browser
+@needs_browser
 def test_tokens_in_a_tier_are_shown_with_the_cached_ones(front: Front, tab: Tab) -> None:
     digests = ReplicaIndex(GROUPS).hash(PROMPT).digests[16]
     keys = digests[3:8:4].astype(">u4").view(np.uint8).reshape(-1, 32)

@@ -12,7 +12,7 @@ import pytest
 from pagedkv.planner.report import ReportRun
 from pagedkv.planner.report.plan_documents import Plan
 from pagedkv.planner.report.plan_page import render_plan
-from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.chromium import Scheme, Tab, installed_browser, needs_browser
 from tests.browser.layout import FAULTS
 from tests.report.rendering import render
 from tests.report.sample_plans import sample_plan, small_plan, unknown_plan
@@ -20,7 +20,7 @@ from tests.report.sample_runs import empty_run, sample_run
 
 pytestmark = [
     pytest.mark.plain_only,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium"),
+    needs_browser,
 ]
 
 WIDTHS: Final = (400, 800, 1400)

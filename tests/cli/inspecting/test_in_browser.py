@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.chromium import Scheme, Tab, installed_browser, needs_browser
 from tests.browser.inspector_page import LEGEND, WIDTHS
 from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
@@ -18,7 +18,7 @@ from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 
 pytestmark = [
     pytest.mark.plain_only,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium"),
+    needs_browser,
 ]
 
 OPTIONS: Final = ("--limit", 40, "--num-blocks", 500, "--max-sequences", 12)

@@ -8,14 +8,14 @@ from typing import Final
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Tab, installed_browser
+from tests.browser.chromium import Tab, installed_browser, needs_browser
 from tests.browser.inspector_page import LEGEND, WIDTHS
 from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
 from tests.server.engine_process.conftest import Shown
 from tests.server.inspector.conftest import ask
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = needs_browser
 
 QUESTION: Final = "a question of a page, in some blocks, of an engine that is"
 

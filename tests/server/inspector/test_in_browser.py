@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.chromium import BROWSER, Scheme, Tab, installed_browser
+from tests.browser.chromium import Scheme, Tab, installed_browser, needs_browser
 from tests.browser.inspector_page import LEGEND, WIDTHS
 from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
@@ -15,7 +15,7 @@ from tests.server.conftest import Running
 from tests.server.inspector.conftest import STORED, Tiered, ask, forget_device
 from tests.server.serving import local_engine
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_tiers_have_a_panel_where_there_are_some(tab: Tab, tiered: Tiered, watch
     until(
         tab, "document.querySelector('#requests tbody').innerText.includes('tokens 0 to 256 were in tier test: loaded')"
     )
-    assert tab.evaluate("document.getElementById('tiers-note').innerText") == "No load is under way."
+    until(tab, "document.getElementById('tiers-note').innerText === 'No load is under way.'")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(FAULTS) == []
     assert tab.complaints == []
