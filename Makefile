@@ -94,7 +94,7 @@ OLDEST_NUMBA ?= 0.61.2
 
 test-numba: .venv/numba-$(OLDEST_NUMBA)/.installed ## tests of how loops are compiled, and of some loops, with the oldest Numba that is allowed
 	.venv/numba-$(OLDEST_NUMBA)/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick \
-		tests/compilation tests/pool tests/space/test_promises_chunks.py
+		tests/compilation tests/blocks tests/space/test_promises_chunks.py
 
 # The code of engines whose events are recorded, and whose tests of a server run against ours: vLLM's source distribution
 # and SGLang's wheel, unpacked as they are, in a folder of yours: make test-peers PEERS=FOLDER. What they import is installed into an environment of its own.
@@ -189,7 +189,7 @@ GPU_LARGE_POOL := tests/device/kernels/test_large_pool.py
 # The CPU's side of these is compiled, once for all processes.
 GPU_SCHEDULES := tests/attention/test_schedules.py
 GPU_COMPILED := NUMBA_DISABLE_JIT=0
-GPU_LOOPS := $(GPU_PYTHON) -c 'from pagedkv.memory.warming import warm_up; print(warm_up())'
+GPU_LOOPS := $(GPU_PYTHON) -c 'from pagedkv.warming import warm_up; print(warm_up())'
 GPU_FAMILIES := test_a_family or further_families or bfloat16
 # Every memory access of some tests of each kernel is watched, and races for shared memory. Each tensor is then memory of
 # its own, but where a graph is captured, which may not allocate.

@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from benchmarks.machine import describe
-from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, deploy, shut_down
-from pagedkv.serving.engine import EngineConfig, Intent, SamplingParams
+from pagedkv.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, deploy, shut_down
+from pagedkv.engine import EngineConfig, Intent, SamplingParams
 
 RAYS_PREFIX: Final = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"

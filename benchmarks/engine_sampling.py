@@ -22,10 +22,10 @@ from transformers.generation import logits_process as theirs
 
 from benchmarks.machine import describe
 from benchmarks.measure import timed
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
-from pagedkv.serving.engine.sampling.adjusting import Adjustment, features_of
-from pagedkv.serving.engine.sampling.choosing import kept_least
-from pagedkv.serving.engine.sampling.tiles import tiled
+from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
+from pagedkv.engine.sampling.adjusting import Adjustment, features_of
+from pagedkv.engine.sampling.choosing import kept_least
+from pagedkv.engine.sampling.tiles import tiled
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128

@@ -23,8 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.markdown import table
 from benchmarks.repository import ROOT
-from pagedkv.memory.pool.eviction.lru import LRU
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.blocks.eviction.lru import LRU
+from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.planner.capacity.optimum import optimal_hits
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector

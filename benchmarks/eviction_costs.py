@@ -17,11 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.markdown import table
-from pagedkv.memory.compilation.compiled import compiled
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import CLOCK_US, PoolArrays
-from pagedkv.memory.pool.eviction.hazard.layout import (
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.blocks import CLOCK_US, PoolArrays
+from pagedkv.blocks.eviction.hazard.layout import (
     CURVES,
     LEAF,
     LEAF_CLASSES,
@@ -35,10 +33,12 @@ from pagedkv.memory.pool.eviction.hazard.layout import (
     SWEEP,
     VALUE,
 )
-from pagedkv.memory.pool.eviction.hazard.policy import HAZARD
-from pagedkv.memory.pool.eviction.hazard.victims import draw
-from pagedkv.memory.pool.eviction.registry import POLICIES
-from pagedkv.memory.pool.moments import note_request
+from pagedkv.blocks.eviction.hazard.policy import HAZARD
+from pagedkv.blocks.eviction.hazard.victims import draw
+from pagedkv.blocks.eviction.registry import POLICIES
+from pagedkv.blocks.moments import note_request
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.capacity.optimum import optimal_hits
 from pagedkv.planner.capacity.pool_hits import serve_trace
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import eviction_capacities, sharing
 from benchmarks.markdown import table, table_of, with_table
 from pagedkv import BlockPool
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.blocks.eviction.registry import POLICIES
 
 __all__ = ["TABLES", "bookkeeping_table", "curve_table", "main", "table_of", "with_table"]
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.machine import describe
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, Row, SpaceConfig
-from pagedkv.memory.routing import IndexState, ReplicaIndex
-from pagedkv.memory.sockets import EventFollower, EventPublisher, Snapshot, follow
-from pagedkv.memory.wire import BatchEncoder, changes_of, listed_pools
+from pagedkv.events import EventFollower, EventPublisher, Snapshot, follow
+from pagedkv.routing import IndexState, ReplicaIndex
+from pagedkv.wire import BatchEncoder, changes_of, listed_pools
 
 BLOCK_SIZE: Final = 16
 GROUPS: Final[tuple[GroupSpec, ...]] = (FullAttention(BLOCK_SIZE),)

@@ -35,17 +35,17 @@ from benchmarks.markdown import table
 from pagedkv.cli.engine_replay import replay_with_engine
 from pagedkv.cli.engine_script import Script, submit_scripted, within_vocabulary
 from pagedkv.cli.serving import ServingOptions
-from pagedkv.planner.simulation import ServingConfig, compile_loops
-from pagedkv.planner.simulation.calibration import Calibration, calibrate, read_steps
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
+from pagedkv.engine import EngineConfig, EngineRequest, StepRecord, compat
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.demo.trained import load_trained
+from pagedkv.engine.llm import find_groups
 from pagedkv.planner.traces import ConversationWorkload, Request, TokenizedRequest
 from pagedkv.planner.traces.workload import LogNormal
 from pagedkv.planner.traces.writer import TraceWriter
-from pagedkv.serving.engine import EngineConfig, EngineRequest, StepRecord, compat
-from pagedkv.serving.engine.core import EngineCore
-from pagedkv.serving.engine.demo.trained import load_trained
-from pagedkv.serving.engine.llm import find_groups
+from pagedkv.simulation import ServingConfig, compile_loops
+from pagedkv.simulation.calibration import Calibration, calibrate, read_steps
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
 
 BLOCK_SIZE: Final = 16
 NUM_BLOCKS: Final = 1200

@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import describe
-from pagedkv.memory.contract.events import STORED, TierEvents
-from pagedkv.memory.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
-from pagedkv.memory.space import StoredBlocks
-from pagedkv.planner.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
-from pagedkv.planner.simulation.config import ServingConfig
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.contract.events import STORED, TierEvents
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.stamps import spread_stamps
+from pagedkv.routing import ROUTINGS, ReplicaIndex, Router, Routing, RoutingRules
+from pagedkv.simulation.cluster import LATE, ClusterFigures, Network, VirtualCluster
+from pagedkv.simulation.config import ServingConfig
+from pagedkv.simulation.cost import CostModel, read_cost_model
+from pagedkv.space import StoredBlocks
 
 AT_ONCE: Final = Network()
 ORACLE: Final = "oracle"

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from pagedkv.memory.contract.budget import blocks_that_fit
-from pagedkv.planner.models import read_model
-from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.traces import TokenizedRequest
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import find_gpu, kv_budget_nbytes, read_cost_model
 
 BLOCK_SIZE: Final = 16
 MAX_SEQUENCES: Final = 256

@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
-from pagedkv.memory.tiers.body import Body
-from pagedkv.memory.tiers.config import StoreConfig
-from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.frame import OpenFrame, frame_pieces, open_frame
-from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
-from pagedkv.memory.tiers.index import StoreIndex
-from pagedkv.memory.tiers.keys import words_of
-from pagedkv.memory.tiers.redis_body import RedisBody
-from pagedkv.memory.tiers.store import TierStore
+from pagedkv.tiers.body import Body
+from pagedkv.tiers.config import StoreConfig
+from pagedkv.tiers.folder_body import FolderBody
+from pagedkv.tiers.frame import OpenFrame, frame_pieces, open_frame
+from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
+from pagedkv.tiers.index import StoreIndex
+from pagedkv.tiers.keys import words_of
+from pagedkv.tiers.redis_body import RedisBody
+from pagedkv.tiers.store import TierStore
 
 NBYTES: Final = 2 * 2**20
 BLOCK_SIZE: Final = 16

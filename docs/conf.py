@@ -67,13 +67,13 @@ DOORS: Final = (
 """What the reference documents: the paths that users import."""
 
 ALIASES: Final = {
-    "pagedkv.memory.contract.arguments": ("TokenIds", "Rows"),
-    "pagedkv.memory.contract.arrays": (
+    "pagedkv.contract.arguments": ("TokenIds", "Rows"),
+    "pagedkv.contract.arrays": (
         *("BoolArray", "Float32Array", "Float64Array"),
         *("Int32Array", "Int64Array", "Uint32Array", "Uint8Array"),
     ),
-    "pagedkv.memory.contract.plan_buffer": ("Buffer",),
-    "pagedkv.serving.engine.prompts": ("Prompt",),
+    "pagedkv.plan_buffer": ("Buffer",),
+    "pagedkv.engine.prompts": ("Prompt",),
     "numpy.typing": ("ArrayLike",),
 }
 """Types that signatures show by their names: in full they would hide the rest."""

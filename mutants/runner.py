@@ -41,13 +41,13 @@ PROMISES: Final = (
     "tests/space/test_new_blocks.py",
     "tests/space/test_faults.py",
 )
-FOLDERS: Final = ("tests/pool", "tests/space", "tests/classic", "tests/test_keys.py", "tests/test_spec.py")
-MACHINES: Final = ("tests/space/test_state_machine.py", "tests/pool/test_eviction_machine.py")
+FOLDERS: Final = ("tests/blocks", "tests/space", "tests/classic", "tests/test_keys.py", "tests/test_spec.py")
+MACHINES: Final = ("tests/space/test_state_machine.py", "tests/blocks/test_eviction_machine.py")
 # Long, and about other things than bookkeeping: interruptions at every line, counted objects, SHA-256 bit by bit.
 SLOW: Final = (
     "tests/space/test_interruptions.py",
     "tests/space/test_faults.py::test_fault_14_there_is_no_python_object_a_block",
-    "tests/pool/test_sha256.py",
+    "tests/blocks/test_sha256.py",
 )
 # Machines on a space that is broken already: they fail all the more with a fault, so the tests pass.
 NEGATIVE_CONTROLS: Final = ("tests/space/test_negative_controls.py", "tests/space/test_tangled_controls.py")
@@ -72,7 +72,7 @@ STAGES: Final = (
 )
 
 # Faults of the body are judged by its own tests.
-DEVICE: Final = "src/pagedkv/memory/device/"
+DEVICE: Final = "src/pagedkv/device/"
 DEVICE_STAGES: Final = (
     Stage(
         "tests of the body",

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.blocks.eviction.registry import POLICIES
 
 __all__ = ["TESTED_POLICIES", "needs_compiled_loops"]
 

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.arguments import Rows, TokenIds
-from pagedkv.memory.contract.errors import PagedKVError
-from pagedkv.memory.contract.spec import Row, StepId
+from pagedkv.contract.arguments import Rows, TokenIds
+from pagedkv.contract.errors import PagedKVError
+from pagedkv.contract.spec import Row, StepId
 
 __all__ = ["NO_ARRAYS", "ODD", "Call", "calls_of", "outcome", "parameters_of", "public_methods"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.memory.contract.plan import (
+from pagedkv.contract.plan import (
     BlockMoves,
     DraftStates,
     NewBlocks,

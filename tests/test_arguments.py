@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv.memory.contract.arguments import as_counts, as_token_array
-from pagedkv.memory.contract.errors import TokenError
-from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.contract.arguments import as_counts, as_token_array
+from pagedkv.contract.errors import TokenError
+from pagedkv.contract.spec import TokenIds
 from tests.space.spaces import allocate, hit, new_space
 
 NUMBERS = list(range(13))

@@ -9,11 +9,11 @@ import pytest
 
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.serving import ServingOptions
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.scheduling import SchedulingConfig
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.serving.engine import EngineConfig
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.engine import EngineConfig
+from pagedkv.models.memory import GIB
+from pagedkv.scheduling import SchedulingConfig
+from pagedkv.simulation import ServingConfig
 
 PAGE: Final = (Path(__file__).parents[1] / "docs" / "defaults.md").read_text(encoding="utf-8")
 CONFIGURATIONS: Final[tuple[Any, ...]] = (SpaceConfig, SchedulingConfig, ServingConfig, EngineConfig)

@@ -22,7 +22,7 @@ def test_docstrings_show_something() -> None:
     shown = {name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))}
     assert shown >= {
         "pagedkv",
-        "pagedkv.memory.pool.free_queue",
-        "pagedkv.memory.classic.manager",
-        "pagedkv.memory.classic.block_table",
+        "pagedkv.blocks.free_queue",
+        "pagedkv.classic.manager",
+        "pagedkv.classic.block_table",
     }

@@ -15,8 +15,8 @@ from typing import get_args
 import pytest
 
 from pagedkv import GroupSpec
-from pagedkv.planner.models.layer_rules import KINDS
-from pagedkv.serving.engine.layer_specs import RuleKind
+from pagedkv.engine.layer_specs import RuleKind
+from pagedkv.models.layer_rules import KINDS
 
 pytestmark = pytest.mark.plain_only
 
@@ -60,7 +60,7 @@ def test_no_source_asks_whether_a_group_is_of_one_rule() -> None:
         and node.func.id == "isinstance"
         and classes_in(node.args[1]) & RULES
     ]
-    assert asked == [], "ask by a function of pagedkv.memory.contract.spec that answers for every rule"
+    assert asked == [], "ask by a function of pagedkv.contract.spec that answers for every rule"
 
 
 def test_every_match_over_rules_names_all_of_them_and_answers_for_no_other() -> None:
@@ -88,7 +88,7 @@ def test_mypy_names_every_place_that_does_not_know_a_new_rule(tmp_path: Path) ->
     """A rule joins ``GroupSpec`` in a copy of the sources: mypy has an error inside every match over rules."""
     shutil.copytree(REPOSITORY / "src", tmp_path / "src")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
-    spec = tmp_path / "src/pagedkv/memory/contract/spec.py"
+    spec = tmp_path / "src/pagedkv/contract/spec.py"
     text = spec.read_text()
     assert text.count(UNION) == 1
     spec.write_text(text.replace(UNION, f"{NEW_RULE.lstrip()}{UNION} | Strided"))

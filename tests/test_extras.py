@@ -10,8 +10,8 @@ import pytest
 
 import pagedkv
 from pagedkv.cli.app import SUMMARIES
-from pagedkv.memory.contract.errors import MissingExtraError
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.errors import MissingExtraError
+from pagedkv.contract.extras import needing
 
 pytestmark = pytest.mark.plain_only
 
@@ -48,7 +48,7 @@ for typed in sys.argv[1:]:
 IMPORTS: Final = """
 import importlib, pkgutil
 from pathlib import Path
-from pagedkv.memory.contract.errors import MissingExtraError
+from pagedkv.contract.errors import MissingExtraError
 def names(folder, prefix):
     for module in pkgutil.iter_modules([str(folder)], prefix):
         yield module.name
@@ -56,7 +56,7 @@ def names(folder, prefix):
             yield from names(folder / module.name.rpartition(".")[2], module.name + ".")
 import pagedkv
 for name in names(Path(pagedkv.__file__).parent, "pagedkv."):
-    if not name.startswith(("pagedkv.cli.", "pagedkv.memory.device.kernels.triton", "pagedkv.__main__")):
+    if not name.startswith(("pagedkv.cli.", "pagedkv.device.kernels.triton", "pagedkv.__main__")):
         try:
             importlib.import_module(name)
         except MissingExtraError as error:
@@ -180,27 +180,22 @@ def test_the_library_needs_no_extra() -> None:
     [
         (
             "msgspec",
-            {"pagedkv.planner.traces.reader", "pagedkv.planner.traces.writer", "pagedkv.memory.wire"},
+            {"pagedkv.planner.traces.reader", "pagedkv.planner.traces.writer", "pagedkv.wire"},
         ),
         (
             "torch",
             {
-                "pagedkv.memory.device",
-                "pagedkv.memory.attention",
-                "pagedkv.serving.engine",
-                "pagedkv.serving.engine.demo.serving",
                 "pagedkv.device",
                 "pagedkv.attention",
                 "pagedkv.engine",
+                "pagedkv.engine.demo.serving",
             },
         ),
-        ("transformers", {"pagedkv.serving.engine", "pagedkv.serving.engine.compat", "pagedkv.engine.sampling"}),
-        pytest.param("tokenizers", {"pagedkv.serving.engine"}, marks=pytest.mark.long),
-        pytest.param("zmq", {"pagedkv.memory.sockets"}, marks=pytest.mark.long),
-        pytest.param("jinja2", {"pagedkv.planner.report.page", "pagedkv.report.page"}, marks=pytest.mark.long),
-        pytest.param(
-            "matplotlib", {"pagedkv.planner.report.page", "pagedkv.planner.report.drawing"}, marks=pytest.mark.long
-        ),
+        ("transformers", {"pagedkv.engine", "pagedkv.engine.compat", "pagedkv.engine.sampling"}),
+        pytest.param("tokenizers", {"pagedkv.engine"}, marks=pytest.mark.long),
+        pytest.param("zmq", {"pagedkv.events"}, marks=pytest.mark.long),
+        pytest.param("jinja2", {"pagedkv.report.page"}, marks=pytest.mark.long),
+        pytest.param("matplotlib", {"pagedkv.report.page", "pagedkv.report.drawing"}, marks=pytest.mark.long),
     ],
 )
 def test_every_module_imports_or_says_what_to_install(missing: str, packages: set[str]) -> None:

@@ -17,9 +17,9 @@ from pagedkv import (
     SpaceConfig,
     TenantLimits,
 )
-from pagedkv.memory.contract.fingerprint import difference, fingerprint
-from pagedkv.memory.contract.plan_buffer import FINGERPRINT, HEADER_WORDS, read_fingerprint
-from pagedkv.memory.contract.spec import GroupSpec
+from pagedkv.contract.spec import GroupSpec
+from pagedkv.fingerprint import difference, fingerprint
+from pagedkv.plan_buffer import FINGERPRINT, HEADER_WORDS, read_fingerprint
 
 CONFIG = SpaceConfig((FullAttention(4),), num_blocks=20, num_host_blocks=5, max_sequences=4, max_tokens=40)
 MANY_GROUPS = SpaceConfig(
@@ -119,7 +119,7 @@ def test_a_plan_bears_the_fingerprint_of_its_space() -> None:
 
 def test_another_process_has_the_same_fingerprint() -> None:
     program = (
-        "from pagedkv import FullAttention, SpaceConfig; from pagedkv.memory.contract.fingerprint import fingerprint;"
+        "from pagedkv import FullAttention, SpaceConfig; from pagedkv.fingerprint import fingerprint;"
         "print(fingerprint(SpaceConfig((FullAttention(4),), num_blocks=20, num_host_blocks=5, max_sequences=4,"
         " max_tokens=40)).hex())"
     )

@@ -18,12 +18,12 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import EVICTION_POLICIES
-from pagedkv.memory.pool.eviction.registry import POLICIES
-from pagedkv.memory.scheduling import Breakpoint, CacheIntent, SchedulingConfig
-from pagedkv.planner.simulation import ServingConfig, SimulatedTier
-from pagedkv.serving.engine import EngineConfig, Intent, PromptLookup, SamplingParams
+from pagedkv.blocks.eviction.registry import POLICIES
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import EVICTION_POLICIES
+from pagedkv.engine import EngineConfig, Intent, PromptLookup, SamplingParams
+from pagedkv.scheduling import Breakpoint, CacheIntent, SchedulingConfig
+from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.odd_arguments import calls_of, outcome, parameters_of
 
 SPACE: Final[dict[str, object]] = {

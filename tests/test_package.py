@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pagedkv
-from pagedkv.memory.contract import errors
+from pagedkv.contract import errors
 from tests.compiling import needs_compiled_loops
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +82,7 @@ def test_import_alone_loads_neither_numpy_nor_numba() -> None:
 
 
 def test_public_names_are_found_however_they_are_asked_for() -> None:
-    run_python("import pagedkv; pagedkv.BlockSpace; pagedkv.memory.space.BlockSpace")
+    run_python("import pagedkv; pagedkv.BlockSpace; pagedkv.space.BlockSpace")
     run_python("from pagedkv import *; BlockSpace")
     run_python("import pagedkv; assert 'BlockSpace' in dir(pagedkv)")
 

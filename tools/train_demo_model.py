@@ -19,11 +19,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import torch
 
-from pagedkv.memory.contract.arrays import Int64Array
-from pagedkv.serving.engine import compat
-from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, FACT_LENGTH, QUESTION_LENGTH, draw_document
-from pagedkv.serving.engine.demo.questions import LONGEST
-from pagedkv.serving.engine.demo.words import BOS, EOS, FULL_STOP, VOCABULARY, VOCABULARY_SIZE
+from pagedkv.contract.arrays import Int64Array
+from pagedkv.engine import compat
+from pagedkv.engine.demo.facts import ANSWER_LENGTH, FACT_LENGTH, QUESTION_LENGTH, draw_document
+from pagedkv.engine.demo.questions import LONGEST
+from pagedkv.engine.demo.words import BOS, EOS, FULL_STOP, VOCABULARY, VOCABULARY_SIZE
 
 __all__ = ["CONFIG", "NOT_JUDGED", "copies", "documents", "main", "recall", "train"]
 

@@ -11,13 +11,13 @@ import torch
 
 from benchmarks.device.attention import fill
 from benchmarks.device.timing import Figure, elapsed_us, figure
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import KeyValueShape, KVStorage
-from pagedkv.memory.device.drawing import Draws
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.paged_attention import PagedLayer, PagedRows, Reading, WorkList, tiling_for
-from pagedkv.memory.device.token_side import TokenSide
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import KeyValueShape, KVStorage
+from pagedkv.device.drawing import Draws
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.paged_attention import PagedLayer, PagedRows, Reading, WorkList, tiling_for
+from pagedkv.device.token_side import TokenSide
 
 __all__ = ["captured_figures"]
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagedkv.serving.engine import SamplingParams
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence
-from pagedkv.serving.engine.sampling.noise import gumbel, keys_of, words
+from pagedkv.engine import SamplingParams
+from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence
+from pagedkv.engine.sampling.noise import gumbel, keys_of, words
 
 VOCABULARY: Final = 2048
 BATCH: Final = 1024

@@ -11,8 +11,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from benchmarks.device.plans import prefill_plan
 from benchmarks.device.steps import BLOCKS_OF_PROMPT, NUM_PREFILLED, STEPS_A_GRAPH, config_of, decode_plans
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.memory.device.kernels.triton.overlapping import launch_options, may_overlap
+from pagedkv.contract.plan import StepPlan
+from pagedkv.device.kernels.triton.overlapping import launch_options, may_overlap
 
 __all__ = ["limit_figures"]
 

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, figure
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import KeyValueShape, KVStorage
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import KeyValueShape, KVStorage
 
 __all__ = ["memory_figures"]
 

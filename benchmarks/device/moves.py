@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from benchmarks.device.timing import ASLEEP_CYCLES, Figure, by_graph, elapsed_us, figure
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import KeyValueShape, KVStorage, Transfers
-from pagedkv.memory.tiering import CopyEnd
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import KeyValueShape, KVStorage, Transfers
+from pagedkv.tiering import CopyEnd
 
 __all__ = ["move_figures"]
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.memory.contract.plan_buffer import (
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.plan_buffer import (
     COMPUTE,
     ENTRIES,
     HEADER_WORDS,
@@ -17,7 +18,6 @@ from pagedkv.memory.contract.plan_buffer import (
     PlanLayout,
     padded,
 )
-from pagedkv.memory.contract.space_config import SpaceConfig
 
 __all__ = ["decode_plan", "make_plan", "prefill_plan"]
 

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.memory.device.drawing import Draws, Filters
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
+from pagedkv.device.drawing import Draws, Filters
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
 
 __all__ = ["sampling_figures"]
 

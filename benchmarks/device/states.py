@@ -7,9 +7,9 @@ from typing import Final
 import torch
 
 from benchmarks.device.timing import Figure, by_graph, figure
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import RecurrentState
-from pagedkv.memory.device import KVStorage, StateShape, StateTensor, Transfers
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import RecurrentState
+from pagedkv.device import KVStorage, StateShape, StateTensor, Transfers
 
 __all__ = ["state_figures"]
 

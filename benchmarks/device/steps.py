@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.device.plans import decode_plan, prefill_plan
 from benchmarks.device.timing import Figure, elapsed_us, figure, on_host
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import BlockTables
+from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import BlockTables
 
 __all__ = ["cpu_figures", "step_figures"]
 

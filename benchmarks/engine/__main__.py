@@ -17,7 +17,7 @@ import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
 from benchmarks.engine.small_model import VOCABULARY, make_model
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 
 Tokens: TypeAlias = list[list[int]]
 

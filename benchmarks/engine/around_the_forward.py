@@ -14,8 +14,8 @@ from typing import Final
 import torch
 import transformers
 
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
-from pagedkv.serving.engine.demo.trained import load_trained
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+from pagedkv.engine.demo.trained import load_trained
 
 PARTS: Final = ("schedule", "forward", "sample", "finish")
 NUM_NEW: Final = 128

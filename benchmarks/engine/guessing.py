@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pagedkv.serving.engine import LLM, SamplingParams
+from pagedkv.engine import LLM, SamplingParams
 
 __all__ = ["Taken", "Tokens", "serve_counted"]
 

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 from benchmarks.engine.guessing import Taken, Tokens, serve_counted
-from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
-from pagedkv.serving.engine.demo.trained import load_trained
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams, compat
+from pagedkv.engine.demo.trained import load_trained
 
 LOOKUPS: Final = (0, 2, 4, 8)
 NUM_TEXT: Final = 120

@@ -27,8 +27,8 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.machine import describe
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
-from pagedkv.serving.engine.sampling import BatchSampler
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, StepRecord, compat
+from pagedkv.engine.sampling import BatchSampler
 
 PROMPT: Final = 1024
 NUM_NEW: Final = 128

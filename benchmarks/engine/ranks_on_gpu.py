@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.engine.on_gpu import NUM_NEW, PROMPT, VOCABULARY, make_model
 from benchmarks.machine import describe
-from pagedkv.serving.engine import LLM, EngineConfig, RankGroup, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, RankGroup, SamplingParams
 
 WAYS: Final = ("compiled", "captured", "plain")
 """Compiled and captured; captured; call by call."""

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from benchmarks.engine.on_gpu import VOCABULARY, make_model
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
 
 MAX_BATCHED: Final = 8192
 

@@ -5,15 +5,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
-from pagedkv.memory.pool.eviction.registry import policy_named
-from pagedkv.memory.pool.lease_victims import end_overdue
-from pagedkv.memory.pool.leasing import lease
-from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.pool.spare_blocks import is_spare, make_cached, make_spare
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.blocks import DIGEST_WORDS, NULL_BLOCK, REF_COUNT, PoolArrays, PoolFeatures
+from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.lease_victims import end_overdue
+from pagedkv.blocks.leasing import lease
+from pagedkv.blocks.prefix_index import find
+from pagedkv.blocks.spare_blocks import is_spare, make_cached, make_spare
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.pool_hits import NAME, new_scratch, serve_prompt, write_digest
 from pagedkv.planner.capacity.references import BlockReferences

@@ -116,6 +116,17 @@ def allocate_with_a_hit() -> Executed:
     return trace
 
 
+def complete_a_block() -> Executed:
+    """Append the token that completes a block."""
+    space = _new_space()
+    rows = [_row_of(space.allocate(_prompt(number)[:63])) for number in range(2)]
+    _run(space)
+    space.append([rows[0]], [5])
+    with executed() as trace:
+        space.append([rows[1]], [5])
+    return trace
+
+
 def free() -> Executed:
     """Free a sequence whose blocks are not shared."""
     space = _new_space()
@@ -171,6 +182,7 @@ def decode_step() -> Executed:
 JOBS: Final[dict[str, Callable[[], Executed]]] = {
     "allocate 100 tokens": allocate,
     "the same, with a hit": allocate_with_a_hit,
+    "append that completes a block": complete_a_block,
     "free": free,
     "admit 4 requests": admit_four,
     "a decode step of the engine": decode_step,

@@ -19,9 +19,9 @@ from benchmarks.server.inspecting import inspector
 from benchmarks.server.prompts import draw_prompts
 from benchmarks.server.serving import PORT, loop_s, processor_s, serving
 from benchmarks.server.streams import StreamedResponse, body_of, stream, stream_all, whole_all
-from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
-from pagedkv.serving.engine.chat import chat_token_ids
-from pagedkv.serving.engine.demo.trained import load_demo
+from pagedkv.engine import LLM, AsyncLLM, EngineConfig, SamplingParams
+from pagedkv.engine.chat import chat_token_ids
+from pagedkv.engine.demo.trained import load_demo
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event

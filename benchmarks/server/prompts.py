@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from pagedkv.serving.engine.demo.questions import draw_questions
-from pagedkv.serving.engine.demo.words import decode
+from pagedkv.engine.demo.questions import draw_questions
+from pagedkv.engine.demo.words import decode
 
 __all__ = ["draw_prompts"]
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.windows.comparison import Outcome, Point, measure, points
 from benchmarks.windows.telling import CAPACITIES, TOLD, Case, measure_case
 from benchmarks.windows.workloads import WORKLOADS
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.blocks.eviction.registry import POLICIES
 
 INTERRUPTED: Final = 130
 MOST_LOST: Final = 0.5

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 
 __all__ = ["WORKLOADS", "Request", "conversations", "questions"]
 

@@ -4,8 +4,11 @@ The root package imports this module when one of its names is first used, so tha
 does not import Numba and NumPy.
 """
 
-from pagedkv.memory.classic import BlockSpaceManager, BlockTable
-from pagedkv.memory.contract.answers import (
+from pagedkv.blocks.block_pool import BlockPool, KVCacheBlock
+from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
+from pagedkv.blocks.free_queue import FreeBlockQueue
+from pagedkv.classic import BlockSpaceManager, BlockTable
+from pagedkv.contract.answers import (
     AbortedSteps,
     Allocation,
     EpochSpan,
@@ -17,11 +20,11 @@ from pagedkv.memory.contract.answers import (
     Ticket,
     Withdrawal,
 )
-from pagedkv.memory.contract.errors import PagedKVError
-from pagedkv.memory.contract.events import CacheEventKind, CacheEvents, TierEvents
-from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
-from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause
-from pagedkv.memory.contract.plan import (
+from pagedkv.contract.errors import PagedKVError
+from pagedkv.contract.events import CacheEventKind, CacheEvents, TierEvents
+from pagedkv.contract.keys import MediaSpan, RequestKeys
+from pagedkv.contract.miss_causes import Explanation, Miss, MissCause
+from pagedkv.contract.plan import (
     BlockMoves,
     DraftStates,
     NewBlocks,
@@ -31,8 +34,8 @@ from pagedkv.memory.contract.plan import (
     TokenRanges,
     UnknownTokens,
 )
-from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.contract.spec import (
+from pagedkv.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.contract.spec import (
     AllocStatus,
     ChunkedLocal,
     FullAttention,
@@ -45,10 +48,7 @@ from pagedkv.memory.contract.spec import (
     SlidingWindow,
     StepId,
 )
-from pagedkv.memory.pool.block_pool import BlockPool, KVCacheBlock
-from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
-from pagedkv.memory.pool.free_queue import FreeBlockQueue
-from pagedkv.memory.space import (
+from pagedkv.space import (
     BlockSpace,
     PoolStatistics,
     PrefixHit,

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pagedkv.memory.attention import GroupMetadata, StepMetadata
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import KeyValueShape, KVStorage
+from pagedkv.attention import GroupMetadata, StepMetadata
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import KeyValueShape, KVStorage
 
 __all__ = ["Case", "paged_case"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv.memory.attention import AttentionLayer, CPUBackend, ReferenceBackend
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.attention import AttentionLayer, CPUBackend, ReferenceBackend
+from pagedkv.contract.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted

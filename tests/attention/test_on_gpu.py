@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.memory.attention import (
+from pagedkv.attention import (
     AttentionLayer,
     CPUBackend,
     GroupMetadata,
@@ -14,11 +14,11 @@ from pagedkv.memory.attention import (
     TritonBackend,
     backend_for,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, RecurrentState
-from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
-from pagedkv.memory.device.paged_attention import AttentionTiling
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, RecurrentState
+from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
+from pagedkv.device.paged_attention import AttentionTiling
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagedkv import Allocation, BlockSpace, FullAttention, SpaceConfig
-from pagedkv.memory.attention import (
+from pagedkv.attention import (
     AttentionLayer,
     CPUBackend,
     GroupMetadata,
@@ -21,11 +21,11 @@ from pagedkv.memory.attention import (
     flash_infer,
     varlen,
 )
-from pagedkv.memory.attention.facts import LayerFacts, facts_of
-from pagedkv.memory.attention.page_lists import list_pages
-from pagedkv.memory.attention.preferring import LayerChoice, choose
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape
+from pagedkv.attention.facts import LayerFacts, facts_of
+from pagedkv.attention.page_lists import list_pages
+from pagedkv.attention.preferring import LayerChoice, choose
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.device import KeyValueShape, KVStorage, LatentShape
 from tests.attention.paged import Case, paged_case
 from tests.attention.test_on_gpu import group_there
 

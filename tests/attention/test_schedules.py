@@ -11,7 +11,7 @@ from random import Random
 import pytest
 import torch
 
-from pagedkv.memory.attention import (
+from pagedkv.attention import (
     AttentionBackend,
     AttentionLayer,
     CPUBackend,
@@ -19,10 +19,10 @@ from pagedkv.memory.attention import (
     StepMetadata,
     TritonBackend,
 )
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, SlidingWindow
-from pagedkv.memory.device import GroupShape, KeyValueShape, KVStorage, LatentShape
-from pagedkv.memory.device.paged_attention import AttentionTiling
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, SlidingWindow
+from pagedkv.device import GroupShape, KeyValueShape, KVStorage, LatentShape
+from pagedkv.device.paged_attention import AttentionTiling
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE
 
 pytestmark = pytest.mark.interpreted

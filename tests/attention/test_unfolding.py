@@ -6,7 +6,7 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from pagedkv.memory.attention import Unfolding, UnfoldingReader
+from pagedkv.attention import Unfolding, UnfoldingReader
 
 Unfold: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

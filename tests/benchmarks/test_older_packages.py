@@ -24,5 +24,5 @@ def test_no_inner_path_is_imported(file: Path) -> None:
 
 
 def test_an_inner_path_would_be_noticed() -> None:
-    assert INNER.findall("import numpy\n    from pagedkv.memory.pool import BlockPool\n")
+    assert INNER.findall("import numpy\n    from pagedkv.blocks import BlockPool\n")
     assert not INNER.findall("from pagedkv.device import KVStorage\n")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.arrays import Int64Array
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.arrays import Int64Array
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.capacity import curve
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
 from pagedkv.planner.capacity.references import BlockReferences

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.contract.spec import FullAttention
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
 from pagedkv.planner.capacity.partition import Partition

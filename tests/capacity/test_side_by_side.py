@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.contract.arrays import Int64Array
 from pagedkv.planner.capacity.side_by_side import Pause, Point, measure_side_by_side
 
 PATIENCE_S = 60.0

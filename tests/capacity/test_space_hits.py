@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from benchmarks.windows.ours import our_hits
 from benchmarks.windows.setting import BLOCK_SIZE, MAX_CHUNK, NUM_WINDOWS, WINDOW, two_pools
 from benchmarks.windows.workloads import WORKLOADS
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv import BlockSpaceManager, BlockTable, FullAttention, Sequence, SequenceGroup, SpaceConfig
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     FreedSequenceError,
     OutOfBlocksError,
     PagedKVError,

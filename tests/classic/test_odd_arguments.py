@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from pagedkv import BlockSpaceManager, BlockTable, FullAttention, Sequence, SequenceGroup, SpaceConfig
-from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.contract.keys import NO_KEYS
 from tests.odd_arguments import NO_ARRAYS, ODD, calls_of, outcome, parameters_of, public_methods
 
 CONFIG: Final = SpaceConfig(

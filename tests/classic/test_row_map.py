@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagedkv import Sequence, SequenceGroup
-from pagedkv.memory.classic.row_map import RowMap
-from pagedkv.memory.contract.spec import Row
+from pagedkv.classic.row_map import RowMap
+from pagedkv.contract.spec import Row
 from tests.classic.managers import new_manager
 from tests.space.spaces import allocate, new_space
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.tiers import parse_nbytes
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.simulation.cost import CostModel, read_cost_model
+from pagedkv.tiers import parse_nbytes
 from tests.cli.command import run
 from tests.simulation.calibration.measured import drawn_steps, write_csv
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.memory.pool.eviction.registry import POLICIES
+from pagedkv.blocks.eviction.registry import POLICIES
 from tests.cli.command import run
 from tests.compiling import TESTED_POLICIES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.planner.simulation.cost import read_cost_origin
+from pagedkv.simulation.cost import read_cost_origin
 from tests.cli.command import run
 from tests.cli.test_plan_command import COST
 from tests.report.page_reader import read_page

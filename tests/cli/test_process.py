@@ -126,7 +126,7 @@ def test_without_msgspec_the_floors_below_are_still_there() -> None:
     program = """
 import sys
 sys.modules["msgspec"] = None
-import pagedkv.planner.simulation, pagedkv.planner.traces
+import pagedkv.simulation, pagedkv.planner.traces
 try:
     import pagedkv.planner.traces.reader
 except ModuleNotFoundError as error:

@@ -9,12 +9,12 @@ import pytest
 from pagedkv.cli import serving
 from pagedkv.cli.commands import curve as curve_command
 from pagedkv.cli.options import DEFAULT_COST_MODEL
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.engine.config import EngineConfig
 from pagedkv.planner.traces.interleaving import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader
-from pagedkv.serving.engine.config import EngineConfig
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import BROKEN, HASH_IDS, HASH_RUNS, LENGTHS, SESSIONS, BrokenTrace

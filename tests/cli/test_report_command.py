@@ -12,8 +12,8 @@ import pytest
 
 from pagedkv.cli.commands.report import as_run, write_report
 from pagedkv.cli.user_errors import OutputError
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.planner.report import ReportRun
+from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.report import ReportRun
 from tests.cli.command import run
 from tests.report.page_reader import Page, read_page
 from tests.report.sample_runs import empty_run

@@ -8,7 +8,7 @@ import pytest
 
 from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.tier_options import TierOptions
-from pagedkv.planner.simulation import SimulatedTier
+from pagedkv.simulation import SimulatedTier
 from tests.cli.command import run
 from tests.cli.test_golden import TIERS, TURNS
 

@@ -12,11 +12,11 @@ import typer
 import pagedkv
 from pagedkv.cli.typed_names import CALLS, NAMED, OPTIONS, as_typed
 from pagedkv.cli.user_errors import reported
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.memory.scheduling import SchedulingConfig
+from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.recording.recorder import Bounds
-from pagedkv.planner.simulation import ServingConfig
 from pagedkv.planner.traces.texts import text_tokens
+from pagedkv.scheduling import SchedulingConfig
+from pagedkv.simulation import ServingConfig
 from tests.cli.command import run
 
 pytestmark = pytest.mark.plain_only

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli.exit_codes import EXIT_INTERRUPTED
-from pagedkv.memory.warming import WarmUp
+from pagedkv.warming import WarmUp
 from tests.cli.command import run
 from tests.compiling import needs_compiled_loops
 

@@ -7,10 +7,10 @@ from typing import Final
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.cluster.answer_so_far import AnswerSoFar
-from pagedkv.serving.engine import LLM, Intent, RequestOutput, SamplingParams, TokenUpdate
-from pagedkv.serving.engine.updates import NewTokens
+from pagedkv.cluster.answer_so_far import AnswerSoFar
+from pagedkv.contract.errors import EngineError
+from pagedkv.engine import LLM, Intent, RequestOutput, SamplingParams, TokenUpdate
+from pagedkv.engine.updates import NewTokens
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS
 

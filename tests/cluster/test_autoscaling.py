@@ -11,18 +11,18 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, add_routes, deploy, shut_down
-from pagedkv.serving.cluster.autoscaling import (
+from pagedkv.cluster import ClusterSpec, ReplicaSpec, add_routes, deploy, shut_down
+from pagedkv.cluster.autoscaling import (
     BLOCKS_IN_USE,
     NUM_WAITING,
     POLICY,
     desired_replicas,
     scale_by_blocks,
 )
-from pagedkv.serving.cluster.deployment import autoscaling_of
-from pagedkv.serving.engine import EngineConfig
-from pagedkv.serving.server import OpenAccess, ServerConfig, Service
-from pagedkv.serving.server.built_engine import tokenizer_of
+from pagedkv.cluster.deployment import autoscaling_of
+from pagedkv.engine import EngineConfig
+from pagedkv.server import OpenAccess, ServerConfig, Service
+from pagedkv.server.built_engine import tokenizer_of
 from tests.server.serving import PATIENCE_S, running
 
 ENGINES: Final = DeploymentID("engines", "pagedkv")

@@ -6,10 +6,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import EngineError, PagedKVError, QueueFullError, RequestError
-from pagedkv.serving.cluster.messages import RoutedRequest
-from pagedkv.serving.engine import Breakpoint, Intent, SamplingParams
-from pagedkv.serving.server.sendable_errors import as_sendable
+from pagedkv.cluster.messages import RoutedRequest
+from pagedkv.contract.errors import EngineError, PagedKVError, QueueFullError, RequestError
+from pagedkv.engine import Breakpoint, Intent, SamplingParams
+from pagedkv.server.sendable_errors import as_sendable
 
 T = TypeVar("T")
 

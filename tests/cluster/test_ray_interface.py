@@ -7,7 +7,7 @@ from ray.serve import request_router
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from pagedkv.serving.cluster import PrefixRequestRouter
+from pagedkv.cluster import PrefixRequestRouter
 
 
 def parameters(method: object) -> list[str]:

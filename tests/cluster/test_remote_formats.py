@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pagedkv.memory.contract.errors import RequestError
-from pagedkv.serving.cluster.messages import RoutedRequest
-from pagedkv.serving.engine import Intent, SamplingParams
-from pagedkv.serving.server.answer_formats import AnswerFormats
-from pagedkv.serving.server.remote_formats import FormatSource, RemoteFormats, with_matchers
+from pagedkv.cluster.messages import RoutedRequest
+from pagedkv.contract.errors import RequestError
+from pagedkv.engine import Intent, SamplingParams
+from pagedkv.server.answer_formats import AnswerFormats
+from pagedkv.server.remote_formats import FormatSource, RemoteFormats, with_matchers
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, Script, local_engine, make_service
 
 

@@ -9,18 +9,18 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import EngineError, RequestError
-from pagedkv.memory.contract.events import TierEvents
-from pagedkv.memory.routing import IndexState, ReplicaIndex
-from pagedkv.memory.sockets import EventFollower, follow
-from pagedkv.memory.wire import Alive, Applied, FollowedMessage, Snapshot
-from pagedkv.serving.cluster import ReplicaSpec
-from pagedkv.serving.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
-from pagedkv.serving.cluster.replica import EngineReplica
-from pagedkv.serving.cluster.spec import RESCAN_S
-from pagedkv.serving.cluster.tier_sums import sums_by_tier
-from pagedkv.serving.engine import EngineConfig, Intent, SamplingParams
+from pagedkv.cluster import ReplicaSpec
+from pagedkv.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
+from pagedkv.cluster.replica import EngineReplica
+from pagedkv.cluster.spec import RESCAN_S
+from pagedkv.cluster.tier_sums import sums_by_tier
+from pagedkv.contract.errors import EngineError, RequestError
+from pagedkv.contract.events import TierEvents
+from pagedkv.engine import EngineConfig, Intent, SamplingParams
+from pagedkv.events import EventFollower, follow
+from pagedkv.routing import IndexState, ReplicaIndex
 from pagedkv.tiers import FolderTier, HostTier
+from pagedkv.wire import Alive, Applied, FollowedMessage, Snapshot
 
 PROMPT: Final = np.arange(20, 70, dtype=np.int32)
 PARAMS: Final = SamplingParams(max_tokens=6, ignore_eos=True)

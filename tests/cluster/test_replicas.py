@@ -16,13 +16,13 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from pagedkv.memory.routing import IndexState
-from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, add_routes, deploy, shut_down
-from pagedkv.serving.cluster.placements import Placements
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
-from pagedkv.serving.engine.demo.trained import load_demo
-from pagedkv.serving.server import OpenAccess, Served, ServerConfig, Service
-from pagedkv.serving.server.built_engine import tokenizer_of
+from pagedkv.cluster import ClusterSpec, ReplicaSpec, ReplicatedEngine, add_routes, deploy, shut_down
+from pagedkv.cluster.placements import Placements
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine.demo.trained import load_demo
+from pagedkv.routing import IndexState
+from pagedkv.server import OpenAccess, Served, ServerConfig, Service
+from pagedkv.server.built_engine import tokenizer_of
 from tests.browser.chromium import BROWSER, browser_tab, needs_browser
 from tests.browser.inspector_page import LEGEND
 from tests.browser.waiting import until
@@ -312,7 +312,7 @@ def test_requests_wait_while_no_replica_is_left(cluster: Cluster, alone: LLM) ->
 
 
 def test_a_wait_ends_where_no_replica_comes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.serving.cluster.replicated_engine.ACCEPT_S", 0.0)
+    monkeypatch.setattr("pagedkv.cluster.replicated_engine.ACCEPT_S", 0.0)
     answer = cluster.ask(PROMPTS[0])
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == "no replica can serve: none accepted the request within 0 s"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from ray.serve.handle import DeploymentHandle
 
-from pagedkv.memory.contract.events import TierEvents
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.routing import ReplicaIndex, RoutingReason
-from pagedkv.memory.wire import Alive, Applied
-from pagedkv.serving.cluster import ReplicatedEngine, add_routes
-from pagedkv.serving.cluster.messages import ReplicaFacts, RoutedRequest
-from pagedkv.serving.cluster.placements import Placements
-from pagedkv.serving.engine import Intent, SamplingParams
-from pagedkv.serving.server import EngineFacts, OpenAccess, ServerConfig, Service
+from pagedkv.cluster import ReplicatedEngine, add_routes
+from pagedkv.cluster.messages import ReplicaFacts, RoutedRequest
+from pagedkv.cluster.placements import Placements
+from pagedkv.contract.events import TierEvents
+from pagedkv.contract.spec import FullAttention
+from pagedkv.engine import Intent, SamplingParams
+from pagedkv.routing import ReplicaIndex, RoutingReason
+from pagedkv.server import EngineFacts, OpenAccess, ServerConfig, Service
+from pagedkv.wire import Alive, Applied
 from tests.browser.chromium import Tab, installed_browser, needs_browser
 from tests.browser.layout import FAULTS
 from tests.browser.waiting import until
@@ -115,7 +115,7 @@ def test_each_attempt_has_a_row_and_an_unsent_choice_none(front: Front) -> None:
 
 
 def test_as_many_choices_are_kept_as_are_allowed(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.serving.cluster.placements.MOST_CHOICES", 3)
+    monkeypatch.setattr("pagedkv.cluster.placements.MOST_CHOICES", 3)
     for number in range(5):
         front.placements.place(request_of(number), ["a", "b"])
     assert [each.number for each in front.placements.latest()] == [4, 3, 2]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.cluster import ClusterSpec, ReplicaSpec, deploy, shut_down
-from pagedkv.serving.engine import EngineConfig
+from pagedkv.cluster import ClusterSpec, ReplicaSpec, deploy, shut_down
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import EngineConfig
 
 PLAIN = EngineConfig(num_blocks=50, warm_up=False)
 

@@ -11,11 +11,11 @@ import numba
 import numpy as np
 import pytest
 
-from pagedkv.memory.compilation.choice import MOMENTS, chosen_by, sources_of_bound
-from pagedkv.memory.compilation.compiled import compiled, inlined
-from pagedkv.memory.compilation.loop import Loop
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.pool.sha256 import Bytes, Words, sha256_message
+from pagedkv.blocks.sha256 import Bytes, Words, sha256_message
+from pagedkv.compilation.choice import MOMENTS, chosen_by, sources_of_bound
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.compilation.loop import Loop
+from pagedkv.contract.arrays import Int32Array
 
 pytestmark = pytest.mark.skipif(bool(cast("Any", numba).config.DISABLE_JIT), reason="loops are interpreted")
 
@@ -191,7 +191,7 @@ def test_what_an_entry_links_stands_behind_all_that_needs_it() -> None:
 
 FAILING = """
 import numpy as np
-from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.compilation.compiled import compiled, inlined
 
 @inlined
 def inner(x):

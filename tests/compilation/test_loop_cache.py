@@ -16,13 +16,13 @@ from typing import Any, cast
 import pytest
 from numba.extending import is_jitted
 
-from pagedkv.memory.compilation import compiled as compiling
-from pagedkv.memory.compilation.cache_folder import SHIPPED
-from pagedkv.memory.compilation.compiled import compiled, unsigned
-from pagedkv.memory.compilation.loop_sources import PACKAGE_FOLDER, sources_of
-from pagedkv.memory.compilation.targets import EXACTLY, TARGETS, own_processor
+from pagedkv.compilation import compiled as compiling
+from pagedkv.compilation.cache_folder import SHIPPED
+from pagedkv.compilation.compiled import compiled, unsigned
+from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+from pagedkv.compilation.targets import EXACTLY, TARGETS, own_processor
 
-COMPILED = "from pagedkv.memory.compilation.compiled import compiled"
+COMPILED = "from pagedkv.compilation.compiled import compiled"
 PLAIN_NUMBA = "import numba\ncompiled = numba.njit(cache=True)"
 
 CALLEE = """
@@ -64,7 +64,7 @@ tempfile.TemporaryFile = refusing
 """
 CALLEE_OF_ENVIRONMENT = """
 import os
-from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.compilation.compiled import compiled
 
 ADDED = int(os.environ.get("ADDED", "1"))
 
@@ -88,7 +88,7 @@ class Pair(NamedTuple):
 """
 BOUND = """
 from dataclasses import dataclass
-from pagedkv.memory.compilation.compiled import inlined
+from pagedkv.compilation.compiled import inlined
 from pagedkv.pair import Pair
 @inlined
 def change(pair, x):
@@ -101,8 +101,8 @@ class Bound(Pair):
     moments = Moments(change)
 """
 ASKING = """
-from pagedkv.memory.compilation.choice import MOMENTS, chosen_by
-from pagedkv.memory.compilation.compiled import compiled, inlined
+from pagedkv.compilation.choice import MOMENTS, chosen_by
+from pagedkv.compilation.compiled import compiled, inlined
 @inlined
 def default(pair, x):
     return x
@@ -197,7 +197,7 @@ def package(tmp_path: Path) -> Package:
 def test_what_a_class_binds_is_compiled_into_loops_that_do_not_import_it_anew_once_it_is_edited(
     package: Package,
 ) -> None:
-    choice = "memory/compilation/choice.py"
+    choice = "compilation/choice.py"
     (package.folder / choice).write_bytes((PACKAGE_FOLDER / choice).read_bytes())
     (package.folder / "pair.py").write_text(PAIR)
     (package.folder / "asking.py").write_text(ASKING)

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from pagedkv.memory.compilation.loop_sources import PACKAGE_FOLDER, sources_of
+from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, sources_of
 
 ROOT = PACKAGE_FOLDER.parent
 

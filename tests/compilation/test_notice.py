@@ -9,7 +9,7 @@ from io import StringIO
 
 import pytest
 
-from pagedkv.memory.compilation.notice import SAID, SETTING, Notice
+from pagedkv.compilation.notice import SAID, SETTING, Notice
 
 
 @dataclass
@@ -126,15 +126,15 @@ def test_ctrl_c_waits_for_the_piece_and_ends_with_one_sentence() -> None:
 
 PROGRAM = """
 import signal, sys
-from pagedkv.memory.compilation import notice
-from pagedkv.memory.compilation.compiled import compiled
+from pagedkv.compilation import notice
+from pagedkv.compilation.compiled import compiled
 
 
 @compiled
 def loop(x):
     return x + 1
 
-import pagedkv.memory.compilation.loop as loops
+import pagedkv.compilation.loop as loops
 original = loops.entry_of
 def entry_of(*args, **kws):
     signal.raise_signal(signal.{signal})  # in the middle of compiling

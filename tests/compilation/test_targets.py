@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pagedkv.memory.compilation.targets import (
+from pagedkv.compilation.targets import (
     EXACTLY,
     TARGETS,
     V3,
@@ -14,7 +14,7 @@ from pagedkv.memory.compilation.targets import (
     runnable,
     target_named,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
 
 pytestmark = pytest.mark.interpreted
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from pagedkv import SpaceConfig
-from pagedkv.memory.contract.answers import AbortedSteps
-from pagedkv.memory.contract.spec import StepId
-from pagedkv.memory.device import (
+from pagedkv.contract.answers import AbortedSteps
+from pagedkv.contract.spec import StepId
+from pagedkv.device import (
     BlockTables,
     GroupShape,
     KeyValueShape,
@@ -26,7 +26,7 @@ from pagedkv.memory.device import (
     StepInputs,
     Transfers,
 )
-from pagedkv.memory.device.kernels.selection import KernelChoice
+from pagedkv.device.kernels.selection import KernelChoice
 from tests.space.memory_model import Device, Place, Step, host
 from tests.space.sequence_model import GroupRule
 

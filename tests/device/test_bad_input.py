@@ -28,8 +28,8 @@ import pytest
 import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
-from pagedkv.memory.contract.answers import AbortedSteps
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.answers import AbortedSteps
+from pagedkv.contract.errors import (
     BlockError,
     ConfigurationError,
     DeviceUnavailableError,
@@ -40,7 +40,7 @@ from pagedkv.memory.contract.errors import (
     StorageError,
     TensorError,
 )
-from pagedkv.memory.device import (
+from pagedkv.device import (
     BlockTables,
     KeyValueShape,
     KVStorage,
@@ -51,11 +51,11 @@ from pagedkv.memory.device import (
     StepInputs,
     Transfers,
 )
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.packet_ring import PacketRing
-from pagedkv.memory.device.pool_memory import PoolMemory
-from pagedkv.memory.device.tensors import as_device
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.layout import Pieces
+from pagedkv.device.packet_ring import PacketRing
+from pagedkv.device.pool_memory import PoolMemory
+from pagedkv.device.tensors import as_device
 from tests.device.kernels.suite import same_bytes
 from tests.plan_packing import pack, parts_of, repacked
 
@@ -535,7 +535,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_machine_without_torch_is_told_what_to_install() -> None:
-    program = "import sys; sys.modules['torch'] = None; import pagedkv; import pagedkv.memory.device"
+    program = "import sys; sys.modules['torch'] = None; import pagedkv; import pagedkv.device"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "MissingExtraError: pagedkv.device needs torch: pip install 'pagedkv[torch]'" in ran.stderr
 

@@ -42,9 +42,9 @@ import pytest
 import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.memory.contract.spec import GroupSpec
-from pagedkv.memory.device import BlockTables, KeyValueShape, KVStorage
-from pagedkv.memory.device.paging import number_pages
+from pagedkv.contract.spec import GroupSpec
+from pagedkv.device import BlockTables, KeyValueShape, KVStorage
+from pagedkv.device.paging import number_pages
 
 
 def tables_of(

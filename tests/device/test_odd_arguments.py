@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SpaceConfig
-from pagedkv.memory.contract.errors import TensorError
-from pagedkv.memory.device import (
+from pagedkv.contract.errors import TensorError
+from pagedkv.device import (
     BlockTables,
     KeyValueShape,
     KVStorage,
@@ -21,7 +21,7 @@ from pagedkv.memory.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.memory.device.paging import PageNumbers
+from pagedkv.device.paging import PageNumbers
 from tests.device.kernels.suite import same_bytes
 from tests.odd_arguments import NO_ARRAYS, Call, calls_of, outcome, parameters_of, public_methods
 

@@ -3,7 +3,7 @@
 import torch
 
 from pagedkv import BlockSpace, FullAttention, SlidingWindow, SpaceConfig
-from pagedkv.memory.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
+from pagedkv.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
 
 CONFIG = SpaceConfig((FullAttention(4), SlidingWindow(8, 4)), num_blocks=50, max_sequences=8, max_tokens=64)
 

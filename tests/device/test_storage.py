@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pagedkv import FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.memory.contract.errors import ConfigurationError, DeviceUnavailableError
-from pagedkv.memory.device import (
+from pagedkv.contract.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.device import (
     GroupShape,
     KeyValueShape,
     KVStorage,
@@ -19,9 +19,9 @@ from pagedkv.memory.device import (
     free_nbytes,
     num_blocks_that_fit,
 )
-from pagedkv.memory.device.reserved_memory import ReservedMemory
-from pagedkv.planner.models import read_model
-from pagedkv.planner.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
+from pagedkv.device.reserved_memory import ReservedMemory
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
 
 LAYOUTS = ("BLKNHC", "BLHNC", "BLNHC", "LBKNHC", "LKBNHC", "KLBHNC", "HBLKNC")
 GIB = 2**30

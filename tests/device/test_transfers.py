@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagedkv import FullAttention, RecurrentState, SpaceConfig
-from pagedkv.memory.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor, Transfers
+from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor, Transfers
 
 
 @pytest.mark.parametrize("layout", ["BLKNHC", "BLHNC", "LBKNHC", "LKBNHC"])

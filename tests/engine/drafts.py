@@ -9,7 +9,7 @@ from typing import Final, cast
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.serving.engine import LLM, EngineRequest, SamplingParams
+from pagedkv.engine import LLM, EngineRequest, SamplingParams
 from tests.engine.serving import CONFIG, poison
 from tests.engine.test_speculation import prompt_of
 

@@ -7,8 +7,8 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as theirs
 
-from pagedkv.serving.engine import SamplingParams
-from pagedkv.serving.engine.sampling.noise import gumbel, keys_of, words
+from pagedkv.engine import SamplingParams
+from pagedkv.engine.sampling.noise import gumbel, keys_of, words
 from tests.engine.serving import Reference
 
 __all__ = ["draw_plainly"]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.serving.engine import EngineRequest
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.engine import EngineRequest
 
 __all__ = ["guess"]
 

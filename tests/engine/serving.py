@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
+from pagedkv.contract.plan import StepPlan
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, StepRecord
 
 __all__ = ["CONFIG", "NUM_NEW", "PROMPTS", "REPETITIVE", "Reference", "compare", "poison", "reference", "serve"]
 

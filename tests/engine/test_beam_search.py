@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import RequestError
-from pagedkv.memory.scheduling import PreemptionKind
-from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.contract.errors import RequestError
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.scheduling import PreemptionKind
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison, reference, serve
 

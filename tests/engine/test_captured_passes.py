@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from pagedkv.serving.engine import LLM, EngineConfig, PromptLookup, SamplingParams
-from pagedkv.serving.engine.captured_passes import CapturedPasses, Recorder, Recording, of_tables
+from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.engine.captured_passes import CapturedPasses, Recorder, Recording, of_tables
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess

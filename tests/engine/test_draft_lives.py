@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import ConfigurationError, UnsupportedModelError
-from pagedkv.memory.tiers import FolderTier
-from pagedkv.serving.engine import LLM, AsyncLLM, PromptLookup, RequestOutput
+from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.engine import LLM, AsyncLLM, PromptLookup, RequestOutput
+from pagedkv.tiers import FolderTier
 from tests.engine.drafts import ROOMY, accepted_at_most, near, run
 from tests.engine.families import make_model, moved
 from tests.engine.serving import PROMPTS, poison

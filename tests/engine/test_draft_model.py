@@ -13,17 +13,17 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import (
+from pagedkv.engine import (
     LLM,
     EngineConfig,
     Intent,
     RequestOutput,
     SamplingParams,
 )
-from pagedkv.serving.engine.drafting import Drafter
-from pagedkv.serving.engine.drafting.passes import DraftPass, OpenDrafts
-from pagedkv.serving.engine.sampling import Place
+from pagedkv.engine.drafting import Drafter
+from pagedkv.engine.drafting.passes import DraftPass, OpenDrafts
+from pagedkv.engine.sampling import Place
+from pagedkv.space import Receipt
 from tests.choosing import long_but
 from tests.engine.drafts import ROOMY, accepted_at_most, counting_tokens, counts_of, near, run, serve_drafted
 from tests.engine.families import make_model

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.serving.engine import LLM, SamplingParams
+from pagedkv.engine import LLM, SamplingParams
 from tests.engine.drafts import ROOMY, counts_of, near, serve_drafted
 from tests.engine.families import make_model, moved
 from tests.engine.serving import compare, reference

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.memory.tiers.body import Stored
-from pagedkv.serving.engine import LLM
+from pagedkv.engine import LLM
+from pagedkv.tiers.body import Stored
 from tests.engine.families import make_model
 from tests.engine.test_tiers import PARAMS, PROMPTS, SECONDS, stored, with_tiers
 from tests.engine.tier_bodies import TestBody, tier_over

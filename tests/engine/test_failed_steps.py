@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import DeviceLostError, EngineError
-from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import (
+from pagedkv.contract.errors import DeviceLostError, EngineError
+from pagedkv.engine import (
     LLM,
     AnswerStream,
     AsyncLLM,
@@ -24,7 +23,8 @@ from pagedkv.serving.engine import (
     SamplingParams,
     StepRecord,
 )
-from pagedkv.serving.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
+from pagedkv.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
+from pagedkv.space import Receipt
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison
 

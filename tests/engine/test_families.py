@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.serving.engine import LLM, EngineRequest, PromptLookup, RequestOutput, SamplingParams, TokenLogprobs
+from pagedkv.engine import LLM, EngineRequest, PromptLookup, RequestOutput, SamplingParams, TokenLogprobs
 from tests.choosing import long_but
 from tests.engine.families import CONFIGS, MORE, make_model
 from tests.engine.guesses import guess

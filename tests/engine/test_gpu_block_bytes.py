@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device import KeyValueShape, KVStorage
-from pagedkv.memory.device.pinned_arena import PinnedArena
-from pagedkv.memory.tiering import fill
-from pagedkv.serving.engine.tiering.gpu_block_bytes import GpuBlockBytes
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device import KeyValueShape, KVStorage
+from pagedkv.device.pinned_arena import PinnedArena
+from pagedkv.engine.tiering.gpu_block_bytes import GpuBlockBytes
+from pagedkv.tiering import fill
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.engine import LLM, EngineConfig, HandOff, Intent, SamplingParams
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import LLM, EngineConfig, HandOff, Intent, SamplingParams
 from pagedkv.tiers import FolderTier, HostTier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference
@@ -23,7 +23,7 @@ PREFILL: Final = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from pagedkv.serving.engine import LLM, SamplingParams
+from pagedkv.engine import LLM, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.test_hand_off import LONG, config
 llm = LLM(make_model(sys.argv[1]), config(Path(sys.argv[2])))

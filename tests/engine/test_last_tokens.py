@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pagedkv.serving.engine.last_tokens import LastTokens
+from pagedkv.engine.last_tokens import LastTokens
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

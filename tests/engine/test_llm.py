@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import ConfigurationError, EngineError, RequestError
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
+from pagedkv.contract.errors import ConfigurationError, EngineError, RequestError
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG
 

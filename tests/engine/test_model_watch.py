@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pagedkv.serving.engine.model_watch import ModelWatch
+from pagedkv.engine.model_watch import ModelWatch
 from tests.engine.families import make_model
 
 

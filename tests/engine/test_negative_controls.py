@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from pagedkv.memory.attention import CPUBackend
-from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.engine import LLM, SamplingParams
+from pagedkv.attention import CPUBackend
+from pagedkv.contract.errors import EngineError
+from pagedkv.engine import LLM, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
 

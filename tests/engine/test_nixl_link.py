@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError, MissingExtraError
-from pagedkv.serving.engine import LLM, HandOff, Intent, NixlLink, SamplingParams
+from pagedkv.contract.errors import ConfigurationError, MissingExtraError
+from pagedkv.engine import LLM, HandOff, Intent, NixlLink, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference
 
@@ -28,7 +28,7 @@ PATIENCE_S: Final = 60.0
 PREFILL: Final = """
 import json, sys
 from dataclasses import asdict
-from pagedkv.serving.engine import LLM, Intent, NixlLink, SamplingParams
+from pagedkv.engine import LLM, Intent, NixlLink, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.test_nixl_link import LONG, ROOMY
 llm, link = LLM(make_model(sys.argv[1]), ROOMY), NixlLink()

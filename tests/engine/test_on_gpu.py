@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.attention import TritonBackend
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence
+from pagedkv.attention import TritonBackend
+from pagedkv.contract.plan import StepPlan
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence
 from pagedkv.tiers import FolderTier, HostTier, Tier
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.guesses import guess

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import RequestError
-from pagedkv.serving.engine import LLM, EngineConfig, Intent, PromptLookup, RequestOutput, SamplingParams
-from pagedkv.serving.engine.prediction import NUM_MATCHED, PredictedText
+from pagedkv.contract.errors import RequestError
+from pagedkv.engine import LLM, EngineConfig, Intent, PromptLookup, RequestOutput, SamplingParams
+from pagedkv.engine.prediction import NUM_MATCHED, PredictedText
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, NUM_NEW, PROMPTS, poison
 

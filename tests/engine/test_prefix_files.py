@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 import torch
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.engine import LLM, Intent, SamplingParams
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import LLM, Intent, SamplingParams
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference, serve
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv.memory.contract.errors import UnsupportedModelError
-from pagedkv.planner.models import read_model
-from pagedkv.serving.engine import LLM, EngineConfig, self_test as self_testing
-from pagedkv.serving.engine.grouping import group_layers
-from pagedkv.serving.engine.layer_specs import Rule
-from pagedkv.serving.engine.mask_rules import rule_of_mask
-from pagedkv.serving.engine.probe import probe
-from pagedkv.serving.engine.refusals import require_supported
-from pagedkv.serving.engine.self_test import self_test
+from pagedkv.contract.errors import UnsupportedModelError
+from pagedkv.engine import LLM, EngineConfig, self_test as self_testing
+from pagedkv.engine.grouping import group_layers
+from pagedkv.engine.layer_specs import Rule
+from pagedkv.engine.mask_rules import rule_of_mask
+from pagedkv.engine.probe import probe
+from pagedkv.engine.refusals import require_supported
+from pagedkv.engine.self_test import self_test
+from pagedkv.models import read_model
 from tests.engine.families import BASE, CONFIGS, make_model
 from tests.engine.family_matrix.tiny import make_tiny
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.serving.engine import LLM
+from pagedkv.engine import LLM
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
 

@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.miss_causes import MissCause
-from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import LLM, SamplingParams, TokensPrompt
+from pagedkv.contract.miss_causes import MissCause
+from pagedkv.engine import LLM, SamplingParams, TokensPrompt
+from pagedkv.space import Receipt
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, serve
 

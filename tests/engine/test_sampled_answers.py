@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import SamplingError
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams
-from pagedkv.serving.engine.sampling import NOT_READY
+from pagedkv.contract.errors import SamplingError
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
+from pagedkv.engine.sampling import NOT_READY
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model
@@ -194,9 +194,7 @@ def test_a_prompt_never_has_its_whole_vocabulary_at_once(
 ) -> None:
     sizes: list[int] = []
     handle = model.get_output_embeddings().register_forward_hook(lambda _, __, out: sizes.append(out.numel()))
-    monkeypatch.setattr(
-        "pagedkv.serving.engine.sampling.logprobs.prompt_logprobs.__kwdefaults__", {"elements": 199 * 4}
-    )
+    monkeypatch.setattr("pagedkv.engine.sampling.logprobs.prompt_logprobs.__kwdefaults__", {"elements": 199 * 4})
     try:
         output = LLM(model, ROOMY).generate([PROMPTS[3]], replace(GREEDY, max_tokens=1, prompt_logprobs=0))[0]
     finally:

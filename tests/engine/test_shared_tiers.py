@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, reference

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, PromptLookup, RequestOutput, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, RequestOutput, SamplingParams
+from pagedkv.space import Receipt
 from tests.engine.families import make_model
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, poison

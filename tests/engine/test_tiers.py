@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.space import Receipt
-from pagedkv.serving.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
-from pagedkv.serving.engine.tiering import EngineTiers, TierCause
-from pagedkv.serving.engine.tiering.block_bytes import CpuBlockBytes
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
+from pagedkv.engine.tiering import EngineTiers, TierCause
+from pagedkv.engine.tiering.block_bytes import CpuBlockBytes
+from pagedkv.space import Receipt
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, Tier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, Reference, compare, poison, reference, serve
@@ -152,7 +152,7 @@ def test_a_folder_serves_after_a_restart_of_the_process(
     model: PreTrainedModel, answers: list[Reference], tmp_path: Path
 ) -> None:
     script = f"""
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model
 config = EngineConfig(block_size=4, num_blocks=60, max_tokens=100, self_test=False, warm_up=False,

@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
-from pagedkv.memory.contract.errors import UnsupportedModelError
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.device import KVStorage, Transfers
-from pagedkv.serving.engine import LLM, EngineConfig, SamplingParams, compat
-from pagedkv.serving.engine.borrowing import BorrowedModel
-from pagedkv.serving.engine.current_pass import IMPLEMENTATION, listening
-from pagedkv.serving.engine.forward_pass import ForwardPass
-from pagedkv.serving.engine.grouping import EngineGroups, group_layers
-from pagedkv.serving.engine.probe import probe
-from pagedkv.serving.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
+from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
+from pagedkv.contract.errors import UnsupportedModelError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.device import KVStorage, Transfers
+from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
+from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.current_pass import IMPLEMENTATION, listening
+from pagedkv.engine.forward_pass import ForwardPass
+from pagedkv.engine.grouping import EngineGroups, group_layers
+from pagedkv.engine.probe import probe
+from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve

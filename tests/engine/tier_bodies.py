@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from pagedkv.memory.tiers.body import Stored, Usage
-from pagedkv.memory.tiers.checksums import Buffer
 from pagedkv.tiers import BodyTier, HostBody
+from pagedkv.tiers.body import Stored, Usage
+from pagedkv.tiers.checksums import Buffer
 
 __all__ = ["FAULTS", "TestBody", "tier_over"]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.models.json_file import MAX_NBYTES, read_json_object
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models.json_file import MAX_NBYTES, read_json_object
 
 BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not a JSON file"),

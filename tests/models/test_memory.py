@@ -3,8 +3,8 @@
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.models import model_names, read_model
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models import model_names, read_model
 
 
 def test_each_kind_of_group_gives_its_rule_in_a_pool_of_its_own() -> None:

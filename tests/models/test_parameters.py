@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.planner.models import read_model
+from pagedkv.models import read_model
 from tests.models.configs import LLAMA, PUBLISHED
 
 # Of the safetensors headers (OPT: of the model) in each repository on the Hugging Face hub.

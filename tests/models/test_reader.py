@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.models import ModelMemory, model_names, read_model
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models import ModelMemory, model_names, read_model
 from tests.models.configs import LLAMA, PUBLISHED, PublishedConfig
 
 GOLDEN_TOKEN_NBYTES = {

@@ -17,7 +17,7 @@ import anthropic
 import openai
 import pytest
 
-from pagedkv.serving.server import Service
+from pagedkv.server import Service
 from tests.server.serving import running
 
 __all__ = ["RemoteServer", "borrowed", "cases_of", "leave_out", "served", "without_server"]

@@ -11,9 +11,9 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pagedkv.memory.sockets import Endpoints, Subscription
-from pagedkv.memory.wire import Message
+from pagedkv.events import Endpoints, Subscription
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
+from pagedkv.wire import Message
 from tests.peers.counting import Residents
 from tests.recording.publisher import doing
 

@@ -13,7 +13,7 @@ import pytest
 from tests.peers.sglang_engine import PAGE_SIZE, SglangEngine  # isort: skip - SGLang comes behind what stands in for it
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockStored, KVEventBatch, StorageMedium
 
-from pagedkv.memory.sockets import Endpoints, Subscription
+from pagedkv.events import Endpoints, Subscription
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
 from tests.cli.command import run

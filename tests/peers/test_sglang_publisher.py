@@ -12,7 +12,7 @@ stand_in()
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, KVEventBatch  # noqa: E402 - behind what is absent
 
 from pagedkv import FullAttention  # noqa: E402
-from pagedkv.memory.wire import BatchEncoder, changes_of  # noqa: E402
+from pagedkv.wire import BatchEncoder, changes_of  # noqa: E402
 from tests.space.spaces import cache, new_space, tokens  # noqa: E402
 
 GROUPS: Final = (FullAttention(4),)

@@ -6,7 +6,7 @@ from typing import Final, final
 
 import pytest
 
-from pagedkv.serving.engine.sampling import Place
+from pagedkv.engine.sampling import Place
 from tests.peers.borrowed_server_tests import RemoteServer, borrowed, cases_of, leave_out, served, without_server
 from tests.server.serving import Script, make_service, tokens_of
 

@@ -19,12 +19,12 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from pagedkv import FullAttention, GroupSpec, MediaSpan, RequestKeys, SlidingWindow, hash_block_tokens
-from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.contract.events import REMOVED, STORED, TierEvents
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import ChunkedLocal, RecurrentState
-from pagedkv.memory.pool.digests import ROOT_DIGEST
-from pagedkv.memory.sockets import EventFollower, EventPublisher
+from pagedkv.blocks.digests import ROOT_DIGEST
+from pagedkv.contract.errors import RecordingError
+from pagedkv.contract.events import REMOVED, STORED, TierEvents
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.spec import ChunkedLocal, RecurrentState
+from pagedkv.events import EventFollower, EventPublisher
 from tests.space.spaces import cache, new_space, tokens
 
 THEIRS: Final = Path(vllm.__file__).parents[1]

@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.memory.contract.errors import ConfigurationError, EngineError
-from pagedkv.serving.engine import LLM, EngineConfig, HandOff, SamplingParams
-from pagedkv.serving.engine.ranks import RankGroup
-from pagedkv.serving.engine.ranks.rank_group import SentCopy
-from pagedkv.serving.engine.ranks.ranked_blocks import OtherRankBlocks
+from pagedkv.contract.errors import ConfigurationError, EngineError
+from pagedkv.engine import LLM, EngineConfig, HandOff, SamplingParams
+from pagedkv.engine.ranks import RankGroup
+from pagedkv.engine.ranks.rank_group import SentCopy
+from pagedkv.engine.ranks.ranked_blocks import OtherRankBlocks
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, poison

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.head_slices import (
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.head_slices import (
     BlockShape,
     CopiedBytes,
     HeadRange,

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from pagedkv.serving.engine import LLM
+from pagedkv.engine import LLM
 from tests.engine.families import make_model, moved
 from tests.engine.serving import poison, reference
 from tests.ranks.hand_off_process import NUM_NEW, config, model_of, prompt_of, take_over_and_answer

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.head_slices import BlockShape, byte_slices, heads_of_rank
-from pagedkv.memory.device import KeyValueShape, LatentShape, StateShape, StateTensor
-from pagedkv.memory.tiering import Rows
-from pagedkv.serving.engine.ranks.whole_blocks import WholeBlocks
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.head_slices import BlockShape, byte_slices, heads_of_rank
+from pagedkv.device import KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.engine.ranks.whole_blocks import WholeBlocks
+from pagedkv.tiering import Rows
 
 BLOCK_SIZE: Final = 3
 NUM_BLOCKS: Final = 2

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.wire import BlocksStored
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
 from pagedkv.planner.traces.request import Request
+from pagedkv.wire import BlocksStored
 
 NOW_S = 1_760_000_000.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
-from pagedkv.memory.sockets import Endpoints, Subscription
+from pagedkv.contract.errors import ConfigurationError, RecordingError
+from pagedkv.events import Endpoints, Subscription
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
 from tests.recording.events import as_arrays, as_maps, cleared, removed, stored
 from tests.recording.publisher import Publisher, doing
@@ -184,7 +184,7 @@ def test_a_hole_in_an_answer_is_asked_for() -> None:
 
 
 def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.memory.sockets.subscription.REPLAY_PATIENCE_MS", 1)
+    monkeypatch.setattr("pagedkv.events.subscription.REPLAY_PATIENCE_MS", 1)
     with Publisher() as publisher:
         recorder = recorded(publisher, lambda: publisher.send(SECOND, number=7), 1, replay=True)
     (gap,) = recorder.gaps

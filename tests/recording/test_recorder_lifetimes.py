@@ -10,11 +10,11 @@ from typing import Final
 import pytest
 
 from pagedkv import FullAttention
-from pagedkv.memory.sockets import Endpoints, EventPublisher, Subscription
-from pagedkv.memory.wire import BlocksStored, CacheSnapshot, Message
+from pagedkv.events import Endpoints, EventPublisher, Subscription
 from pagedkv.planner.recording.numbering import MessageNumbers, Place
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
 from pagedkv.planner.recording.residency import Residency
+from pagedkv.wire import BlocksStored, CacheSnapshot, Message
 from tests.recording.publisher import doing
 from tests.space.spaces import cache, new_space, tokens
 

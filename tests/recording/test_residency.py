@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagedkv.memory.wire import BlocksRemoved, BlocksStored
 from pagedkv.planner.recording.residency import LIFETIME_EDGES_S, MOST_POINTS, Residency
+from pagedkv.wire import BlocksRemoved, BlocksStored
 
 
 def store(*hashes: int, medium: str = "GPU") -> BlocksStored:

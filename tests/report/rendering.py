@@ -2,8 +2,8 @@
 
 from unittest.mock import patch
 
-from pagedkv.planner.report import ReportRun, drawing
-from pagedkv.planner.report.page import render_report
+from pagedkv.report import ReportRun, drawing
+from pagedkv.report.page import render_report
 from tests.report.page_reader import Page, read_page
 
 __all__ = ["COMMAND", "render", "rendered", "words_of"]

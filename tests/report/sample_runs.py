@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.planner.report.documents import (
+from pagedkv.report.documents import (
     AgeHistogram,
     Curve,
     Level,

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import pytest
 
-from pagedkv.planner.report.drawing import HALF, LINES, Figure, draw, line, logarithmic, only_axes
+from pagedkv.report.drawing import HALF, LINES, Figure, draw, line, logarithmic, only_axes
 from tests.report.page_reader import read_page
 
 pytestmark = pytest.mark.plain_only

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from pagedkv.planner.report import ReportRun
-from pagedkv.planner.report.plan_documents import Plan
-from pagedkv.planner.report.plan_page import render_plan
+from pagedkv.report import ReportRun
+from pagedkv.report.plan_documents import Plan
+from pagedkv.report.plan_page import render_plan
 from tests.browser.chromium import Scheme, Tab, installed_browser, needs_browser
 from tests.browser.layout import FAULTS
 from tests.report.rendering import render

@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.report import ReportRun
-from pagedkv.planner.report.capacity import capacity_section
-from pagedkv.planner.report.memory import memory_section
-from pagedkv.planner.report.page import render_report
-from pagedkv.planner.report.timelines import time_section
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.report import ReportRun
+from pagedkv.report.capacity import capacity_section
+from pagedkv.report.memory import memory_section
+from pagedkv.report.page import render_report
+from pagedkv.report.timelines import time_section
 from tests.choosing import long_but
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import COMMAND, rendered, words_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.planner.report.plan_page import render_plan
+from pagedkv.report.plan_page import render_plan
 from tests.report.page_reader import Page, read_page
 from tests.report.sample_plans import small_plan, unknown_plan
 

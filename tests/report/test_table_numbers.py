@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from pagedkv.planner.report import ReportRun
-from pagedkv.planner.report.capacity import capacity_section
+from pagedkv.report import ReportRun
+from pagedkv.report.capacity import capacity_section
 from tests.report.page_reader import Page, read_page
 from tests.report.rendering import words_of
 from tests.report.sample_runs import sample_run

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from pagedkv.planner.report.drawing import FILLS, LINES, VARIABLES
+from pagedkv.report.drawing import FILLS, LINES, VARIABLES
 
-CSS: Final = files("pagedkv.planner.report").joinpath("templates/style.css").read_text(encoding="utf-8")
+CSS: Final = files("pagedkv.report").joinpath("templates/style.css").read_text(encoding="utf-8")
 LEAST_CONTRAST_OF_GRAPHICS: Final = 3.0
 LEAST_CONTRAST_OF_TEXT: Final = 4.5
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import MediaSpan, RequestKeys, hash_request_tokens
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.routing.prompts import PromptHasher
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.routing.prompts import PromptHasher
 from tests.space.spaces import tokens
 
 pytestmark = pytest.mark.interpreted

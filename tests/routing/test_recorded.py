@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from pagedkv import FullAttention, GroupSpec, SlidingWindow
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing import RecordWriter, ReplicaIndex, Router, RoutingRules, replay
-from pagedkv.planner.simulation import ServingConfig, SimulatedTier
-from pagedkv.planner.simulation.cluster import Kills, Network, VirtualCluster
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingRules, replay
+from pagedkv.simulation import ServingConfig, SimulatedTier
+from pagedkv.simulation.cluster import Kills, Network, VirtualCluster
+from pagedkv.simulation.cost import CostModel
 from tests.space.spaces import tokens
 
 pytestmark = pytest.mark.interpreted

@@ -19,10 +19,10 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.contract.spec import RecurrentState, TokenIds
-from pagedkv.memory.routing import IndexState, ReplicaIndex, hit_lengths
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.contract.spec import RecurrentState, TokenIds
+from pagedkv.routing import IndexState, ReplicaIndex, hit_lengths
 from tests.space.spaces import new_space, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

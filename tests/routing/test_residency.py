@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing.residency import Residency, leading_blocks
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.routing.residency import Residency, leading_blocks
 
 pytestmark = pytest.mark.interpreted
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import FullAttention, GroupSpec, RequestKeys, SlidingWindow
-from pagedkv.memory.contract.arguments import as_token_array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.events import CacheEvents, TierEvents
-from pagedkv.memory.contract.spec import TokenIds
-from pagedkv.memory.routing import RecordWriter, ReplicaIndex, Router, RoutingReason, RoutingRules, replay
-from pagedkv.memory.routing.tier_entries import END_WORDS, TierEntries
-from pagedkv.memory.tiering import EntryLayout, TierEventLog
-from pagedkv.memory.tiers import RunChain, StoreConfig, StoreCore, Write, array_of
-from pagedkv.memory.tiers.actions import StoreEvents
-from pagedkv.memory.tiers.chain import END_MASK
-from pagedkv.memory.wire import BatchEncoder, changes_of, decode_batch
-from pagedkv.memory.wire.cache_events import CacheEventReader
+from pagedkv.contract.arguments import as_token_array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.events import CacheEvents, TierEvents
+from pagedkv.contract.spec import TokenIds
+from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingReason, RoutingRules, replay
+from pagedkv.routing.tier_entries import END_WORDS, TierEntries
+from pagedkv.tiering import EntryLayout, TierEventLog
+from pagedkv.tiers import RunChain, StoreConfig, StoreCore, Write, array_of
+from pagedkv.tiers.actions import StoreEvents
+from pagedkv.tiers.chain import END_MASK
+from pagedkv.wire import BatchEncoder, changes_of, decode_batch
+from pagedkv.wire.cache_events import CacheEventReader
 from tests.space.spaces import cache, new_space, tokens
 
 pytestmark = pytest.mark.interpreted

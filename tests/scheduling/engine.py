@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.scheduling import (
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.scheduling import (
     NO_INTENT,
     UNKNOWN_TOKEN,
     Batch,
@@ -23,7 +23,7 @@ from pagedkv.memory.scheduling import (
     Scheduler,
     SchedulingConfig,
 )
-from pagedkv.memory.space import BlockSpace
+from pagedkv.space import BlockSpace
 
 __all__ = ["Engine", "Served"]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import TenantLimits
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, GroupSpec, SlidingWindow
-from pagedkv.memory.scheduling import Breakpoint, CacheIntent, Request, SchedulingConfig
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, GroupSpec, SlidingWindow
+from pagedkv.scheduling import Breakpoint, CacheIntent, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 
 pytestmark = pytest.mark.interpreted

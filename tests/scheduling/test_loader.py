@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.answers import Load, Shortage
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.scheduling import Batch, Request, SchedulingConfig
-from pagedkv.memory.space import PrefixHit
+from pagedkv.contract.answers import Load, Shortage
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.scheduling import Batch, Request, SchedulingConfig
+from pagedkv.space import PrefixHit
 from tests.scheduling.engine import Engine
 
 

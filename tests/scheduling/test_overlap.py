@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError, StepError
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.memory.scheduling import UNKNOWN_TOKEN, Batch, Progress, Request, Scheduler, SchedulingConfig
-from pagedkv.memory.space import BlockSpace
+from pagedkv.contract.errors import ConfigurationError, StepError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Progress, Request, Scheduler, SchedulingConfig
+from pagedkv.space import BlockSpace
 
 ENDS_AT = 7
 """Tokens that this divides end their sequence."""

@@ -7,9 +7,9 @@ from math import ceil, log2
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, GroupSpec, SlidingWindow
-from pagedkv.memory.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, GroupSpec, SlidingWindow
+from pagedkv.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError, StepError, TokenError
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
-from pagedkv.memory.scheduling import UNKNOWN_TOKEN, PreemptionKind, SchedulingConfig
+from pagedkv.contract.errors import ConfigurationError, StepError, TokenError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
+from pagedkv.scheduling import UNKNOWN_TOKEN, PreemptionKind, SchedulingConfig
 from tests.scheduling.engine import Engine
 from tests.space.replay_model import evict_windows
 

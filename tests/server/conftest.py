@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pagedkv.serving.server import Service
+from pagedkv.server import Service
 from tests.server.serving import Script, make_service, running
 
 

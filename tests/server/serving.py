@@ -15,11 +15,11 @@ from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pagedkv.memory.tiers import Tier
-from pagedkv.serving.engine import LLM, EngineConfig
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
-from pagedkv.serving.server import Access, LocalEngine, OpenAccess, ServerConfig, Service, create_app
-from pagedkv.serving.server.running import uvicorn_config
+from pagedkv.engine import LLM, EngineConfig
+from pagedkv.engine.sampling import BatchSampler, Place, SampledTokens, WaitingRow
+from pagedkv.server import Access, LocalEngine, OpenAccess, ServerConfig, Service, create_app
+from pagedkv.server.running import uvicorn_config
+from pagedkv.tiers import Tier
 
 PATIENCE_S: Final = 120.0
 HOST: Final = "127.0.0.1"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.server.access import ApiKeys, OpenAccess, new_key
-from pagedkv.serving.server.errors import ApiError
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.server.access import ApiKeys, OpenAccess, new_key
+from pagedkv.server.errors import ApiError
 
 
 def written(folder: Path, text: str) -> Path:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pagedkv.memory.contract.miss_causes import Explanation, MissCause
-from pagedkv.serving.server import ApiError, Caller
-from pagedkv.serving.server.anthropic.content import ContentBlocks
-from pagedkv.serving.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
-from pagedkv.serving.server.kept_answers import KeptAnswers
-from pagedkv.serving.server.openai.response_items import StoredResponses
-from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd
+from pagedkv.contract.miss_causes import Explanation, MissCause
+from pagedkv.server import ApiError, Caller
+from pagedkv.server.anthropic.content import ContentBlocks
+from pagedkv.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
+from pagedkv.server.kept_answers import KeptAnswers
+from pagedkv.server.openai.response_items import StoredResponses
+from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd
 
 ONE, OTHER = Caller("one", b"1"), Caller("other", b"2")
 

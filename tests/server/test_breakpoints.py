@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from pagedkv.serving.engine import Breakpoint, Chat
-from pagedkv.serving.server.access import Caller
-from pagedkv.serving.server.breakpoints import breakpoints_at
-from pagedkv.serving.server.chat_prompts import ChatPrompts
-from pagedkv.serving.server.kept_answers import KeptAnswers
+from pagedkv.engine import Breakpoint, Chat
+from pagedkv.server.access import Caller
+from pagedkv.server.breakpoints import breakpoints_at
+from pagedkv.server.chat_prompts import ChatPrompts
+from pagedkv.server.kept_answers import KeptAnswers
 
 FACTS = "red kite: locker 7. blue lamp: shelf 12. "
 QUESTION = "Where? red kite:"
@@ -19,7 +19,7 @@ def test_a_template_that_refuses_a_conversation_without_its_question_has_a_place
     *, question_is_apart: bool
 ) -> None:
     pytest.importorskip("transformers")
-    from pagedkv.serving.engine.demo.trained import load_demo  # noqa: PLC0415 - needs torch
+    from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - needs torch
 
     tokenizer: Any = load_demo()[1]
     chats, caller = ChatPrompts(tokenizer, KeptAnswers(100)), Caller(None)

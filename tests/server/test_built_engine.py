@@ -1,8 +1,8 @@
 """An engine that is built for a server has the draft model that it was named."""
 
-from pagedkv.serving.engine import EngineConfig, SamplingParams
-from pagedkv.serving.engine.demo.trained import FOLDER
-from pagedkv.serving.server.built_engine import build_engine
+from pagedkv.engine import EngineConfig, SamplingParams
+from pagedkv.engine.demo.trained import FOLDER
+from pagedkv.server.built_engine import build_engine
 
 
 def test_a_draft_model_is_loaded_beside_the_model() -> None:

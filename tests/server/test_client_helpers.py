@@ -11,8 +11,8 @@ from anthropic import beta_tool
 from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 from pydantic import BaseModel
 
-from pagedkv.memory.contract.errors import QueueFullError
-from pagedkv.serving.server.generation import Generation, GenerationRequest
+from pagedkv.contract.errors import QueueFullError
+from pagedkv.server.generation import Generation, GenerationRequest
 from tests.server.conftest import Running
 from tests.server.serving import call_text
 

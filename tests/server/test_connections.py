@@ -13,8 +13,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.server import ServerConfig, Service
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.server import ServerConfig, Service
 from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
 from tests.server.test_disconnects import wait_until_idle

@@ -10,9 +10,9 @@ from typing import Final
 import httpx
 import pytest
 
-from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.engine import LLM
-from pagedkv.serving.server import Service
+from pagedkv.contract.errors import EngineError
+from pagedkv.engine import LLM
+from pagedkv.server import Service
 from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
 

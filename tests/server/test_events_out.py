@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from pagedkv.cli.server_building import publish_events
-from pagedkv.memory.routing import IndexState, ReplicaIndex
-from pagedkv.memory.sockets import EventFollower, follow
-from pagedkv.serving.server import Service
-from pagedkv.serving.server.engine_process import EventEndpoints
+from pagedkv.events import EventFollower, follow
+from pagedkv.routing import IndexState, ReplicaIndex
+from pagedkv.server import Service
+from pagedkv.server.engine_process import EventEndpoints
 from tests.server.serving import Script, local_engine, make_service, running
 
 LOCAL: Final = "tcp://127.0.0.1:*"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pagedkv.serving.engine import Chat
-from pagedkv.serving.server.access import Caller
-from pagedkv.serving.server.chat_prompts import ChatPrompts
-from pagedkv.serving.server.kept_answers import KeptAnswers, conversation_digests, next_digest
+from pagedkv.engine import Chat
+from pagedkv.server.access import Caller
+from pagedkv.server.chat_prompts import ChatPrompts
+from pagedkv.server.kept_answers import KeptAnswers, conversation_digests, next_digest
 
 ALONE = Caller(None)
 FIRST = [{"role": "user", "content": "one"}]

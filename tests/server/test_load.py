@@ -10,12 +10,12 @@ import pytest
 
 from benchmarks.server.load import MAX_TOKENS, Mix, ask_all
 from pagedkv import Receipt
-from pagedkv.serving.engine import LLM, EngineConfig, compat
-from pagedkv.serving.engine.chat import chat_token_ids
-from pagedkv.serving.engine.demo.questions import draw_questions
-from pagedkv.serving.engine.demo.trained import load_demo
-from pagedkv.serving.engine.demo.words import decode
-from pagedkv.serving.server import LocalEngine, OpenAccess, Served, ServerConfig, Service
+from pagedkv.engine import LLM, EngineConfig, compat
+from pagedkv.engine.chat import chat_token_ids
+from pagedkv.engine.demo.questions import draw_questions
+from pagedkv.engine.demo.trained import load_demo
+from pagedkv.engine.demo.words import decode
+from pagedkv.server import LocalEngine, OpenAccess, Served, ServerConfig, Service
 from tests.server.serving import local_engine, running
 from tests.server.test_disconnects import wait_until_idle
 

@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 
 from pagedkv.cli.app import app
 from pagedkv.cli.server_building import log_requests
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import Breakpoint, Completion, RequestOutput, SamplingParams
 from pagedkv.planner.traces.reader import TraceReader
-from pagedkv.serving.engine import Breakpoint, Completion, RequestOutput, SamplingParams
-from pagedkv.serving.server import Caller, RequestLog
-from pagedkv.serving.server.anthropic.usage import as_usage
-from pagedkv.serving.server.engines import EngineFacts
-from pagedkv.serving.server.generation import Generation, GenerationRequest, PreparedPrompt
-from pagedkv.serving.server.parsing import PlainParser
-from pagedkv.serving.server.service import Served
-from pagedkv.serving.server.token_gaps import TokenGaps
-from pagedkv.serving.server.usage import usage_of
+from pagedkv.server import Caller, RequestLog
+from pagedkv.server.anthropic.usage import as_usage
+from pagedkv.server.engines import EngineFacts
+from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt
+from pagedkv.server.parsing import PlainParser
+from pagedkv.server.service import Served
+from pagedkv.server.token_gaps import TokenGaps
+from pagedkv.server.usage import usage_of
 from pagedkv.tiers import HostTier
 from tests.server.conftest import Running
 from tests.server.serving import Script, local_engine, make_service, running

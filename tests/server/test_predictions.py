@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai.types import CompletionUsage
 
-from pagedkv.serving.engine import StepRecord
-from pagedkv.serving.server.service import Served
+from pagedkv.engine import StepRecord
+from pagedkv.server.service import Served
 from tests.server.conftest import Running
 
 Client: TypeAlias = Any

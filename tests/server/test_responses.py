@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from pagedkv.serving.server import Served
+from pagedkv.server import Served
 from tests.server.conftest import Running
 from tests.server.serving import call_text
 

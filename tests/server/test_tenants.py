@@ -7,8 +7,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.serving.server.access import ApiKeys, Caller
+from pagedkv.contract.space_config import TenantLimits
+from pagedkv.server.access import ApiKeys, Caller
 from tests.server.conftest import Running
 from tests.server.serving import Script, local_engine, make_service, running
 

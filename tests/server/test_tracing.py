@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pagedkv.serving.server import create_app
+from pagedkv.server import create_app
 from tests.server.conftest import Running
 from tests.server.serving import Script, make_service, running
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pagedkv.serving.engine import LLM, SamplingParams
-from pagedkv.serving.server.engines import EngineFacts
-from pagedkv.serving.server.usage import usage_of
+from pagedkv.engine import LLM, SamplingParams
+from pagedkv.server.engines import EngineFacts
+from pagedkv.server.usage import usage_of
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG
 

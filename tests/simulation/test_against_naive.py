@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation.cost import CostModel
 from tests.simulation.naive_server import NaiveConfig, run
 from tests.simulation.traffic import assert_equal, assert_same, costs, crowds, scenes, serve
 

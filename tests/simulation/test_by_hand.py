@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation.cost import CostModel
 from tests.simulation.naive_server import NaiveConfig, run
 from tests.simulation.traffic import request_of, serve
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.memory.routing import Routing
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cluster import ClusterFigures, Network, VirtualCluster
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.routing import Routing
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cluster import ClusterFigures, Network, VirtualCluster
+from pagedkv.simulation.cost import CostModel
 
 pytestmark = pytest.mark.interpreted
 

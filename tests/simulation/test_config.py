@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pagedkv.memory.contract.budget import blocks_that_fit
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import FullAttention, RecurrentState, SlidingWindow
-from pagedkv.memory.pool.eviction.registry import POLICIES
-from pagedkv.planner.models import read_model
-from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
-from pagedkv.planner.simulation import ServingConfig
+from pagedkv.blocks.eviction.registry import POLICIES
+from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.spec import FullAttention, RecurrentState, SlidingWindow
+from pagedkv.models import read_model
+from pagedkv.models.sizing import block_nbytes_of, groups_of
+from pagedkv.simulation import ServingConfig
 
 GIB = 2**30
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from pagedkv.memory.scheduling import Batch, Progress, Request
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.meters.misses import MissMeter
-from pagedkv.planner.simulation.request_log import RequestLog
-from pagedkv.planner.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.scheduling import Batch, Progress, Request
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.meters.misses import MissMeter
+from pagedkv.simulation.request_log import RequestLog
+from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
 from tests.simulation.traffic import request_of, traces
 
 ONE_SECOND = CostModel(fixed_s=1.0)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel
 from tests.compiling import TESTED_POLICIES
 from tests.simulation.traffic import request_of, traces
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing import IndexState
-from pagedkv.memory.scheduling import Batch, Scheduler
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cluster import Kills, Network, VirtualCluster
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.routing import IndexState
+from pagedkv.scheduling import Batch, Scheduler
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cluster import Kills, Network, VirtualCluster
+from pagedkv.simulation.cost import CostModel
 
 pytestmark = pytest.mark.interpreted
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation.cost import CostModel
 from tests.simulation.naive_pool import NaivePool
 from tests.simulation.naive_server import NaiveConfig, NaiveJob, NaiveServer
 from tests.simulation.naive_space import Duplicate, NaiveSpace, NaiveTable

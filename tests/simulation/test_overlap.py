@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel
 from tests.simulation.traffic import crowds, request_of, scenes
 
 ONE_SECOND = CostModel(fixed_s=1.0)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.planner.simulation import ServingConfig, VirtualServer, virtual_clock
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.queue_file import QueueFile
 from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.simulation import ServingConfig, VirtualServer, virtual_clock
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.queue_file import QueueFile
 from tests.simulation.naive_server import run
 from tests.simulation.traffic import assert_same, costs, request_of, scenes, serve
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import read_cost_model
 from pagedkv.planner.traces.reader import TraceReader
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import read_cost_model
 from tests.compiling import TESTED_POLICIES
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel
 from tests.simulation.naive_server import NaiveConfig
 
 __all__ = ["assert_same", "costs", "crowds", "request_of", "scenes", "serve"]

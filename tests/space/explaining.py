@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv import BlockSpace, Explanation, FullAttention, GroupSpec, MissCause, RequestKeys, SlidingWindow
-from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.contract.keys import NO_KEYS
 from tests.space.spaces import new_space, tokens, unchanged
 
 __all__ = ["HYBRID", "OURS", "PROMPT", "THEIRS", "causes", "changed", "explained", "new"]

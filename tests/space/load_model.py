@@ -1,7 +1,7 @@
 """Loads: what reserving a prefix that comes from elsewhere must hold, and what finishing it leaves."""
 
 from pagedkv import Load, Shortage
-from pagedkv.memory.contract.keys import RequestKeys
+from pagedkv.contract.keys import RequestKeys
 from tests.space.live_model import LiveModel, ModelLoad
 from tests.space.tenant_model import Tenant
 

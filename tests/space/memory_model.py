@@ -2,7 +2,7 @@
 
 The content of a slot is ``(group, number of the prefix that ends there)``, so reading a sequence back
 through its table shows at once whose keys and values would be attended to. Plans are carried out in the
-order that :mod:`pagedkv.memory.contract.plan` documents, and everything documented there is asserted on the way.
+order that :mod:`pagedkv.contract.plan` documents, and everything documented there is asserted on the way.
 """
 
 import sys
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from pagedkv.memory.contract.plan import BlockMoves, StepPlan, TableWrites
+from pagedkv.contract.plan import BlockMoves, StepPlan, TableWrites
 from tests.space.epoch_labels import EpochLabels
 from tests.space.replay_model import ReplayedRange, require_exact
 from tests.space.sequence_model import GroupRule, ModelSequence

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pagedkv import BlockSpace
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
@@ -20,7 +20,7 @@ from pagedkv.memory.contract.errors import (
     TruncationError,
     UnknownSequenceError,
 )
-from pagedkv.memory.contract.spec import StepId
+from pagedkv.contract.spec import StepId
 from tests.space.sequence_model import Status
 from tests.space.space_model import SpaceModel
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pagedkv.memory.contract.plan import StepPlan
+from pagedkv.contract.plan import StepPlan
 from tests.space.memory_model import Place, Step
 from tests.space.sequence_model import GroupRule, ModelSequence
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     ConfigurationError,
     SequenceError,
     SharedPrefixError,
@@ -26,7 +26,7 @@ from pagedkv.memory.contract.errors import (
     TooManySequencesError,
     TruncationError,
 )
-from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.contract.keys import NO_KEYS
 from tests.space.description import describe
 from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad

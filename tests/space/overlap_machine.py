@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedkv import Allocation, BlockSpace, PrefixGone, PrefixHit, Shortage, StepPlan
-from pagedkv.memory.contract.errors import SequenceError, SharedPrefixError, TruncationError
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.tables.rows import NUM_ACCEPTED
+from pagedkv.contract.errors import SequenceError, SharedPrefixError, TruncationError
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
 from tests.space.mixes import Mix
 from tests.space.replay_model import MOST_REPLAYED, evict_windows, with_replay

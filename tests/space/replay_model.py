@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from pagedkv import BlockSpace, PrefixHit, SlidingWindow
-from pagedkv.memory.pool.blocks import NAME, REF_COUNT
-from pagedkv.memory.pool.causes import EVICTED
-from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.blocks.blocks import NAME, REF_COUNT
+from pagedkv.blocks.causes import EVICTED
+from pagedkv.blocks.life_cycle import drop_name
 from tests.space.sequence_model import GroupRule, ModelSequence, Prefixes, Replayed
 
 __all__ = ["MOST_REPLAYED", "ReplayedRange", "check_replay", "evict_windows", "require_exact", "with_replay"]

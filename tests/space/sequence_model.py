@@ -1,14 +1,14 @@
 """Sequences as plain lists, and the groups' rules in plain positions: what a block space has to get right.
 
-Written from the documentation of :mod:`pagedkv.memory.contract.spec`; nothing here is taken from the core.
+Written from the documentation of :mod:`pagedkv.contract.spec`; nothing here is taken from the core.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["GroupRule", "ModelSequence", "Prefixes", "Replayed", "Status"]
 

@@ -18,15 +18,15 @@ from pagedkv import (
     TenantLimits,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import TokenIds
-from pagedkv.memory.pool.block_pool import BlockPool
-from pagedkv.memory.pool.blocks import KEPT, NUM_EVENTS, SPARE
-from pagedkv.memory.space.epochs import EpochFeature
-from pagedkv.memory.space.retaining import WindowFeature
-from pagedkv.memory.space.state import SpaceState
-from pagedkv.memory.space.states import CheckpointFeature
-from pagedkv.memory.tables.rows import MARK
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.blocks import KEPT, NUM_EVENTS, SPARE
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.spec import TokenIds
+from pagedkv.space.epochs import EpochFeature
+from pagedkv.space.retaining import WindowFeature
+from pagedkv.space.state import SpaceState
+from pagedkv.space.states import CheckpointFeature
+from pagedkv.tables.rows import MARK
 
 __all__ = [
     "acknowledge",

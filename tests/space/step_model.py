@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from pagedkv.memory.contract.answers import AbortedSteps
-from pagedkv.memory.contract.plan import StepPlan, TokenRanges
+from pagedkv.contract.answers import AbortedSteps
+from pagedkv.contract.plan import StepPlan, TokenRanges
 from tests.plan_packing import as_plain, pack_like, parts_of
 from tests.space.live_model import LiveModel
 from tests.space.memory_model import Place, Step, View, destinations, host, moves_of, nonempty, sources

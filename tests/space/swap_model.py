@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from pagedkv.memory.contract.plan import BlockMoves
+from pagedkv.contract.plan import BlockMoves
 from tests.space.live_model import LiveModel
 from tests.space.memory_model import Move, Place, host
 from tests.space.sequence_model import ModelSequence, Status

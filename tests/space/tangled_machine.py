@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.contract.keys import NO_KEYS
 from tests.space.mixes import Mix
 from tests.space.operations import Prompt, Sabotage, SpaceOperations
 from tests.space.sequence_model import ModelSequence

@@ -13,7 +13,7 @@ from pagedkv import (
     TenantLimits,
     TenantShare,
 )
-from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.contract.spec import TokenIds
 from tests.space.spaces import new_space, run_step
 
 __all__ = ["MIXES", "allocate_for", "cache_for", "has", "run_for", "share", "shared_by", "short"]

@@ -15,8 +15,8 @@ from pagedkv import (
     Shortage,
     SpaceConfig,
 )
-from pagedkv.memory.contract.errors import StepError
-from pagedkv.memory.pool.blocks import OPEN_STEP, SETTLED_STEP
+from pagedkv.blocks.blocks import OPEN_STEP, SETTLED_STEP
+from pagedkv.contract.errors import StepError
 from tests.space.spaces import unchanged
 
 
@@ -102,7 +102,7 @@ def test_duplicates_that_nobody_plans_do_not_pile_up() -> None:
 
 def test_promise_12_deferred_frees_survive_the_end_of_32_bit_step_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks note steps in 32 bits; the space renumbers them in time, with steps in flight, unseen by callers."""
-    monkeypatch.setattr("pagedkv.memory.space.state.STEPS_BEFORE_RENUMBERING", 50)
+    monkeypatch.setattr("pagedkv.space.state.STEPS_BEFORE_RENUMBERING", 50)
     space = new_space()
     row = admit(space, [1, 2, 3, 4, 5])
     in_flight = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.memory.pool.blocks import (
+from pagedkv.blocks.blocks import (
     AHEAD,
     BUCKET_NEXT,
     HOLD_STEP,
@@ -28,12 +28,12 @@ from pagedkv.memory.pool.blocks import (
     SUCCESSOR,
     UNDATED,
 )
-from pagedkv.memory.pool.causes import EVICTED
-from pagedkv.memory.pool.ghosts import remember
-from pagedkv.memory.pool.prefix_index import forget, name_block
-from pagedkv.memory.space.draft_states import DraftFeature
-from pagedkv.memory.space.epochs import EpochFeature
-from pagedkv.memory.tables.rows import (
+from pagedkv.blocks.causes import EVICTED
+from pagedkv.blocks.ghosts import remember
+from pagedkv.blocks.prefix_index import forget, name_block
+from pagedkv.space.draft_states import DraftFeature
+from pagedkv.space.epochs import EpochFeature
+from pagedkv.tables.rows import (
     AT,
     DIRTY_TO,
     FIRST_BLOCK,

@@ -21,7 +21,7 @@ from pagedkv import (
     StepId,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
@@ -36,7 +36,7 @@ from pagedkv.memory.contract.errors import (
     TruncationError,
     UnknownSequenceError,
 )
-from pagedkv.memory.contract.spec import TokenIds
+from pagedkv.contract.spec import TokenIds
 from tests.space.spaces import allocate, new_space, prefill, run_step, tokens, unchanged
 
 RUNNING, FORKED, SWAPPED, VACANT = range(4)  # rows of a busy space

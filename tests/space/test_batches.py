@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import BlockSpace, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig
-from pagedkv.memory.contract.arguments import Rows, as_batch
+from pagedkv.contract.arguments import Rows, as_batch
 from tests.space.spaces import new_space, prefill, run_step, tokens
 
 

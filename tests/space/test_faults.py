@@ -16,8 +16,8 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import FreedSequenceError
-from pagedkv.memory.pool.blocks import NEXT, PREVIOUS
+from pagedkv.blocks.blocks import NEXT, PREVIOUS
+from pagedkv.contract.errors import FreedSequenceError
 from tests.space.spaces import (
     acknowledge,
     allocate,
@@ -96,7 +96,7 @@ def test_fault_04_a_forged_digest_hands_out_nothing() -> None:
     """HF continuous batching: matching trusts a 64-bit hash. vLLM, LMCache: Python's salted ``hash()`` as a key.
 
     More of it in tests/tables/test_matching.py; digests in processes with other hash seeds in
-    tests/pool/test_digests.py.
+    tests/blocks/test_digests.py.
     """
     victim, forger = tokens(9), tokens(9, first=100)
     space = new_space()

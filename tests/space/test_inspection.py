@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.answers import Allocation
-from pagedkv.memory.contract.errors import BlockError, ConfigurationError
-from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.contract.spec import FullAttention, SlidingWindow
-from pagedkv.memory.space import BlockSpace, BlockState, SpaceInspection
+from pagedkv.contract.answers import Allocation
+from pagedkv.contract.errors import BlockError, ConfigurationError
+from pagedkv.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.contract.spec import FullAttention, SlidingWindow
+from pagedkv.space import BlockSpace, BlockState, SpaceInspection
 
 BLOCK = 4
 LIMITS = {"a": TenantLimits(), "b": TenantLimits(cap=9)}

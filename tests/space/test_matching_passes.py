@@ -7,12 +7,12 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, MissCause, RecurrentState, SlidingWindow
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.pool.life_cycle import drop_name
-from pagedkv.memory.space.matching.boundaries import longest_boundary
-from pagedkv.memory.space.matching.chains import follow_all
-from pagedkv.memory.space.matching.known import Known, find_known
-from pagedkv.memory.space.prompts import NO_IDS, prepare_prompt
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.space.matching.boundaries import longest_boundary
+from pagedkv.space.matching.chains import follow_all
+from pagedkv.space.matching.known import Known, find_known
+from pagedkv.space.prompts import NO_IDS, prepare_prompt
 from tests.space.spaces import allocate, cache, hit, named, new_space, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

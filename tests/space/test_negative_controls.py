@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, RequestKeys
-from pagedkv.memory.contract.arrays import Int32Array, Uint32Array
-from pagedkv.memory.contract.plan import StepPlan
-from pagedkv.memory.pool.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
-from pagedkv.memory.pool.extra_keys import ExtraKeyArrays
-from pagedkv.memory.pool.prefix_index import find
-from pagedkv.memory.space import aborting, epochs, growing, tenant_changes
-from pagedkv.memory.space.tenants import TenantFeature
-from pagedkv.memory.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
+from pagedkv.blocks.blocks import FREE, HOLD_STEP, OPEN_STEP, QUEUE, SETTLED_STEP, PoolArrays
+from pagedkv.blocks.extra_keys import ExtraKeyArrays
+from pagedkv.blocks.prefix_index import find
+from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.plan import StepPlan
+from pagedkv.space import aborting, epochs, growing, tenant_changes
+from pagedkv.space.tenants import TenantFeature
+from pagedkv.tables.rows import NAME_IN_POOL, SPAN, GroupArrays
 from tests.choosing import long_but
 from tests.plan_packing import Parts, parts_of, repacked
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles

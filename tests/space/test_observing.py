@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, Load, hash_request_tokens
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.space import ObservedSpace, PrefixHit, SpaceObserver
-from pagedkv.memory.space.observer import MOMENTS, Observers
-from pagedkv.memory.space.steps import InFlightStep
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
+from pagedkv.space.observer import MOMENTS, Observers
+from pagedkv.space.steps import InFlightStep
 from tests.space.spaces import new_space, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, Load, SpaceConfig, TenantLimits, hash_request_tokens
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.space import SpaceObserver
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.space import SpaceObserver
 from tests.odd_arguments import calls_of, outcome, parameters_of, public_methods
 from tests.space.spaces import tokens
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
-from pagedkv.memory.contract.errors import ConfigurationError, PlanError, TruncationError
+from pagedkv.contract.errors import ConfigurationError, PlanError, TruncationError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

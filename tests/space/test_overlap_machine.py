@@ -7,13 +7,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pagedkv.memory.space import aborting, filling
-from pagedkv.memory.space.draft_states import DraftFeature
-from pagedkv.memory.space.growing import Growth
-from pagedkv.memory.space.receipts import ReceiptBook
-from pagedkv.memory.space.state import SpaceState
-from pagedkv.memory.space.steps import InFlightStep, StepLedger
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_TOKENS
+from pagedkv.space import aborting, filling
+from pagedkv.space.draft_states import DraftFeature
+from pagedkv.space.growing import Growth
+from pagedkv.space.receipts import ReceiptBook
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import InFlightStep, StepLedger
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS
 from tests.space.controls import require_stopped
 from tests.space.mixes import MIXES, Mix
 from tests.space.overlap_machine import overlap_machine_of

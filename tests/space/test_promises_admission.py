@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.memory.space.admission import Admission, peak_free_blocks_needed
+from pagedkv.space.admission import Admission, peak_free_blocks_needed
 from tests.space.spaces import allocate, cache, held, hit, new_space, prefill, run_step, tokens
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER

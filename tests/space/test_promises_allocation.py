@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow
-from pagedkv.memory.contract.errors import FreedSequenceError, PagedKVError, UnknownSequenceError
+from pagedkv.contract.errors import FreedSequenceError, PagedKVError, UnknownSequenceError
 from tests.space.spaces import (
     acknowledge,
     allocate,

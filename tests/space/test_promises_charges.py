@@ -15,7 +15,7 @@ from pagedkv import (
     TenantLimits,
     TenantShare,
 )
-from pagedkv.memory.space.tenants import TenantFeature
+from pagedkv.space.tenants import TenantFeature
 from tests.space.spaces import hit, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, allocate_for, cache_for, has, run_for, share, shared_by, short
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import TokenError
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import TokenError
 from tests.space.spaces import cache, found, new_space, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

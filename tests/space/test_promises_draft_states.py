@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, StepPlan
-from pagedkv.memory.contract.answers import PrefixGone
-from pagedkv.memory.contract.errors import SequenceError, StepError, TokenError, TruncationError
-from pagedkv.memory.contract.spec import AllocStatus
+from pagedkv.contract.answers import PrefixGone
+from pagedkv.contract.errors import SequenceError, StepError, TokenError, TruncationError
+from pagedkv.contract.spec import AllocStatus
 from tests.space.spaces import acknowledge, hit, new_space, prefill, run_step, tokens, unchanged
 
 

@@ -17,7 +17,7 @@ from pagedkv import (
     SpaceConfig,
     StoredBlock,
 )
-from pagedkv.memory.contract.errors import ConfigurationError, PagedKVError
+from pagedkv.contract.errors import ConfigurationError, PagedKVError
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -17,15 +17,15 @@ from pagedkv import (
     RequestKeys,
     SlidingWindow,
 )
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     ConfigurationError,
     FreedSequenceError,
     SequenceError,
     TokenError,
     UnknownSequenceError,
 )
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.space import miss_records
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.space import miss_records
 from tests.space.explaining import HYBRID, OURS, PROMPT, changed, explained, new
 from tests.space.spaces import (
     acknowledge,

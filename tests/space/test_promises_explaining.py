@@ -22,9 +22,9 @@ from pagedkv import (
     SpaceConfig,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.causes import EVICTED
-from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.blocks.causes import EVICTED
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.contract.errors import ConfigurationError
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (
     allocate,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, Shortage, SlidingWindow
-from pagedkv.memory.pool.life_cycle import drop_name
+from pagedkv.blocks.life_cycle import drop_name
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.memory.contract.errors import ConfigurationError, SequenceError
-from pagedkv.memory.pool.blocks import KEPT, NAME, REF_COUNT, SPARE
+from pagedkv.blocks.blocks import KEPT, NAME, REF_COUNT, SPARE
+from pagedkv.contract.errors import ConfigurationError, SequenceError
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

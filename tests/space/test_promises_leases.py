@@ -19,8 +19,8 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.pool.auditing import check_pool
+from pagedkv.blocks.auditing import check_pool
+from pagedkv.contract.errors import ConfigurationError
 from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.memory.contract.errors import TokenError
-from pagedkv.memory.contract.plan import BlockMoves
+from pagedkv.contract.errors import TokenError
+from pagedkv.contract.plan import BlockMoves
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -13,7 +13,7 @@ from pagedkv import (
     StepPlan,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.keys import NO_KEYS
+from pagedkv.contract.keys import NO_KEYS
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens
 
 

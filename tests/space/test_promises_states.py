@@ -17,11 +17,11 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import TruncationError
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import TokenIds
-from pagedkv.memory.pool.digests import ROOT_DIGEST
-from pagedkv.memory.tables.rows import NUM_ACCEPTED, NUM_BLOCKS, NUM_COMMON, NUM_PLANNED, NUM_TOKENS
+from pagedkv.blocks.digests import ROOT_DIGEST
+from pagedkv.contract.errors import TruncationError
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.spec import TokenIds
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_BLOCKS, NUM_COMMON, NUM_PLANNED, NUM_TOKENS
 from tests.space.spaces import acknowledge, hit, new_space, run_step, tokens, unchanged
 
 HYBRID = FullAttention(4), RecurrentState(16)

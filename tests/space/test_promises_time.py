@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, GroupSpec, RecurrentState, Shortage, SlidingWindow
-from pagedkv.memory.contract.plan import BlockMoves
+from pagedkv.contract.plan import BlockMoves
 from tests.space.spaces import (
     acknowledge,
     allocate,

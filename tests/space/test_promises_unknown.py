@@ -16,8 +16,8 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.memory.contract.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
-from pagedkv.memory.tables.rows import NUM_ACCEPTED
+from pagedkv.contract.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
+from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.pool.blocks import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
-from pagedkv.memory.pool.life_cycle import drop_name
-from pagedkv.memory.space import declaring, merging, releasing, stepping, swapping
-from pagedkv.memory.space.state import Group, SpaceState
-from pagedkv.memory.space.steps import StepLedger
-from pagedkv.memory.tables.pending import lower_start
-from pagedkv.memory.tables.rows import MARK, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, GroupArrays
+from pagedkv.blocks.blocks import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
+from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.space import declaring, merging, releasing, stepping, swapping
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.pending import lower_start
+from pagedkv.tables.rows import MARK, NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS, GroupArrays
 from tests.space.controls import replace_method, require_noticed, require_noticed_in_tangles
 
 

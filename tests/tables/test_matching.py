@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow, hash_request_tokens
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.pool.blocks import AHEAD, EXTRA, LIFE, LOOKAHEAD, SUCCESSOR
+from pagedkv.blocks.blocks import AHEAD, EXTRA, LIFE, LOOKAHEAD, SUCCESSOR
+from pagedkv.contract.keys import NO_KEYS
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, run_step, tokens
 
 Tamper = Callable[[BlockSpace, int], None]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.tables.planning import collect_touched
-from pagedkv.memory.tables.row_record import clear_rows, new_rows, touch
-from pagedkv.memory.tables.rows import RUNNING, STATUS, TOUCHED, VACANT
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.tables.planning import collect_touched
+from pagedkv.tables.row_record import clear_rows, new_rows, touch
+from pagedkv.tables.rows import RUNNING, STATUS, TOUCHED, VACANT
 from tests.space.spaces import allocate, new_space, prefill, run_step, tokens
 
 NUM_ROWS = 9

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.tables.rows import CHUNK, FULL, RECURRENT, WINDOW
-from pagedkv.memory.tables.rules import first_block_of_hit, first_needed_token
+from pagedkv.tables.rows import CHUNK, FULL, RECURRENT, WINDOW
+from pagedkv.tables.rules import first_block_of_hit, first_needed_token
 
 KINDS = {"full": FULL, "window": WINDOW, "chunk": CHUNK, "recurrent": RECURRENT}
 

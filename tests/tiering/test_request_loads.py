@@ -2,12 +2,12 @@
 
 import pytest
 
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.tiering import EntryLayout, RequestLoads, ServedTier
-from pagedkv.memory.tiers import StoreConfig
-from pagedkv.planner.simulation.tiers.medium import Medium
-from pagedkv.planner.simulation.tiers.virtual_store import VirtualStore
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.spec import FullAttention
+from pagedkv.simulation.tiers.medium import Medium
+from pagedkv.simulation.tiers.virtual_store import VirtualStore
+from pagedkv.tiering import EntryLayout, RequestLoads, ServedTier
+from pagedkv.tiers import StoreConfig
 
 
 def _hits(brought: list[tuple[str, int, int]], num_hit_tokens: int) -> dict[str, int]:

@@ -17,12 +17,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from pagedkv.memory.tiers.body import Body, Stored, Usage
-from pagedkv.memory.tiers.checksums import Buffer
-from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.host_body import HostBody
-from pagedkv.memory.tiers.object_body import ObjectBody
-from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.tiers.body import Body, Stored, Usage
+from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.folder_body import FolderBody
+from pagedkv.tiers.host_body import HostBody
+from pagedkv.tiers.object_body import ObjectBody
+from pagedkv.tiers.redis_body import RedisBody
 
 KINDS: Final = (
     "host",

@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import replace
 from typing import Final
 
-from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
-from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
+from pagedkv.contract.keys import MediaSpan, RequestKeys
+from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
 
 GROUPS: Final = (
     GroupLayout("full", 4, "float16", "NHC", (4, 2, 4), (8, 4, 1)),

@@ -12,10 +12,10 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.memory.tiers.folder_body import FolderBody
+from pagedkv.tiers.folder_body import FolderBody
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pagedkv.memory.tiers.folder_body"])
+FORKS.set_forkserver_preload(["pagedkv.tiers.folder_body"])
 FINGERPRINT: Final = bytes(range(32))
 CAP: Final = 100_000
 

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import pytest
 
-from pagedkv.memory.tiers.body import Body
-from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.tiers.body import Body
+from pagedkv.tiers.checksums import Buffer
 from tests.tiers.bodies import KINDS, LASTING, SERVERS, make_body
 
 FINGERPRINT = hashlib.sha256(b"one").digest()

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.keys import MediaSpan, RequestKeys
+from pagedkv.contract.keys import MediaSpan, RequestKeys
 from pagedkv.tiers import Run, RunChain, runs_of
 
 KEYS = RequestKeys("tuned", "2", b"secret", (MediaSpan(5, 2, b"picture"),))

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagedkv.memory.compilation.compiled import is_compiling_at_all
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers.actions import (
+from pagedkv.compilation.compiled import is_compiling_at_all
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.tiers.actions import (
     Delete,
     Fault,
     Loaded,
@@ -22,12 +22,12 @@ from pagedkv.memory.tiers.actions import (
     StoreOutcome,
     Write,
 )
-from pagedkv.memory.tiers.admission import OfferedOnce
-from pagedkv.memory.tiers.breaker import BreakerState
-from pagedkv.memory.tiers.config import StoreConfig
-from pagedkv.memory.tiers.core import StoreCore
-from pagedkv.memory.tiers.deadlines import SteadyClock
-from pagedkv.memory.tiers.keys import words_of
+from pagedkv.tiers.admission import OfferedOnce
+from pagedkv.tiers.breaker import BreakerState
+from pagedkv.tiers.config import StoreConfig
+from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.deadlines import SteadyClock
+from pagedkv.tiers.keys import words_of
 
 pytestmark = pytest.mark.interpreted
 

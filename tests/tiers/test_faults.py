@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from pagedkv.memory.compilation.compiled import is_compiling_at_all
-from pagedkv.memory.tiers.actions import Fault
-from pagedkv.memory.tiers.breaker import CircuitBreaker
-from pagedkv.memory.tiers.deletes import Deletes
-from pagedkv.memory.tiers.entries import Entries
-from pagedkv.memory.tiers.frame import OpenFrame
-from pagedkv.memory.tiers.index import StoreIndex
-from pagedkv.memory.tiers.open_scan import OpenScan
-from pagedkv.memory.tiers.reads import Reads, Ticket
+from pagedkv.compilation.compiled import is_compiling_at_all
+from pagedkv.tiers.actions import Fault
+from pagedkv.tiers.breaker import CircuitBreaker
+from pagedkv.tiers.deletes import Deletes
+from pagedkv.tiers.entries import Entries
+from pagedkv.tiers.frame import OpenFrame
+from pagedkv.tiers.index import StoreIndex
+from pagedkv.tiers.open_scan import OpenScan
+from pagedkv.tiers.reads import Reads, Ticket
 from tests.tiers.faults.disk import AT_REST
 from tests.tiers.faults.kills import kill_stores
 from tests.tiers.faults.ledger import Ledger

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers.body import fault_of
-from pagedkv.memory.tiers.folder_body import _begin
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.tiers.body import fault_of
+from pagedkv.tiers.folder_body import _begin
 from tests.tiers.folder_writers import (
     FINGERPRINT,
     body,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.memory.pool.digests import ROOT_DIGEST, hash_request_tokens
-from pagedkv.memory.tiers.frame import (
+from pagedkv.blocks.digests import ROOT_DIGEST, hash_request_tokens
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.tiers.frame import (
     OpenFrame,
     Refusal,
     RefusalReason,
@@ -21,7 +21,7 @@ from pagedkv.memory.tiers.frame import (
     open_frame,
     write_frame,
 )
-from pagedkv.memory.tiers.identity import Identity, ModelIdentity, Run, runs_of
+from pagedkv.tiers.identity import Identity, ModelIdentity, Run, runs_of
 from tests.tiers.examples import IDENTITY, MODEL, SALTED, SECRET, other_identities, parts_of, some_runs
 from tests.tiers.second_writer import second_writer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.tiers import (
     BodyTier,
     FolderTier,

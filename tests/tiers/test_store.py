@@ -12,20 +12,20 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError, MissingExtraError
-from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.tiers.actions import LoadEnd, StoreOutcome
-from pagedkv.memory.tiers.body import Body
-from pagedkv.memory.tiers.breaker import BreakerState
-from pagedkv.memory.tiers.checksums import _package
-from pagedkv.memory.tiers.config import StoreConfig
-from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.frame import write_frame
-from pagedkv.memory.tiers.host_body import HostBody
-from pagedkv.memory.tiers.identity import Identity, Run
-from pagedkv.memory.tiers.object_body import ObjectBody
-from pagedkv.memory.tiers.redis_body import RedisBody
-from pagedkv.memory.tiers.store import LoadedRuns, TierStore
+from pagedkv.contract.errors import ConfigurationError, MissingExtraError
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.tiers.actions import LoadEnd, StoreOutcome
+from pagedkv.tiers.body import Body
+from pagedkv.tiers.breaker import BreakerState
+from pagedkv.tiers.checksums import _package
+from pagedkv.tiers.config import StoreConfig
+from pagedkv.tiers.folder_body import FolderBody
+from pagedkv.tiers.frame import write_frame
+from pagedkv.tiers.host_body import HostBody
+from pagedkv.tiers.identity import Identity, Run
+from pagedkv.tiers.object_body import ObjectBody
+from pagedkv.tiers.redis_body import RedisBody
+from pagedkv.tiers.store import LoadedRuns, TierStore
 from tests.tiers.bodies import (
     BUCKET,
     KINDS,

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.memory.compilation.requests import Request
-from pagedkv.memory.warming.runs import Runs
+from pagedkv.compilation.requests import Request
+from pagedkv.warming.runs import Runs
 
 pytestmark = pytest.mark.interpreted
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.compilation.requests import Request
-from pagedkv.memory.compilation.targets import TARGETS, own_processor
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.warming import (
+from pagedkv.compilation.requests import Request
+from pagedkv.compilation.targets import TARGETS, own_processor
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.warming import (
     ATTENTION,
     ROUTING,
     make_ready,
@@ -25,10 +25,10 @@ from pagedkv.memory.warming import (
     of_stores,
     warm_up,
 )
-from pagedkv.memory.warming.recording import recorded
-from pagedkv.memory.warming.rehearsal import rehearse
-from pagedkv.memory.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
-from pagedkv.memory.warming.warm_up import compile_all
+from pagedkv.warming.recording import recorded
+from pagedkv.warming.rehearsal import rehearse
+from pagedkv.warming.rehearsals import NO_FEATURES, Rehearsal, all_of
+from pagedkv.warming.warm_up import compile_all
 from tests.compiling import TESTED_POLICIES, needs_compiled_loops
 
 OF_FEATURES = {
@@ -79,7 +79,7 @@ def test_what_is_recorded_names_each_loop_once_and_depends_on_the_policy() -> No
     lru, hazard = recorded_once(of_spaces("lru")), recorded_once(of_spaces("hazard"))
     assert len(lru) == len(set(lru)) > 100
     own = {(each.module, each.name) for each in hazard} - {(each.module, each.name) for each in lru}
-    assert all(module.startswith("pagedkv.memory.pool.eviction.hazard.") for module, _ in own)
+    assert all(module.startswith("pagedkv.blocks.eviction.hazard.") for module, _ in own)
     assert {(each.module, each.name) for each in lru} <= {(each.module, each.name) for each in hazard}
     assert any("HazardArrays" in str(each.kinds) for each in hazard)
     assert not any("HazardArrays" in str(each.kinds) for each in lru)
@@ -150,7 +150,7 @@ def test_all_that_can_be_reached_is_warmed_up_and_nothing_that_lacks_a_package()
 COUNTING = """
 import json
 import sys
-from pagedkv.memory.compilation import loop
+from pagedkv.compilation import loop
 
 compiled = []
 entry_of = loop.entry_of
@@ -189,7 +189,7 @@ with TemporaryDirectory() as folder:
 STORE = """
 from tests.compiling import TESTED_POLICIES
 from tests.tiers.faults.machine import FaultMachine
-from pagedkv.memory.tiers.rehearsal import rehearse
+from pagedkv.tiers.rehearsal import rehearse
 
 for policy in TESTED_POLICIES:
     rehearse(policy)
@@ -197,9 +197,9 @@ for seed in range(3):
     FaultMachine(seed, fault_rate=0.2).run(3000)
 """
 ROUTE = """
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cluster import Kills, Network, VirtualCluster
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cluster import Kills, Network, VirtualCluster
+from pagedkv.simulation.cost import CostModel
 from pagedkv.planner.traces.request import TokenizedRequest
 import numpy as np
 
@@ -211,7 +211,7 @@ cluster.check()
 """
 ANSWER = """
 from transformers import LlamaConfig, LlamaForCausalLM
-from pagedkv.serving.engine import EngineConfig, LLM, SamplingParams
+from pagedkv.engine import EngineConfig, LLM, SamplingParams
 
 config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
                      num_key_value_heads=1, max_position_embeddings=64)
@@ -278,14 +278,14 @@ def test_an_engine_on_a_cpu_compiles_nothing_after_a_warm_up() -> None:
 
 
 COMPILE_ATTENTION = """
-from pagedkv.memory.compilation.targets import target_named
-from pagedkv.memory.warming import ATTENTION
-from pagedkv.memory.warming.warm_up import compile_all
+from pagedkv.compilation.targets import target_named
+from pagedkv.warming import ATTENTION
+from pagedkv.warming.warm_up import compile_all
 compile_all([ATTENTION], {target})
 """
 ATTEND = """
-from pagedkv.memory.warming import ATTENTION, make_ready
-from pagedkv.memory.warming import ready
+from pagedkv.warming import ATTENTION, make_ready
+from pagedkv.warming import ready
 ready.compile_all = lambda _: compiled.append("all anew")
 make_ready(ATTENTION)
 ATTENTION.run()

@@ -7,8 +7,8 @@ from itertools import count
 from random import Random
 
 from pagedkv import BlockSpace, GroupSpec
-from pagedkv.memory.routing import ReplicaIndex
-from pagedkv.memory.wire import (
+from pagedkv.routing import ReplicaIndex
+from pagedkv.wire import (
     BatchEncoder,
     Following,
     FollowingRules,
@@ -58,7 +58,7 @@ class Network:
 
 
 class MemoryPublisher:
-    """Does what :class:`~pagedkv.memory.sockets.EventPublisher` does, at once.
+    """Does what :class:`~pagedkv.events.EventPublisher` does, at once.
 
     Args:
         space: the cache; lifetime: of its process.

@@ -27,11 +27,11 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.contract.events import REMOVED, STORED, TierEvents
-from pagedkv.memory.contract.keys import NO_KEYS
-from pagedkv.memory.contract.spec import RecurrentState
-from pagedkv.memory.wire import (
+from pagedkv.contract.errors import RecordingError
+from pagedkv.contract.events import REMOVED, STORED, TierEvents
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.contract.spec import RecurrentState
+from pagedkv.wire import (
     UNKNOWN_PARENT,
     BatchEncoder,
     BlocksRemoved,
@@ -42,8 +42,8 @@ from pagedkv.memory.wire import (
     decode_batch,
     listed_pools,
 )
-from pagedkv.memory.wire.cache_events import CacheEventReader
-from pagedkv.memory.wire.parent_order import in_parent_order
+from pagedkv.wire.cache_events import CacheEventReader
+from pagedkv.wire.parent_order import in_parent_order
 from tests.space.spaces import allocate, cache, new_space, prefill, run_step, tokens
 
 pytestmark = pytest.mark.interpreted
@@ -267,7 +267,7 @@ def test_after_a_log_that_was_too_short_all_blocks_are_told() -> None:
 
 
 def test_a_snapshot_is_sent_in_parts_and_each_block_behind_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.memory.wire.encoding.BLOCKS_OF_PART", 7)
+    monkeypatch.setattr("pagedkv.wire.encoding.BLOCKS_OF_PART", 7)
     space = new_space(num_blocks=101, max_tokens=400)
     shared = tokens(60)
     for each in range(5):
@@ -352,7 +352,7 @@ def test_entries_of_tiers_are_sent_as_vllm_sends_what_is_offloaded() -> None:
 
 
 def test_a_snapshot_has_the_entries_of_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.memory.wire.encoding.BLOCKS_OF_PART", 4)
+    monkeypatch.setattr("pagedkv.wire.encoding.BLOCKS_OF_PART", 4)
     groups = (FullAttention(4),)
     space = new_space(*groups, events=True)
     cache(space, tokens(24))

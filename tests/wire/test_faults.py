@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, SlidingWindow, SpaceConfig
-from pagedkv.memory.routing import IndexState
-from pagedkv.memory.routing.residency import BITS, HIGH, LOW
-from pagedkv.memory.wire import FollowingRules
+from pagedkv.routing import IndexState
+from pagedkv.routing.residency import BITS, HIGH, LOW
+from pagedkv.wire import FollowingRules
 from tests.wire.memory_transport import MemoryFollower, MemoryPublisher, Network
 
 GROUPS: Final[tuple[GroupSpec, ...]] = (FullAttention(4), SlidingWindow(8, 4))

@@ -6,9 +6,9 @@ from typing import Final
 import pytest
 
 from pagedkv import FullAttention
-from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.routing import ReplicaIndex, Router
-from pagedkv.memory.wire import (
+from pagedkv.contract.errors import RecordingError
+from pagedkv.routing import ReplicaIndex, Router
+from pagedkv.wire import (
     Alive,
     Applied,
     BatchEncoder,
@@ -143,7 +143,7 @@ def test_more_than_may_be_held_is_applied() -> None:
 
 
 def test_an_incomplete_snapshot_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedkv.memory.wire.encoding.BLOCKS_OF_PART", 2)
+    monkeypatch.setattr("pagedkv.wire.encoding.BLOCKS_OF_PART", 2)
     process, following = Process("a"), new_following()
     for _ in range(3):
         process.publish()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagedkv.memory.contract.errors import RecordingError
-from pagedkv.memory.wire import Message
-from pagedkv.memory.wire.frames import answered, published, request_frames
+from pagedkv.contract.errors import RecordingError
+from pagedkv.wire import Message
+from pagedkv.wire.frames import answered, published, request_frames
 from tests.wire.golden_frames import NUMBERS, SGLANG, TOPIC, VLLM, answer
 
 

@@ -33,8 +33,8 @@ import sys
 
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of, terminate
-from pagedkv.memory.contract.errors import MissingExtraError
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.errors import MissingExtraError
+from pagedkv.contract.extras import needing
 
 __all__ = ["main"]
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from pagedkv import __version__
 from pagedkv.cli.old_names import refuse_old_command, refuse_old_options
 from pagedkv.cli.user_errors import reported
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.extras import needing
 
 __all__ = ["SUMMARIES", "app"]
 

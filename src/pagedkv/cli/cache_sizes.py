@@ -6,13 +6,13 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.memory.contract.budget import blocks_that_fit
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models import ModelMemory, read_model
+from pagedkv.models.memory import GIB
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint
 from pagedkv.planner.capacity.space_hits import MOST_TOKENS_A_STEP
-from pagedkv.planner.models import ModelMemory, read_model
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
 
 __all__ = ["CacheSizes", "SizedModel", "parse_capacities", "parse_gib"]
 

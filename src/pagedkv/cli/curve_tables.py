@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Final
 
 from pagedkv.cli.tables import print_numbers, print_table, share, shown_parts
+from pagedkv.models.memory import GIB
 from pagedkv.planner.capacity.curve import MOST_FOR_ALL, OPTIMAL, POLICIES, CapacityCurve
 from pagedkv.planner.capacity.model_curve import ModelCurve
 from pagedkv.planner.capacity.tier_hits import TierCurve
-from pagedkv.planner.models.memory import GIB
 
 __all__ = ["print_curve", "print_model_curve"]
 

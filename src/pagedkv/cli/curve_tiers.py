@@ -9,15 +9,15 @@ import typer
 
 from pagedkv.cli.cache_sizes import SizedModel
 from pagedkv.cli.tier_options import parse_size
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import keeps_whole_prefix
-from pagedkv.memory.tiers import Admission
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.spec import keeps_whole_prefix
+from pagedkv.models.memory import GIB
+from pagedkv.models.sizing import groups_of
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.tier_hits import CurveTier, TierCurve, device_hits_of, measure_tiers
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.models.sizing import groups_of
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.tiers.config import TOKEN_NBYTES
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.tiers.config import TOKEN_NBYTES
+from pagedkv.tiers import Admission
 
 __all__ = ["NO_TIERS", "CurveTierOptions", "TiersBelow", "below_of", "token_nbytes_of"]
 

@@ -10,14 +10,14 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.extras import needing
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.tiers import ObjectBody, RedisBody, Tier, parse_tier
-from pagedkv.planner.models.memory import GIB
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.extras import needing
+from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.models.memory import GIB
+from pagedkv.tiers import ObjectBody, RedisBody, Tier, parse_tier
 
 if TYPE_CHECKING:
-    from pagedkv.serving.engine import EngineConfig
+    from pagedkv.engine import EngineConfig
 
 __all__ = ["EngineOptions"]
 
@@ -99,8 +99,8 @@ class EngineOptions:
             ConfigurationError: an option is out of range.
             MissingExtraError: torch, transformers, or a package of the tiers is not installed.
         """
-        from pagedkv.serving.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
-        from pagedkv.serving.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
+        from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
+        from pagedkv.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
 
         if self.draft_tokens and self.draft_model is None:
             raise ConfigurationError("--draft-tokens needs --draft-model: the model that guesses them")

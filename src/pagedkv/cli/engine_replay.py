@@ -23,14 +23,14 @@ from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.contract.errors import ConfigurationError, RequestError
-from pagedkv.planner.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.contract.errors import ConfigurationError, RequestError
+from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
+from pagedkv.engine.demo.trained import load_trained
+from pagedkv.engine.loading import load
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
-from pagedkv.serving.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
-from pagedkv.serving.engine.demo.trained import load_trained
-from pagedkv.serving.engine.loading import load
+from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.simulation.cost import CostModel
 
 __all__ = ["Comparison", "replay_with_engine"]
 

@@ -11,12 +11,12 @@ from typing import final
 import numpy as np
 import torch
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.planner.simulation.scripted_sampler import sequence_tokens
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.engine import EngineRequest, SamplingParams
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.sampling import Place, SampledTokens, WaitingRow
 from pagedkv.planner.traces.request import TokenizedRequest
-from pagedkv.serving.engine import EngineRequest, SamplingParams
-from pagedkv.serving.engine.core import EngineCore
-from pagedkv.serving.engine.sampling import Place, SampledTokens, WaitingRow
+from pagedkv.simulation.scripted_sampler import sequence_tokens
 
 __all__ = ["Script", "submit_scripted", "within_vocabulary"]
 

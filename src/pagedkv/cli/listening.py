@@ -2,7 +2,7 @@
 
 import socket
 
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
 
 __all__ = ["require_free"]
 

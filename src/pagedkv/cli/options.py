@@ -7,9 +7,9 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import EVICTION_POLICIES
-from pagedkv.planner.models.presets import model_names
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import EVICTION_POLICIES
+from pagedkv.models.presets import model_names
 
 __all__ = [
     "DEFAULT_COST_MODEL",
@@ -73,13 +73,13 @@ def completed_by(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str
 
 
 def _gpu_names() -> Iterable[str]:
-    from pagedkv.planner.simulation.cost import gpu_names  # noqa: PLC0415 - commands without a GPU need no simulation
+    from pagedkv.simulation.cost import gpu_names  # noqa: PLC0415 - commands without a GPU need no simulation
 
     return gpu_names()
 
 
 def _cost_model_names() -> Iterable[str]:
-    from pagedkv.planner.simulation.cost import cost_model_names  # noqa: PLC0415 - as above
+    from pagedkv.simulation.cost import cost_model_names  # noqa: PLC0415 - as above
 
     return cost_model_names()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pagedkv.cli.trace_options import TraceOptions
-from pagedkv.memory.contract.arrays import Float64Array
+from pagedkv.contract.arrays import Float64Array
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.traces.windows import Window

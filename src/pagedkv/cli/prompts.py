@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pagedkv.memory.contract.errors import RequestError, TraceError
+from pagedkv.contract.errors import RequestError, TraceError
 
 if TYPE_CHECKING:
-    from pagedkv.serving.engine import SamplingParams
+    from pagedkv.engine import SamplingParams
 
 __all__ = ["PromptFile", "PromptRequest", "typed_prompts"]
 

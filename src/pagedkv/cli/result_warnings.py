@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from pagedkv.cli.seconds_source import SecondsSource
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.planner.report.pool_balance import pool_balance
-from pagedkv.planner.simulation import ServingResult
+from pagedkv.report.pool_balance import pool_balance
+from pagedkv.simulation import ServingResult
 
 __all__ = ["warnings_of"]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from pagedkv.planner.report.documents import Seconds
-from pagedkv.planner.simulation.cost import CostOrigin, read_cost_origin
-from pagedkv.planner.simulation.cost.origin import DATA_SHEET
+from pagedkv.report.documents import Seconds
+from pagedkv.simulation.cost import CostOrigin, read_cost_origin
+from pagedkv.simulation.cost.origin import DATA_SHEET
 
 __all__ = ["SecondsSource", "origin_of", "shared_name"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pagedkv.memory.contract.space_config import TenantLimits
-from pagedkv.memory.routing import Routing
-from pagedkv.serving.engine import EngineConfig
-from pagedkv.serving.server import (
+from pagedkv.contract.space_config import TenantLimits
+from pagedkv.engine import EngineConfig
+from pagedkv.routing import Routing
+from pagedkv.server import (
     Access,
     ApiKeys,
     LocalEngine,
@@ -24,13 +24,13 @@ from pagedkv.serving.server import (
     add_inspector,
     create_app,
 )
-from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
-from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.server.built_engine import build_engine, tokenizer_of
+from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from pagedkv.serving.server.config import Inspector
+    from pagedkv.server.config import Inspector
 
 __all__ = ["Replicas", "Serving", "access", "applied", "log_requests", "publish_events", "warnings_shown"]
 
@@ -161,7 +161,7 @@ def _in_this_process(serving: Serving, inspector: "Inspector") -> Iterator[tuple
 
 @contextmanager
 def _replicated(serving: Serving, replicas: Replicas, inspector: "Inspector") -> Iterator[tuple["FastAPI", Service]]:
-    from pagedkv.serving.cluster import (  # noqa: PLC0415 - an extra of its own
+    from pagedkv.cluster import (  # noqa: PLC0415 - an extra of its own
         ClusterSpec,
         ReplicaSpec,
         add_routes,
@@ -205,8 +205,8 @@ def publish_events(service: Service, engine: LocalEngine, events: EventEndpoints
     if events is None:
         yield
         return
-    from pagedkv.memory.sockets import EventPublisher  # noqa: PLC0415 - an extra of its own
-    from pagedkv.serving.server.events_out import EventsOut  # noqa: PLC0415 - as above
+    from pagedkv.events import EventPublisher  # noqa: PLC0415 - an extra of its own
+    from pagedkv.server.events_out import EventsOut  # noqa: PLC0415 - as above
 
     groups = engine.llm.core.space.config.groups
     with EventPublisher(events.endpoint, events.replay_endpoint, groups=groups, topic=events.topic) as publisher:

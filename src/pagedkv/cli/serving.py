@@ -21,17 +21,17 @@ from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.contract.budget import blocks_that_fit
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.scheduling import PreemptionKind
-from pagedkv.planner.models import ModelMemory, read_model
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.models.sizing import block_nbytes_of, groups_of
-from pagedkv.planner.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
-from pagedkv.planner.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
-from pagedkv.planner.simulation.planning.request_parts import Division, PartFigures
+from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.models import ModelMemory, read_model
+from pagedkv.models.memory import GIB
+from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.scheduling import PreemptionKind
+from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops
+from pagedkv.simulation.cost import CostModel, derive_cost_model, find_gpu, kv_budget_nbytes, read_cost_model
+from pagedkv.simulation.planning.request_parts import Division, PartFigures
 
 __all__ = [
     "DEFAULTS",

@@ -7,9 +7,9 @@ from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.serving import ServedTrace
 from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
 from pagedkv.cli.tier_tables import print_tiers
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.simulation import ServingResult
-from pagedkv.planner.simulation.meters.misses import MISS_LABELS
+from pagedkv.models.memory import GIB
+from pagedkv.simulation import ServingResult
+from pagedkv.simulation.meters.misses import MISS_LABELS
 
 __all__ = ["print_served"]
 

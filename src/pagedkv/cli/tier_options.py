@@ -5,16 +5,16 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers import Admission, LoadRule, parse_nbytes
-from pagedkv.planner.simulation import SimulatedTier
-from pagedkv.planner.simulation.tiers.config import (
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation import SimulatedTier
+from pagedkv.simulation.tiers.config import (
     DISK_BANDWIDTH,
     DISK_LATENCY_S,
     HOST_BANDWIDTH,
     HOST_LATENCY_S,
     MediumName,
 )
+from pagedkv.tiers import Admission, LoadRule, parse_nbytes
 
 __all__ = ["TierOptions", "TierRates", "parse_size"]
 

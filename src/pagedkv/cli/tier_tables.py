@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagedkv.cli.tables import print_numbers
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.simulation import ServingResult
+from pagedkv.models.memory import GIB
+from pagedkv.simulation import ServingResult
 
 __all__ = ["print_tiers"]
 

@@ -25,7 +25,7 @@ import typer
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.memory.contract.errors import (
+from pagedkv.contract.errors import (
     ConfigurationError,
     DeviceUnavailableError,
     MissingExtraError,

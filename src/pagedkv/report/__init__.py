@@ -1,13 +1,26 @@
-"""The HTML report: its inputs. Public import path of :mod:`pagedkv.planner.report`."""
+"""The HTML report: what one run of a replay measured, or several side by side, on one self-contained page.
 
-from pagedkv.planner.report import (
-    Curve,
-    Replay,
-    ReportRun,
-)
+In the order in which data flows::
 
-__all__ = [
-    "Curve",
-    "Replay",
-    "ReportRun",
-]
+    documents      the results of a replay and of a capacity curve, as plain dicts
+    key_figures    the summary figures of a run; number_text formats them
+    captions       every title, and the sentence that explains it
+    timelines      parts of pages, one module a family: blocks and requests over time,
+    memory         waste, sharing and the pools,
+    ages           the ages of hits and evictions,
+    latencies      percentiles of latencies, preemptions,
+    capacity       hit ratio over capacity,
+    settings       configuration and command lines,
+    comparison     several runs side by side
+    plan_page      the page of a plan, from plan_documents
+    drawing        matplotlib's SVG, in the colours of the page
+    elements       tables, plots and sections, which the template lays out
+    page           puts the parts in order; templates/ has the page itself
+
+It does no input or output, and uses nothing else of this library but its errors. Only :mod:`documents` and
+:mod:`plan_documents` may be imported without the ``report`` extra (matplotlib, Jinja2).
+"""
+
+from pagedkv.report.documents import Curve, Replay, ReportRun
+
+__all__ = ["Curve", "Replay", "ReportRun"]

@@ -1,38 +1,56 @@
-"""The server: OpenAI's and Anthropic's protocols. Public import path of :mod:`pagedkv.serving.server`."""
+"""The server: OpenAI's and Anthropic's protocols over one engine.
 
-from pagedkv.serving.server import (
-    Access,
-    ApiError,
-    ApiKeys,
-    Caller,
-    EventEndpoints,
-    LocalEngine,
-    OpenAccess,
-    ProcessEngine,
-    ProcessSpec,
-    RequestLog,
-    Served,
-    ServedEngine,
-    ServerConfig,
-    Service,
-    add_inspected,
-    add_inspector,
-    create_app,
-    new_key,
-    run,
-)
+::
+
+    app                      paths, errors, access checks
+    openai | anthropic       protocols: what clients send and get
+    exchange                 one request from its arrival to its answer's end
+    service                  what all protocols share, before an engine
+    engines                  what a service needs of an engine, and an engine of this process
+    engine_process           an engine in a process of its own (the command's default)
+    generation, answer_writer   answers under way: tokens to text, reasoning, calls
+    chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
+    parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
+    events_out               the engine's KV events, published (``--kv-events``)
+    inspector                a page that shows blocks, requests and misses (``--inspect``)
+    connections              deadlines of clients that stop sending or reading
+    metrics, token_gaps, request_log, tracing   what operators see
+    access, config, errors, usage, ...   values and small parts
+"""
+
+from pagedkv.contract.extras import needing
+
+with needing("server", "pagedkv.server"):
+    import fastapi  # noqa: F401 - imported first, so that a missing package raises our MissingExtraError
+    import httptools  # noqa: F401 - as fastapi
+    import msgspec  # noqa: F401 - as fastapi
+    import prometheus_client  # noqa: F401 - as fastapi
+    import uvicorn  # noqa: F401 - as fastapi
+
+from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
+from pagedkv.server.app import create_app
+from pagedkv.server.config import ServerConfig
+from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.server.engines import EngineFacts, LocalEngine, Route, ServedEngine
+from pagedkv.server.errors import ApiError
+from pagedkv.server.inspector import add_inspected, add_inspector
+from pagedkv.server.request_log import RequestLog
+from pagedkv.server.running import run
+from pagedkv.server.service import Served, Service
 
 __all__ = [
     "Access",
     "ApiError",
     "ApiKeys",
     "Caller",
+    "EngineFacts",
     "EventEndpoints",
     "LocalEngine",
     "OpenAccess",
     "ProcessEngine",
     "ProcessSpec",
     "RequestLog",
+    "Route",
     "Served",
     "ServedEngine",
     "ServerConfig",

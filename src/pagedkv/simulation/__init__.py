@@ -1,15 +1,34 @@
-"""A trace served on a virtual clock. Public import path of :mod:`pagedkv.planner.simulation`."""
+"""A trace served on a virtual clock: continuous batching over the production block space, without a model.
 
-from pagedkv.planner.simulation import (
-    ServingConfig,
-    ServingResult,
-    VirtualServer,
-    compile_loops,
-)
+In the order in which data flows::
 
-__all__ = [
-    "ServingConfig",
-    "ServingResult",
-    "VirtualServer",
-    "compile_loops",
-]
+    cost              CostModel: the duration of a step
+    calibration       a CostModel fitted to measured steps
+    config            ServingConfig: the pools, the limits of a step, the rules
+    scripted_sampler  generated tokens, in place of a model
+    output_store      outputs of the requests under way, in one array
+    space_watch       SpaceWatch: observes the block space, and records its blocks' history
+    running_rows      RunningRows: running rows, in arrays for the meters
+    step_work         StepWork: counts of a plan's work, for the cost model
+    step_meters       StepMeters: what the clock notifies of each event
+    request_timings   RequestTimings: times and losses of each request under way
+    request_log       RequestLog: the times and hits of each request, in place of all meters
+    requests_under_way  RequestsUnderWay: the requests from arrival to end, for live views
+    meters            measurements: waste, ages, latencies, sharing, time series
+    result            ServingResult: all figures
+    queue_file        QueueFile: requests far back in the queue, in a file
+    tiers             SimulatedTiers: tiers below the device, by the production store core
+    virtual_clock     VirtualClock: the loop over steps
+    server            VirtualServer: the clock with all meters
+    cluster           VirtualCluster: several clocks behind the production router
+    planning          many settings on one trace, with few meters, and a decision
+
+docs/replay.md describes a step exactly.
+"""
+
+from pagedkv.simulation.config import ServingConfig
+from pagedkv.simulation.result import ServingResult
+from pagedkv.simulation.server import VirtualServer, compile_loops
+from pagedkv.simulation.tiers import SimulatedTier
+
+__all__ = ["ServingConfig", "ServingResult", "SimulatedTier", "VirtualServer", "compile_loops"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.intent.serving import INTENTS, Intent, Session, serve
-from pagedkv.memory.pool.eviction.registry import policy_named
+from pagedkv.blocks.eviction.registry import policy_named
 from pagedkv.planner.capacity.pool_hits import pool_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from benchmarks.markdown import table_of as table_on
-from benchmarks.reading.__main__ import BARS, PAGE, table_of
+from benchmarks.reading.__main__ import BARS, PAGE, num_code_lines, table_of
 from benchmarks.reading.jobs import JOBS, executed
-from pagedkv.memory.contract.arguments import as_count
+from pagedkv.contract.arguments import as_count
 
 pytestmark = pytest.mark.interpreted
 
@@ -37,17 +37,16 @@ def test_a_job_executes_the_same_every_time(job: str) -> None:
     assert len(one.lines) > len(one.functions) > len(one.files) > 1
 
 
+def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings() -> None:
+    source = '"""A module.\n\nMore."""\n\nVALUE = (  # one\n    1,\n)\n# two\n\n\n'
+    source += 'def f() -> int:\n    """Give."""\n    return """a\nb"""\n'
+    assert num_code_lines(source) == 6
+
+
 def test_the_page_has_the_table_that_the_command_writes() -> None:
-    figures = {
-        "jobs": {job: [1234, 2, 1] for job in BARS},
-        "mean_function": 9.5,
-        "long_functions": ["a.py: f: 61"],
-        "num_long_bodies": 1,
-        "long_files": [],
-    }
+    figures = {"jobs": {job: [1234, 2, 1] for job in BARS}, "num_files": 3, "num_code_lines": 1000}
     written = table_of(figures, figures, "2592e74").splitlines()
-    assert "| free: lines / functions / files | 1,234 / 2 / 1 | 1,234 / 2 / 1 | 70 / 16 / 9 |" in written
-    assert "| the same, without signature and docstring | 1 | 1 | 0 |" in written
+    assert "| free: lines / functions / files | 1,234 / 2 / 1 | 1,234 / 2 / 1 | 8 files, 20 functions |" in written
     counted_at, _, *on_page = table_on(PAGE.read_text(), "reading").splitlines()
     assert re.fullmatch(r"Counted at commit \w+( modified)?, 20\d\d-\d\d-\d\d\.", counted_at)
     assert [line.split("|")[1] for line in on_page] == [line.split("|")[1] for line in written]

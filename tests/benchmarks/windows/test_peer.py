@@ -8,7 +8,7 @@ from benchmarks.windows.ours import our_hits
 from benchmarks.windows.peer import Ends, PeerPool, peer_hits
 from benchmarks.windows.setting import two_pools
 from benchmarks.windows.workloads import WORKLOADS, Request, conversations, questions
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 
 MANY = 100_000
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.memory.contract.miss_causes import MissCause
-from pagedkv.planner.simulation.meters.misses import KIND_OF, MISS_LABELS
+from pagedkv.contract.miss_causes import MissCause
+from pagedkv.simulation.meters.misses import KIND_OF, MISS_LABELS
 from tests.cli.command import run
 from tests.cli.inspecting.pages import EXAMPLE, ShownReplay, events, replaying
 

@@ -6,8 +6,8 @@ import pytest
 
 from pagedkv.cli.planning.axes import PlanAxes
 from pagedkv.cli.tier_options import TierRates
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation import ServingConfig, SimulatedTier
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation import ServingConfig, SimulatedTier
 
 MEAN, LONGEST = 2000.0, 8000
 HOST = "host memory 64GiB"

@@ -9,8 +9,8 @@ import pytest
 import pagedkv
 from pagedkv.cli.planning.axes import PlanAxes
 from pagedkv.cli.planning.beside import one_pool
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation import ServingConfig, SimulatedTier
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.cli.command import run
 from tests.report.page_reader import read_page
 from tests.traces.trace_files import as_text

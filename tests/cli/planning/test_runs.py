@@ -8,9 +8,9 @@ import pytest
 
 from pagedkv.cli.planning import runs
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning import PlanPoint
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.planning import PlanPoint
 
 CONFIG = ServingConfig(num_blocks=20, block_size=2, max_sequences=2, max_batched_tokens=8, eviction="lru")
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList
-from pagedkv.memory.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
-from pagedkv.memory.device.storage import KVStorage
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device.paged_attention import AttentionTiling, PagedLayer, PagedRows, Reading, WorkList
+from pagedkv.device.shapes import FP8_TYPES, KeyValueShape, LatentShape
+from pagedkv.device.storage import KVStorage
 
 __all__ = ["SMALL", "Case", "Memory", "answers", "make_case", "work_of"]
 

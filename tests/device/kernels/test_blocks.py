@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.shapes import KeyValueShape
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.layout import Pieces
+from pagedkv.device.shapes import KeyValueShape
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes
 
 pytestmark = needs_kernels

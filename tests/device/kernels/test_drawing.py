@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from pagedkv.memory.device.drawing import NO_TOKEN, Draws
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.serving.engine.sampling.noise import gumbel, keys_of, run_words
+from pagedkv.device.drawing import NO_TOKEN, Draws
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.engine.sampling.noise import gumbel, keys_of, run_words
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels
 
 pytestmark = needs_kernels

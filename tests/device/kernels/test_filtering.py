@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pagedkv.memory.device.drawing import Draws, Filters
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.serving.engine.sampling.noise import gumbel, keys_of, run_words
-from pagedkv.serving.engine.sampling.thresholds import WINDOW, Filters as SamplersFilters, thresholds
-from pagedkv.serving.engine.sampling.tiles import tiled
+from pagedkv.device.drawing import Draws, Filters
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.engine.sampling.noise import gumbel, keys_of, run_words
+from pagedkv.engine.sampling.thresholds import WINDOW, Filters as SamplersFilters, thresholds
+from pagedkv.engine.sampling.tiles import tiled
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels
 
 pytestmark = needs_kernels
@@ -91,7 +91,7 @@ def test_thresholds_are_the_samplers(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["peaked", "equal"])
 def test_rows_with_more_candidates_than_room_are_read_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some fit into the room, others do not, and of top-p alone some of those that fit have too little mass."""
-    triton_filtering = pytest.importorskip("pagedkv.memory.device.kernels.triton.filtering")
+    triton_filtering = pytest.importorskip("pagedkv.device.kernels.triton.filtering")
     monkeypatch.setattr(triton_filtering, "ROOM", 32)
     asked = ASKED[2:7]
     filters, scores = filters_of(asked), scores_of(kind, len(asked), seed=2)

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedkv.memory.device.drawing import Draws, Filters
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.layout import Pieces
-from pagedkv.memory.device.paged_attention import AttentionTiling, Reading, WorkList, tiling_for
-from pagedkv.memory.device.shapes import KeyValueShape, LatentShape
-from pagedkv.memory.device.state_side import StateSide
-from pagedkv.memory.device.token_side import TokenSide
+from pagedkv.device.drawing import Draws, Filters
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.layout import Pieces
+from pagedkv.device.paged_attention import AttentionTiling, Reading, WorkList, tiling_for
+from pagedkv.device.shapes import KeyValueShape, LatentShape
+from pagedkv.device.state_side import StateSide
+from pagedkv.device.token_side import TokenSide
 from tests.device.kernels.paged_rows import SMALL, Case, Memory, answers, make_case, work_of
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, needs_kernels, same_bytes
 

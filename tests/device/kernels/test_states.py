@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import RecurrentState
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.shapes import StateShape, StateTensor
-from pagedkv.memory.device.state_side import StateSide
-from pagedkv.memory.device.storage import KVStorage
-from pagedkv.memory.device.transfers import Transfers
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import RecurrentState
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.shapes import StateShape, StateTensor
+from pagedkv.device.state_side import StateSide
+from pagedkv.device.storage import KVStorage
+from pagedkv.device.transfers import Transfers
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes
 
 pytestmark = needs_kernels

@@ -16,9 +16,9 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.memory.device.block_tables import BlockTables
-from pagedkv.memory.device.step_inputs import StepInputs
-from pagedkv.memory.device.table_arrays import NUM_TOKENS, WIDTH, TableArrays
+from pagedkv.device.block_tables import BlockTables
+from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.table_arrays import NUM_TOKENS, WIDTH, TableArrays
 from tests.device.kernels.suite import KERNEL_DEVICE, byte_poison, needs_kernels
 
 pytestmark = needs_kernels

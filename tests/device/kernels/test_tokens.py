@@ -5,13 +5,13 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.device.kernels import reference
-from pagedkv.memory.device.kernels.selection import kernels_for
-from pagedkv.memory.device.shapes import KeyValueShape
-from pagedkv.memory.device.storage import KVStorage
-from pagedkv.memory.device.token_side import TokenSide
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import FullAttention
+from pagedkv.device.kernels import reference
+from pagedkv.device.kernels.selection import kernels_for
+from pagedkv.device.shapes import KeyValueShape
+from pagedkv.device.storage import KVStorage
+from pagedkv.device.token_side import TokenSide
 from tests.device.kernels.suite import IS_INTERPRETED, KERNEL_DEVICE, byte_poison, needs_kernels, same_bytes
 
 pytestmark = needs_kernels

@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.serving.engine import LLM, EngineCore, StepRecord, compat
-from pagedkv.serving.engine.demo.answer_check import Judged, answer_densely, judge
-from pagedkv.serving.engine.demo.facts import ANSWER_LENGTH, draw_document
-from pagedkv.serving.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
-from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, Served, serve
-from pagedkv.serving.engine.demo.trained import FOLDER, load_trained
-from pagedkv.serving.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine import LLM, EngineCore, StepRecord, compat
+from pagedkv.engine.demo.answer_check import Judged, answer_densely, judge
+from pagedkv.engine.demo.facts import ANSWER_LENGTH, draw_document
+from pagedkv.engine.demo.questions import LONGEST, SHORTEST, Question, draw_questions
+from pagedkv.engine.demo.serving import DEMO_CONFIG, Served, serve
+from pagedkv.engine.demo.trained import FOLDER, load_trained
+from pagedkv.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
 from tests.cli.command import run
 from tools.train_demo_model import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pagedkv.serving.engine.sampling import Place, SampledSequence, SamplingParams
-from pagedkv.serving.engine.sampling.adjusting import Adjustment, features_of
-from pagedkv.serving.engine.sampling.choosing import kept_least
-from pagedkv.serving.engine.sampling.tiles import tiled
+from pagedkv.engine.sampling import Place, SampledSequence, SamplingParams
+from pagedkv.engine.sampling.adjusting import Adjustment, features_of
+from pagedkv.engine.sampling.choosing import kept_least
+from pagedkv.engine.sampling.tiles import tiled
 
 VOCAB_SIZE = 400
 END = 7

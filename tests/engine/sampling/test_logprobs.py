@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagedkv.memory.contract.errors import TensorError
-from pagedkv.serving.engine.sampling import (
+from pagedkv.contract.errors import TensorError
+from pagedkv.engine.sampling import (
     BatchSampler,
     Place,
     SamplingParams,

@@ -9,10 +9,10 @@ import math
 import pytest
 import torch
 
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
-from pagedkv.serving.engine.sampling.drawing import draw
-from pagedkv.serving.engine.sampling.noise import GREATEST_NOISE, gumbel, keys_of, run_words, words
-from pagedkv.serving.engine.sampling.tiles import TILE_SIZE, tiled
+from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams
+from pagedkv.engine.sampling.drawing import draw
+from pagedkv.engine.sampling.noise import GREATEST_NOISE, gumbel, keys_of, run_words, words
+from pagedkv.engine.sampling.tiles import TILE_SIZE, tiled
 from tests.engine.sampling.rows import VOCAB_SIZE, logits_of, sequence_of
 
 MASK = 2**64 - 1

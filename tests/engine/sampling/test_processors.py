@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 from transformers.generation import logits_process as theirs
 
-from pagedkv.serving.engine.sampling import Place, SamplingParams
+from pagedkv.engine.sampling import Place, SamplingParams
 from tests.engine.sampling.rows import END, VOCAB_SIZE, logits_of, processed, sequence_of
 
 PROMPT = [3, 5, 5, 9, 11]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, strategies as st
 from transformers.generation import logits_process as theirs
 
-from pagedkv.memory.contract.errors import ConfigurationError, SamplingError, TensorError
-from pagedkv.serving.engine.sampling import (
+from pagedkv.contract.errors import ConfigurationError, SamplingError, TensorError
+from pagedkv.engine.sampling import (
     NO_TOKEN,
     NOT_READY,
     BatchSampler,
@@ -19,7 +19,7 @@ from pagedkv.serving.engine.sampling import (
     TokenMatcher,
     sampler as sampler_module,
 )
-from pagedkv.serving.engine.sampling.foreign import NotReady
+from pagedkv.engine.sampling.foreign import NotReady
 from tests.engine.sampling.rows import END, VOCAB_SIZE, logits_of, processed, sequence_of
 
 GREEDY = SamplingParams(temperature=0)
@@ -387,7 +387,7 @@ def test_a_matcher_of_another_vocabulary_fails_its_row() -> None:
 def test_a_grammar_of_xgrammar() -> None:
     """Every token is drawn within the grammar, forks are rolled back, a token outside of it is reported."""
     xgrammar = pytest.importorskip("xgrammar")
-    from pagedkv.serving.engine.sampling import XGrammarMatcher  # noqa: PLC0415 - where it can work
+    from pagedkv.engine.sampling import XGrammarMatcher  # noqa: PLC0415 - where it can work
 
     vocabulary = ["<end>", *"abc0123456789,[]"]
     info = xgrammar.TokenizerInfo(vocabulary, vocab_size=len(vocabulary), stop_token_ids=[0])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pagedkv.serving.engine import EngineConfig
-from pagedkv.serving.server import (
+from pagedkv.engine import EngineConfig
+from pagedkv.server import (
     ApiKeys,
     Caller,
     LocalEngine,
@@ -21,8 +21,8 @@ from pagedkv.serving.server import (
     add_inspected,
     add_inspector,
 )
-from pagedkv.serving.server.built_engine import build_engine, tokenizer_of
-from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.server.built_engine import build_engine, tokenizer_of
+from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, running
 
 CONFIG = EngineConfig(num_blocks=400, max_sequences=8, self_test=False)

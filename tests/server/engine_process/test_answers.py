@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from pagedkv.memory.contract.spec import GroupSpec
-from pagedkv.memory.routing import IndexState, ReplicaIndex
-from pagedkv.memory.sockets import EventFollower, follow
-from pagedkv.serving.server.built_engine import build_engine
+from pagedkv.contract.spec import GroupSpec
+from pagedkv.events import EventFollower, follow
+from pagedkv.routing import IndexState, ReplicaIndex
+from pagedkv.server.built_engine import build_engine
 from tests.server.engine_process.conftest import CONFIG, Served
 from tests.server.test_metrics import numbers
 

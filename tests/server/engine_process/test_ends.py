@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError, EngineError, QueueFullError
-from pagedkv.serving.engine import AnswerStream, EngineConfig, Intent, SamplingParams, StepRecord
-from pagedkv.serving.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.contract.errors import ConfigurationError, EngineError, QueueFullError
+from pagedkv.engine import AnswerStream, EngineConfig, Intent, SamplingParams, StepRecord
+from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from tests.server.engine_process.conftest import CONFIG
 
 SPEC = ProcessSpec(None, "float32", CONFIG)
@@ -114,7 +114,7 @@ def test_an_engine_that_cannot_be_built_is_refused_as_in_this_process(spec: Proc
 
 BUILD_AND_DIE = """
 import os, signal, sys
-from pagedkv.serving.server.engine_process import ProcessEngine, ProcessSpec
+from pagedkv.server.engine_process import ProcessEngine, ProcessSpec
 from tests.server.engine_process.conftest import CONFIG
 engine = ProcessEngine(ProcessSpec(None, "float32", CONFIG))
 print(engine.process_id, flush=True)

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.memory.contract.errors import EngineError
-from pagedkv.serving.server import ApiError
-from pagedkv.serving.server.engine_process.inspection_child import InspectionChild
-from pagedkv.serving.server.engine_process.process_inspected import ProcessInspected
-from pagedkv.serving.server.inspector import LAST_EVENT
+from pagedkv.contract.errors import EngineError
+from pagedkv.server import ApiError
+from pagedkv.server.engine_process.inspection_child import InspectionChild
+from pagedkv.server.engine_process.process_inspected import ProcessInspected
+from pagedkv.server.inspector import LAST_EVENT
 
 PATIENCE_S: Final = 60.0
 LARGE: Final = b"x" * 3_000_000

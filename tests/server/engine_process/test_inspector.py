@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from pagedkv.cli.server_building import Replicas, Serving, applied
-from pagedkv.memory.contract.errors import ConfigurationError, EngineError
-from pagedkv.serving.engine import EngineConfig
-from pagedkv.serving.server import ApiError, OpenAccess, ServerConfig, Service, add_inspected
-from pagedkv.serving.server.built_engine import tokenizer_of
-from pagedkv.serving.server.engine_process import ProcessEngine, ProcessSpec
-from pagedkv.serving.server.inspector import LAST_EVENT
+from pagedkv.contract.errors import ConfigurationError, EngineError
+from pagedkv.engine import EngineConfig
+from pagedkv.server import ApiError, OpenAccess, ServerConfig, Service, add_inspected
+from pagedkv.server.built_engine import tokenizer_of
+from pagedkv.server.engine_process import ProcessEngine, ProcessSpec
+from pagedkv.server.inspector import LAST_EVENT
 from tests.server.engine_process.conftest import CONFIG, Shown
 from tests.server.inspector.conftest import ask
 from tests.server.serving import running

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from pagedkv.serving.engine.sampling import TokenMatcher
-from pagedkv.serving.engine.sampling.foreign import NotReady
+from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.engine.sampling.foreign import NotReady
 
 MARKERS: Final = ("<tool_call>", "</tool_call>", "</think>")
 END: Final = 256

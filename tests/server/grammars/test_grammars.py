@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from pagedkv.memory.contract.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
-from pagedkv.serving.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams, TokenMatcher
-from pagedkv.serving.server.grammars import Grammars
-from pagedkv.serving.server.parsing import parser_for
+from pagedkv.contract.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
+from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams, TokenMatcher
+from pagedkv.server.grammars import Grammars
+from pagedkv.server.parsing import parser_for
 from tests.server.grammars.drawing import END, MARKERS, VOCAB_SIZE, allowed, byte_tokenizer, draw
 from tests.server.parsing.reading import calls, content, parse
 
@@ -284,8 +284,8 @@ def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
 
 
 def test_without_llguidance_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("pagedkv.serving.server.grammars")]:
+    for name in [name for name in sys.modules if name.startswith("pagedkv.server.grammars")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=re.escape("pip install 'pagedkv[grammar]'")):
-        __import__("pagedkv.serving.server.grammars.compiling")
+        __import__("pagedkv.server.grammars.compiling")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from pagedkv.serving.server import ApiKeys, Caller, Service, add_inspector
+from pagedkv.server import ApiKeys, Caller, Service, add_inspector
 from tests.engine.tier_bodies import TestBody, tier_over
 from tests.server.conftest import Running
 from tests.server.serving import Script, local_engine, make_service, running

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.miss_causes import Explanation, Miss, MissCause, number_of
-from pagedkv.memory.contract.space_config import SpaceConfig, TenantLimits
-from pagedkv.memory.contract.spec import FullAttention
-from pagedkv.memory.space import BlockSpace, CachedPrefixes, SpaceInspection
-from pagedkv.serving.engine import StepRecord
-from pagedkv.serving.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
-from pagedkv.serving.server.inspector.history import ADMISSION_FIELDS, REQUEST_FIELDS, STEP_FIELDS, History, RingSizes
-from pagedkv.serving.server.inspector.messages import as_ended
-from pagedkv.serving.server.inspector.prefix_tree import as_tree
-from pagedkv.serving.server.inspector.ring import Ring
+from pagedkv.contract.miss_causes import Explanation, Miss, MissCause, number_of
+from pagedkv.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.contract.spec import FullAttention
+from pagedkv.engine import StepRecord
+from pagedkv.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
+from pagedkv.server.inspector.history import ADMISSION_FIELDS, REQUEST_FIELDS, STEP_FIELDS, History, RingSizes
+from pagedkv.server.inspector.messages import as_ended
+from pagedkv.server.inspector.prefix_tree import as_tree
+from pagedkv.server.inspector.ring import Ring
+from pagedkv.space import BlockSpace, CachedPrefixes, SpaceInspection
 
 MIB = 2**20
 

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from pagedkv.memory.space import BlockState
+from pagedkv.space import BlockState
 from tests.server.conftest import Running
 from tests.server.inspector.conftest import PRIVATE, STORED, Tiered, ask, forget_device
 from tests.server.serving import local_engine

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pagedkv.serving.server.inspector import watch
-from pagedkv.serving.server.inspector.watch import PERIOD_S, REST_PER_WORK, Watch
+from pagedkv.server.inspector import watch
+from pagedkv.server.inspector.watch import PERIOD_S, REST_PER_WORK, Watch
 
 
 async def at_once(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the work returns

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pagedkv.serving.server.parsing import (
+from pagedkv.server.parsing import (
     AnswerParser,
     CallArguments,
     CallBegin,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.serving.server.parsing import CallArguments, CallBegin, CallEnd, TextPart, parser_for
+from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, TextPart, parser_for
 from tests.server.parsing.reading import NAMES, calls, content, new_parser, parse, pieces_of, reasoning_of
 
 FORMATS = ("hermes", "llama", "mistral")

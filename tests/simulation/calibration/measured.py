@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pagedkv.planner.simulation.calibration import MeasuredSteps
-from pagedkv.planner.simulation.cost import CostModel
+from pagedkv.simulation.calibration import MeasuredSteps
+from pagedkv.simulation.cost import CostModel
 
 __all__ = ["drawn_steps", "write_csv"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import TraceError
-from pagedkv.planner.simulation.calibration import calibrate, read_steps, validate
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.contract.errors import TraceError
+from pagedkv.simulation.calibration import calibrate, read_steps, validate
+from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run
 
 KNOWN = CostModel(fixed_s=1e-3, token_compute_s=3e-5, pair_compute_s=2e-9, weights_s=6e-3, context_token_s=5e-8)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation.calibration import MeasuredSteps, calibrate
-from pagedkv.planner.simulation.calibration.fitting import predicted_s
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation.calibration import MeasuredSteps, calibrate
+from pagedkv.simulation.calibration.fitting import predicted_s
+from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.simulation.calibration.measured import drawn_steps
 
 KNOWN = CostModel(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.contract.errors import TraceError
-from pagedkv.planner.simulation.calibration import read_steps
+from pagedkv.contract.errors import TraceError
+from pagedkv.simulation.calibration import read_steps
 
 RECORD = {
     "step_id": 1,
@@ -54,7 +54,7 @@ def test_records_count_blocks_and_sequences(tmp_path: Path) -> None:
 
 
 def test_the_engines_own_records_are_read(tmp_path: Path) -> None:
-    records = pytest.importorskip("pagedkv.serving.engine.records")
+    records = pytest.importorskip("pagedkv.engine.records")
     names = records.StepRecord.__dataclass_fields__
     record = records.StepRecord(**{name: 0.5 if name.endswith("_seconds") else 2 for name in names})
     steps = read_steps(written(tmp_path, json.dumps(asdict(record)) + "\n"))

@@ -5,9 +5,9 @@ from math import isclose
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.models import read_model
-from pagedkv.planner.simulation.cost import (
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models import read_model
+from pagedkv.simulation.cost import (
     Assumptions,
     cost_model_names,
     derive_cost_model,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.planner.models import model_names, read_model
-from pagedkv.planner.simulation.cost import read_cost_model
+from pagedkv.models import model_names, read_model
+from pagedkv.simulation.cost import read_cost_model
 from tests.test_docs import Document
 
 PAGE = Path(__file__).parents[3] / "docs/models-and-costs.md"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.models import read_model
-from pagedkv.planner.simulation.cost import CostModel, cost_model_names, derive_cost_model, find_gpu, read_cost_model
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models import read_model
+from pagedkv.simulation.cost import CostModel, cost_model_names, derive_cost_model, find_gpu, read_cost_model
 
 
 def write(tmp_path: Path, text: str) -> str:

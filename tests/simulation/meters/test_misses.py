@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.miss_causes import Miss, MissCause
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.meters.misses import MISS_KINDS, MissMeter
+from pagedkv.contract.miss_causes import Miss, MissCause
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.meters.misses import MISS_KINDS, MissMeter
 
 BLOCK = 4
 

@@ -1,8 +1,8 @@
 """Figures made up part by part, for what is concluded from them."""
 
-from pagedkv.planner.simulation.planning import PointFigures, PointResult, Steadiness
-from pagedkv.planner.simulation.planning.figures import NUM_PARTS, Part
-from pagedkv.planner.simulation.planning.steadiness import FAILS
+from pagedkv.simulation.planning import PointFigures, PointResult, Steadiness
+from pagedkv.simulation.planning.figures import NUM_PARTS, Part
+from pagedkv.simulation.planning.steadiness import FAILS
 
 __all__ = ["figures", "result", "steadiness"]
 

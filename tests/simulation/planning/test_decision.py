@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pagedkv.planner.simulation.planning import Bounds, PointResult, decide, effects_of
+from pagedkv.simulation.planning import Bounds, PointResult, decide, effects_of
 from tests.simulation.planning.results import figures, result
 
 BOUNDS = Bounds(ttft_s=2.0)

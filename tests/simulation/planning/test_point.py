@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation import ServingConfig, VirtualServer
-from pagedkv.planner.simulation.cluster import ClusterSetting, Network
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
-from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
-from pagedkv.planner.simulation.request_log import StepHistogram
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
+from pagedkv.simulation import ServingConfig, VirtualServer
+from pagedkv.simulation.cluster import ClusterSetting, Network
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, run_point
+from pagedkv.simulation.planning.arrivals import ClosedLoop
+from pagedkv.simulation.request_log import StepHistogram
 
 COSTS = CostModel(fixed_s=0.01, token_compute_s=0.001)
 CONFIG = ServingConfig(num_blocks=60, block_size=4, max_sequences=4, max_batched_tokens=16)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning import Bounds, LoadLimit, LoadSearch, PlanPoint, run_point
-from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD, grid_load, limit_of
-from pagedkv.planner.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT
 from pagedkv.planner.traces.request import Request
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.planning import Bounds, LoadLimit, LoadSearch, PlanPoint, run_point
+from pagedkv.simulation.planning.searching import HIGHEST_LOAD, grid_load, limit_of
+from pagedkv.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT
 
 GRID = [grid_load(step) for step in range(-60, 80)]
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
-from pagedkv.planner.simulation.planning.load_reasons import change_of, reason_of
-from pagedkv.planner.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
-from pagedkv.planner.simulation.request_log import RequestLog
 from pagedkv.planner.traces.request import Request
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.planning import Bounds, PlanPoint, PointFigures, Steadiness, run_point
+from pagedkv.simulation.planning.load_reasons import change_of, reason_of
+from pagedkv.simulation.planning.steadiness import FAILS, HOLDS, TOO_SHORT, steadiness_of
+from pagedkv.simulation.request_log import RequestLog
 
 ONE_AT_A_TIME = CostModel(fixed_s=0.5)
 """With one sequence at a time and answers of two tokens a request takes a second."""
@@ -154,7 +154,7 @@ def test_counts_are_those_of_a_loop_over_the_requests(every_s: float, monkeypatc
         logs.append(log)
         return steadiness_of(log, asked)
 
-    monkeypatch.setattr("pagedkv.planner.simulation.planning.figures.steadiness_of", keep)
+    monkeypatch.setattr("pagedkv.simulation.planning.figures.steadiness_of", keep)
     steady = served(requests, bounds, max_sequences=2).steadiness
     expected = counted(logs[0], bounds)
     assert {

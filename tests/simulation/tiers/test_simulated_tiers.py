@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import FullAttention, SlidingWindow
-from pagedkv.memory.tiers import Delete, Read, Write
-from pagedkv.planner.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer
-from pagedkv.planner.simulation.cost import CostModel
-from pagedkv.planner.simulation.tiers.medium import Medium
-from pagedkv.planner.simulation.tiers.virtual_store import VirtualStore
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.spec import FullAttention, SlidingWindow
 from pagedkv.planner.traces.request import TokenizedRequest
+from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.tiers.medium import Medium
+from pagedkv.simulation.tiers.virtual_store import VirtualStore
+from pagedkv.tiers import Delete, Read, Write
 
 pytestmark = pytest.mark.interpreted
 

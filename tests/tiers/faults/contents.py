@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.keys import RequestKeys
-from pagedkv.memory.tiers.frame import write_frame
-from pagedkv.memory.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.tiers.frame import write_frame
+from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
 
 BLOCK_SIZE: Final = 4
 LONGEST_CHAIN: Final = 6

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from pagedkv.memory.tiers.body import Body, Stored, Usage
-from pagedkv.memory.tiers.checksums import Buffer
+from pagedkv.tiers.body import Body, Stored, Usage
+from pagedkv.tiers.checksums import Buffer
 from tests.tiers.faults.contents import Content
 from tests.tiers.faults.disk import misread
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.memory.tiers.actions import Action, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
-from pagedkv.memory.tiers.breaker import BreakerState
-from pagedkv.memory.tiers.core import StoreCore
+from pagedkv.tiers.actions import Action, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
+from pagedkv.tiers.breaker import BreakerState
+from pagedkv.tiers.core import StoreCore
 from tests.tiers.faults.contents import Content, keys_of_names
 from tests.tiers.faults.disk import SimulatedDisk
 from tests.tiers.faults.ledger import Ledger

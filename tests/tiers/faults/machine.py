@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.memory.tiers.actions import Action, Delete, Fault, Loaded, Read, Write
-from pagedkv.memory.tiers.config import StoreConfig
-from pagedkv.memory.tiers.core import StoreCore
-from pagedkv.memory.tiers.frame import OpenFrame, open_frame
+from pagedkv.tiers.actions import Action, Delete, Fault, Loaded, Read, Write
+from pagedkv.tiers.config import StoreConfig
+from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.frame import OpenFrame, open_frame
 from tests.tiers.faults.contents import IDENTITY, LONGEST_CHAIN, SECRET, Content, keys_of, keys_of_names, make_chains
 from tests.tiers.faults.disk import AT_REST, SimulatedDisk, damaged, misread
 from tests.tiers.faults.judge import Ask, Judge

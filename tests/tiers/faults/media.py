@@ -8,9 +8,9 @@ from typing import Any, Final, Protocol
 
 import redis
 
-from pagedkv.memory.tiers.body import Body
-from pagedkv.memory.tiers.folder_body import FolderBody
-from pagedkv.memory.tiers.redis_body import RedisBody
+from pagedkv.tiers.body import Body
+from pagedkv.tiers.folder_body import FolderBody
+from pagedkv.tiers.redis_body import RedisBody
 from tests.tiers.bodies import RedisServer
 from tests.tiers.faults.contents import IDENTITY
 from tests.tiers.faults.faulty_body import FaultyBody

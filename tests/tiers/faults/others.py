@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from pagedkv.memory.tiers.core import StoreCore
+from pagedkv.tiers.core import StoreCore
 from tests.tiers.faults.contents import Content, keys_of_names
 from tests.tiers.faults.judge import Judge
 

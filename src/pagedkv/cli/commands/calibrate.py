@@ -14,9 +14,8 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.tiers import parse_tier
-from pagedkv.planner.simulation.calibration import (
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation.calibration import (
     Calibration,
     ErrorSummary,
     MeasuredSteps,
@@ -25,8 +24,9 @@ from pagedkv.planner.simulation.calibration import (
     measure_tier,
     read_steps,
 )
-from pagedkv.planner.simulation.cost import read_cost_model
-from pagedkv.planner.simulation.cost.origin import CALIBRATION_KEY
+from pagedkv.simulation.cost import read_cost_model
+from pagedkv.simulation.cost.origin import CALIBRATION_KEY
+from pagedkv.tiers import parse_tier
 
 __all__ = ["calibrate", "error_rows"]
 

@@ -28,8 +28,7 @@ from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores
+from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
     MOST_FOR_ALL,
@@ -46,6 +45,7 @@ from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks
+from pagedkv.warming import Rehearsal, make_ready, of_curves, of_model_curves, of_stores
 
 __all__ = ["curve", "curve_of_trace", "has_content"]
 

@@ -15,12 +15,12 @@ from pagedkv.cli.live_view import live_view
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_table, share
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.extras import needing
 
 if TYPE_CHECKING:
-    from pagedkv.serving.engine.config import EngineConfig
-    from pagedkv.serving.engine.demo.answer_check import Judged
-    from pagedkv.serving.engine.demo.serving import Served
+    from pagedkv.engine.config import EngineConfig
+    from pagedkv.engine.demo.answer_check import Judged
+    from pagedkv.engine.demo.serving import Served
 
 __all__ = ["demo"]
 
@@ -53,11 +53,11 @@ def demo(
     with working("Loading torch and the model"), leaving_at_once(), needing("hf", "pagedkv demo"):
         import torch  # noqa: PLC0415 - takes seconds to import, and is optional
 
-        from pagedkv.serving.engine import LLM  # noqa: PLC0415 - needs torch
-        from pagedkv.serving.engine.demo.answer_check import judge  # noqa: PLC0415 - as above
-        from pagedkv.serving.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
-        from pagedkv.serving.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
-        from pagedkv.serving.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
+        from pagedkv.engine import LLM  # noqa: PLC0415 - needs torch
+        from pagedkv.engine.demo.answer_check import judge  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.questions import draw_questions  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.serving import DEMO_CONFIG, compile_loops, serve  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.trained import load_trained  # noqa: PLC0415 - as above
 
         torch.set_num_threads(1)  # the model is too small to gain from several threads
         drawn = draw_questions(questions, documents, seed)

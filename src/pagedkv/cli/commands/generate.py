@@ -21,14 +21,14 @@ from pagedkv.cli.progress import progress_bars, working
 from pagedkv.cli.prompts import PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.miss_causes import MissCause
-from pagedkv.planner.models.memory import GIB
-from pagedkv.serving.model_folder import DEMO, require_folder
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.miss_causes import MissCause
+from pagedkv.engine.model_folder import DEMO, require_folder
+from pagedkv.models.memory import GIB
 
 if TYPE_CHECKING:
     from pagedkv.cli.generating import Figures, Verification
-    from pagedkv.serving.engine import RequestOutput
+    from pagedkv.engine import RequestOutput
 
 __all__ = ["generate"]
 
@@ -112,9 +112,9 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     prompts = None if input_file is None else PromptFile(_readable(input_file))
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
-        from pagedkv.serving.engine import SamplingParams, compat  # noqa: PLC0415 - as above
-        from pagedkv.serving.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
-        from pagedkv.serving.engine.loading import load  # noqa: PLC0415 - as above
+        from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415 - as above
+        from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
+        from pagedkv.engine.loading import load  # noqa: PLC0415 - as above
 
     config = engine.config()
     params = SamplingParams(max_tokens=max_tokens, n=samples, temperature=temperature, ignore_eos=ignore_eos)

@@ -8,10 +8,10 @@ from pagedkv.cli.command_line import command_line
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.tables import print_numbers
 from pagedkv.cli.user_errors import reported
-from pagedkv.planner.models import model_names, read_model
-from pagedkv.planner.models.memory import GIB
-from pagedkv.planner.models.presets import PRESETS
-from pagedkv.planner.simulation.cost import cost_model_names, find_gpu, gpu_names
+from pagedkv.models import model_names, read_model
+from pagedkv.models.memory import GIB
+from pagedkv.models.presets import PRESETS
+from pagedkv.simulation.cost import cost_model_names, find_gpu, gpu_names
 
 __all__ = ["presets"]
 

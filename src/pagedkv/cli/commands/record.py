@@ -24,7 +24,7 @@ from pagedkv.cli.recording_tables import print_recording, recording_document
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.cli.user_errors import OutputError
-from pagedkv.memory.contract.errors import ConfigurationError, RecordingError, TraceError
+from pagedkv.contract.errors import ConfigurationError, RecordingError, TraceError
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
@@ -170,7 +170,7 @@ def record(
 
     pagedkv record tcp://127.0.0.1:5557 --metrics http://127.0.0.1:8000/metrics --json recording.json
     """
-    from pagedkv.memory.sockets import Endpoints, Subscription  # noqa: PLC0415 - help works without its extra
+    from pagedkv.events import Endpoints, Subscription  # noqa: PLC0415 - help works without its extra
 
     bounds, follower = publisher.bounds, publisher.follower()
     endpoints = Endpoints(endpoint, publisher.replay, publisher.topic, publisher.bind)

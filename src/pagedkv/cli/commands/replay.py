@@ -19,9 +19,9 @@ from pagedkv.cli.serving import Follow, ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.cli.tier_options import TierOptions
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.extras import needing
-from pagedkv.serving.model_folder import require_folder
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.extras import needing
+from pagedkv.engine.model_folder import require_folder
 
 __all__ = ["replay"]
 

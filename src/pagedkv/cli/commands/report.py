@@ -24,10 +24,10 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.capacity.references import NoBlocksError
-from pagedkv.planner.report.documents import Curve, Replay, ReportRun
-from pagedkv.planner.simulation import ServingResult
+from pagedkv.report.documents import Curve, Replay, ReportRun
+from pagedkv.simulation import ServingResult
 
 __all__ = ["NO_CONTENT", "as_run", "import_page", "report", "require_page_output", "write_report"]
 
@@ -203,7 +203,7 @@ def import_page(name: str) -> ModuleType:
     Raises:
         MissingExtraError: the extra is not installed.
     """
-    return import_module(f"pagedkv.planner.report.{name}")
+    return import_module(f"pagedkv.report.{name}")
 
 
 def _read_result(source: str) -> Replay | None:

@@ -13,10 +13,10 @@ from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
-from pagedkv.memory.contract.arguments import as_choice
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing import ROUTINGS, Routing
-from pagedkv.serving.model_folder import DEMO, require_folder
+from pagedkv.contract.arguments import as_choice
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.engine.model_folder import DEMO, require_folder
+from pagedkv.routing import ROUTINGS, Routing
 
 __all__ = ["serve"]
 
@@ -162,9 +162,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     require_free(host, port)
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
-        from pagedkv.serving.engine import compat  # noqa: PLC0415 - as above
-        from pagedkv.serving.server import ServerConfig, run  # noqa: PLC0415 - as above
-        from pagedkv.serving.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
+        from pagedkv.engine import compat  # noqa: PLC0415 - as above
+        from pagedkv.server import ServerConfig, run  # noqa: PLC0415 - as above
+        from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
     config = ServerConfig(
         name or Path(model).name,

@@ -14,8 +14,9 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.tables import print_numbers, print_table, print_warnings
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.planner.simulation import compile_loops
-from pagedkv.planner.simulation.calibration import (
+from pagedkv.planner.traces.lines import Line
+from pagedkv.simulation import compile_loops
+from pagedkv.simulation.calibration import (
     BenchLatencies,
     ComparedLatency,
     bench_result_in,
@@ -24,8 +25,7 @@ from pagedkv.planner.simulation.calibration import (
     steps_of_bench,
     validate as validated,
 )
-from pagedkv.planner.simulation.cost import CostModel, read_cost_model
-from pagedkv.planner.traces.lines import Line
+from pagedkv.simulation.cost import CostModel, read_cost_model
 
 __all__ = ["validate"]
 

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from pagedkv.cli import options as opt
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.user_errors import InterruptedRunError, reported
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.warming import warm_up as compile_all
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.warming import warm_up as compile_all
 
 __all__ = ["warm_up"]
 

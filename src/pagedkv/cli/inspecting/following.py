@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from pagedkv.cli.inspecting.pace import Pace
-from pagedkv.memory.scheduling import Batch, Progress, Request
-from pagedkv.memory.space import BlockSpace
-from pagedkv.memory.tiering import LoadUnderWay, TierStatistics
-from pagedkv.planner.simulation import VirtualServer
-from pagedkv.planner.simulation.meters.misses import MISS_LABELS
-from pagedkv.planner.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
-from pagedkv.planner.simulation.running_rows import RunningRows
-from pagedkv.planner.simulation.step_work import StepWork
-from pagedkv.serving.engine.flights import Finished
-from pagedkv.serving.engine.recording import Recorder
-from pagedkv.serving.server.inspector import InspectedReplay, MissedTokens, ReplayState
+from pagedkv.engine.flights import Finished
+from pagedkv.engine.recording import Recorder
+from pagedkv.scheduling import Batch, Progress, Request
+from pagedkv.server.inspector import InspectedReplay, MissedTokens, ReplayState
+from pagedkv.simulation import VirtualServer
+from pagedkv.simulation.meters.misses import MISS_LABELS
+from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnderWay
+from pagedkv.simulation.running_rows import RunningRows
+from pagedkv.simulation.step_work import StepWork
+from pagedkv.space import BlockSpace
+from pagedkv.tiering import LoadUnderWay, TierStatistics
 
 __all__ = ["ReplayFollower", "ReplaySubject"]
 

@@ -10,10 +10,10 @@ import typer
 from pagedkv.cli.inspecting.following import ReplayFollower, ReplaySubject
 from pagedkv.cli.inspecting.options import InspectOptions, is_loopback
 from pagedkv.cli.inspecting.pace import Pace
-from pagedkv.planner.simulation import VirtualServer
 from pagedkv.planner.traces.request import Request
-from pagedkv.serving.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
-from pagedkv.serving.server.inspector import InspectedReplay, ReplayServer
+from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
+from pagedkv.server.inspector import InspectedReplay, ReplayServer
+from pagedkv.simulation import VirtualServer
 
 __all__ = ["ReplayPage", "replay_page"]
 

@@ -28,16 +28,16 @@ from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.tier_options import TierOptions, TierRates
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.spec import keeps_whole_prefix
-from pagedkv.memory.routing import ROUTINGS, Routing
-from pagedkv.planner.models import ModelMemory, model_names, read_model
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.cluster import ClusterSetting
-from pagedkv.planner.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
-from pagedkv.planner.simulation.planning import Bounds, PlanPoint
-from pagedkv.planner.simulation.planning.arrivals import ClosedLoop
-from pagedkv.planner.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.spec import keeps_whole_prefix
+from pagedkv.models import ModelMemory, model_names, read_model
+from pagedkv.routing import ROUTINGS, Routing
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.cluster import ClusterSetting
+from pagedkv.simulation.cost import CostOrigin, Gpu, find_gpu, kv_budget_nbytes
+from pagedkv.simulation.planning import Bounds, PlanPoint
+from pagedkv.simulation.planning.arrivals import ClosedLoop
+from pagedkv.simulation.planning.decision import GPU_AXIS, REPLICAS_AXIS
 
 __all__ = ["BY_NEED", "PlanAxes", "PlannedPoint"]
 

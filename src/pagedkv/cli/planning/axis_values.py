@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pagedkv.cli.tier_options import parse_size
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.routing import ROUTINGS
-from pagedkv.planner.simulation.planning.searching import HIGHEST_LOAD
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.routing import ROUTINGS
+from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 
 __all__ = ["BY_NEED", "as_load", "as_num_replicas", "as_positive", "as_routing", "as_split", "listed", "size_of"]
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from pagedkv.cli.planning.axes import PlannedPoint
 from pagedkv.cli.planning.store import PointStore
-from pagedkv.planner.simulation import ServingConfig
-from pagedkv.planner.simulation.planning import PlanPoint, PointFigures
-from pagedkv.planner.simulation.planning.searching import limit_of
+from pagedkv.simulation import ServingConfig
+from pagedkv.simulation.planning import PlanPoint, PointFigures
+from pagedkv.simulation.planning.searching import limit_of
 
 __all__ = ["IN_TURN", "ONE_POOL", "BesideRuns"]
 

@@ -10,15 +10,15 @@ from pagedkv.cli.planning.beside import IN_TURN, ONE_POOL, BesideRuns
 from pagedkv.cli.planning.prices import token_cost
 from pagedkv.cli.seconds_source import SecondsSource, shared_name
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.memory.contract.budget import GIB
-from pagedkv.planner.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
-from pagedkv.planner.simulation.cluster import LATE
-from pagedkv.planner.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
-from pagedkv.planner.simulation.planning.decision import GPU_AXIS, num_gpus, num_replicas
-from pagedkv.planner.simulation.planning.effects import limits_of, settings_of
-from pagedkv.planner.simulation.planning.load_reasons import change_of, reason_of
-from pagedkv.planner.simulation.planning.request_parts import busiest_and_quietest
-from pagedkv.planner.simulation.planning.steadiness import FAILS, TOO_SHORT
+from pagedkv.contract.budget import GIB
+from pagedkv.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
+from pagedkv.simulation.cluster import LATE
+from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
+from pagedkv.simulation.planning.decision import GPU_AXIS, num_gpus, num_replicas
+from pagedkv.simulation.planning.effects import limits_of, settings_of
+from pagedkv.simulation.planning.load_reasons import change_of, reason_of
+from pagedkv.simulation.planning.request_parts import busiest_and_quietest
+from pagedkv.simulation.planning.steadiness import FAILS, TOO_SHORT
 
 __all__ = ["plan_document"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pagedkv.cli.planning.axes import PlannedPoint
 from pagedkv.cli.planning.store import PointStore
-from pagedkv.planner.simulation.planning import LoadSearch, PlanPoint, PointFigures
+from pagedkv.simulation.planning import LoadSearch, PlanPoint, PointFigures
 
 __all__ = ["LoadRuns"]
 

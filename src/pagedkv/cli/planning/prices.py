@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pagedkv.cli.sizes import parse_gpu
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.planner.simulation.cost import find_gpu
-from pagedkv.planner.simulation.planning import Steadiness
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.simulation.cost import find_gpu
+from pagedkv.simulation.planning import Steadiness
 
 __all__ = ["TokenCost", "parse_prices", "token_cost"]
 

@@ -20,11 +20,11 @@ from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources
 from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.memory.warming import ROUTING, make_ready
-from pagedkv.planner.simulation import compile_loops
-from pagedkv.planner.simulation.planning import PlanPoint, PointFigures, run_point
-from pagedkv.planner.simulation.planning.request_parts import Division
+from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.simulation import compile_loops
+from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
+from pagedkv.simulation.planning.request_parts import Division
+from pagedkv.warming import ROUTING, make_ready
 
 __all__ = ["PointCount", "PointRunner", "compile_for", "run_in_process"]
 

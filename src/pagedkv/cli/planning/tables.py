@@ -8,9 +8,9 @@ from rich.markup import escape
 
 from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.tables import print_numbers, print_warnings
-from pagedkv.planner.report.number_text import rate
-from pagedkv.planner.report.plan_documents import Plan, PlanPointDocument
-from pagedkv.planner.simulation.planning.request_parts import PartFigures
+from pagedkv.report.number_text import rate
+from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.simulation.planning.request_parts import PartFigures
 
 __all__ = ["print_plan"]
 

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.compilation.compiled import compiled
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int32Array, Int64Array
 
 T = TypeVar("T", bound=np.generic)
 

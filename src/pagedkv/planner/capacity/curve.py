@@ -17,10 +17,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import EVICTION_POLICIES
-from pagedkv.memory.pool import EvictionPolicy, policy_named
+from pagedkv.blocks import EvictionPolicy, policy_named
+from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import EVICTION_POLICIES
 from pagedkv.planner.capacity.optimum import optimal_hits_by_request
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.pool_hits import hits_by_request

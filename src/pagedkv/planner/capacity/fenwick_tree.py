@@ -6,8 +6,8 @@ Place i of the tree has the sum of ``i & -i`` weights (the lowest set bit of i),
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled
-from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int64Array
 
 __all__ = ["add_weight", "find_unit", "new_fenwick_tree", "sum_through"]
 

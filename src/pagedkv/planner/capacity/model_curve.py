@@ -8,8 +8,8 @@ of policies, bounded by those of an unbounded cache.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.contract.spec import GroupSpec
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import GroupSpec
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits

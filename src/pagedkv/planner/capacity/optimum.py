@@ -23,8 +23,8 @@ is visited.
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled_aside
-from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.compilation.compiled import compiled_aside
+from pagedkv.contract.arrays import Int64Array
 from pagedkv.planner.capacity.fenwick_tree import add_weight, find_unit, new_fenwick_tree
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.reuses import Reuses

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.arrays import Int32Array, Int64Array
 
 __all__ = ["Partition"]
 

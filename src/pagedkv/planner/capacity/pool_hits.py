@@ -2,17 +2,14 @@
 
 The loop does not depend on the policy. It looks up the leading blocks of each request by their digests and references
 them; it acquires and names the rest; then it releases all of them, tail first. The production code
-(:mod:`pagedkv.memory.pool`) decides which blocks are evicted, and in which order.
+(:mod:`pagedkv.blocks`) decides which blocks are evicted, and in which order.
 """
 
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled, compiled_aside, inlined
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.pool import (
+from pagedkv.blocks import (
     DIGEST_WORDS,
     FETCHED_AHEAD,
     NULL_BLOCK,
@@ -28,6 +25,9 @@ from pagedkv.memory.pool import (
     reuse,
     set_clock,
 )
+from pagedkv.compilation.compiled import compiled, compiled_aside, inlined
+from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
+from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.side_by_side import Pause, go_on

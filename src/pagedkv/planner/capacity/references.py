@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import TraceError
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import TraceError
 from pagedkv.planner.capacity.block_tree import BlockTree
 from pagedkv.planner.capacity.reuses import Reuses, find_reuses
 from pagedkv.planner.traces.request import Request

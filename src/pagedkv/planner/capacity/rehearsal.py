@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from pagedkv.memory.contract.spec import FullAttention
+from pagedkv.contract.spec import FullAttention
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, measure_curve
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint, measure_model_curve
 from pagedkv.planner.capacity.partition import Partition

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.compilation.compiled import compiled
+from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.planner.capacity.block_tree import ROOT
 
 __all__ = ["Reuses", "find_reuses"]

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event
 from typing import NamedTuple, TypeAlias
 
-from pagedkv.memory.contract.arrays import Int64Array
+from pagedkv.contract.arrays import Int64Array
 
 __all__ = ["Pause", "Point", "go_on", "measure_side_by_side"]
 

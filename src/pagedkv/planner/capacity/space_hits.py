@@ -1,7 +1,7 @@
 """Hits of an eviction policy at one capacity, through the production block space, for a model of several groups.
 
 A prompt hits as far as every group allows: a window, if the blocks before the hit's end are cached; a state, if one is
-kept there (:mod:`pagedkv.memory.space.matching`). Stack distances cannot predict that, so each capacity is replayed
+kept there (:mod:`pagedkv.space.matching`). Stack distances cannot predict that, so each capacity is replayed
 request by request: a prompt is matched, computed in chunks as in engines, so that its windows slide, and freed.
 """
 
@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pagedkv.memory.contract.answers import Allocation
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.space_config import SpaceConfig
-from pagedkv.memory.space import BlockSpace, PrefixHit
+from pagedkv.contract.answers import Allocation
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences
+from pagedkv.space import BlockSpace, PrefixHit
 
 __all__ = ["MOST_TOKENS_A_STEP", "SpaceHits", "space_hits"]
 

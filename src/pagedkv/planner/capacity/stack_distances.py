@@ -27,8 +27,8 @@ Fenwick tree has those sums; no single block is visited.
 
 import numpy as np
 
-from pagedkv.memory.compilation.compiled import compiled, inlined
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
+from pagedkv.compilation.compiled import compiled, inlined
+from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.planner.capacity.fenwick_tree import add_weight, new_fenwick_tree, sum_through
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.reuses import Reuses

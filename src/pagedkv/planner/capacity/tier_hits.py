@@ -20,16 +20,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.arguments import as_choice, as_count
-from pagedkv.memory.contract.arrays import Int32Array, Int64Array
-from pagedkv.memory.contract.errors import ConfigurationError
-from pagedkv.memory.contract.space_config import DEFAULT_EVICTION
-from pagedkv.memory.pool import policy_named
-from pagedkv.memory.tiers import Admission, HostTier, StoreCore
+from pagedkv.blocks import policy_named
+from pagedkv.contract.arguments import as_choice, as_count
+from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import DEFAULT_EVICTION
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.pool_hits import hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.stack_distances import lru_hits_by_request
+from pagedkv.tiers import Admission, HostTier, StoreCore
 
 __all__ = ["CurveTier", "TierCurve", "device_hits_of", "measure_tiers"]
 

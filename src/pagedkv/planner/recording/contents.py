@@ -7,8 +7,8 @@ takes a digest of 32 bytes, whatever its size.
 
 from collections import Counter
 
-from pagedkv.memory.wire import DEVICE, BlockHash, BlocksStored
 from pagedkv.planner.traces.token_blocks import chain_digests
+from pagedkv.wire import DEVICE, BlockHash, BlocksStored
 
 __all__ = ["Contents"]
 

@@ -13,11 +13,11 @@ from enum import Enum
 from math import isfinite
 from typing import Final, Protocol, assert_never
 
-from pagedkv.memory.contract.errors import ConfigurationError, RecordingError
-from pagedkv.memory.wire import DEVICE, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
+from pagedkv.contract.errors import ConfigurationError, RecordingError
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.numbering import MessageNumbers, Place
 from pagedkv.planner.recording.residency import Residency
+from pagedkv.wire import DEVICE, BlocksRemoved, BlocksStored, Cleared, EventBatch, Message, decode_batch
 
 __all__ = ["Bounds", "Ending", "Gap", "MessageSource", "Recorder"]
 
@@ -81,7 +81,7 @@ class Gap:
 
 
 class MessageSource(Protocol):
-    """A source of messages; :class:`~pagedkv.memory.sockets.Subscription` documents the methods."""
+    """A source of messages; :class:`~pagedkv.events.Subscription` documents the methods."""
 
     @property
     def source(self) -> str: ...  # noqa: D102 - see above

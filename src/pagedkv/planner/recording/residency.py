@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Final
 
-from pagedkv.memory.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored
+from pagedkv.wire import DEVICE, BlockHash, BlocksRemoved, BlocksStored
 
 __all__ = ["LIFETIME_EDGES_S", "MediumRecord", "Residency"]
 

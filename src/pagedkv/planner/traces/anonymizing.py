@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["anonymized"]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["interleave_sessions"]

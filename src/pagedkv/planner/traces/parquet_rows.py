@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.contract.extras import needing
 from pagedkv.planner.traces.lines import Line
 
 with needing("cli", "reading traces"):

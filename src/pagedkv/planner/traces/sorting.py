@@ -15,7 +15,7 @@ from operator import attrgetter
 from tempfile import TemporaryFile
 from typing import IO, Final
 
-from pagedkv.memory.contract.extras import needing
+from pagedkv.contract.extras import needing
 from pagedkv.planner.traces.formats.trace_row import TraceRow, request_of, row_of
 from pagedkv.planner.traces.request import Request
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.memory.contract.arrays import Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
 
 __all__ = [
     "CHARS_PER_TOKEN",

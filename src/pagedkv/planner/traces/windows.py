@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Float64Array, Int32Array
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.arrays import Float64Array, Int32Array
+from pagedkv.contract.errors import ConfigurationError
 from pagedkv.planner.traces.clocks import FIRST_EPOCH_S
 
 __all__ = ["MOST_WINDOWS", "Window", "WindowRule", "parse_window"]

@@ -4,7 +4,7 @@ import io
 from importlib import import_module
 from typing import IO, Any, Final
 
-from pagedkv.memory.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError
 
 __all__ = ["ZSTD_MAGIC", "zstd_stream"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.clocks import ArrivalClock
 from pagedkv.planner.traces.formats.lengths import KnownLengths
 from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, Part

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pagedkv.memory.contract.errors import ConfigurationError, TraceError
+from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats.bodies import failure_of
 from pagedkv.planner.traces.formats.calls import Call, Calls
 from pagedkv.planner.traces.formats.messages import text_part

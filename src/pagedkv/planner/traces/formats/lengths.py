@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.formats.messages import Part
 from pagedkv.planner.traces.texts import marked_tokens, stretched_tokens
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.formats.parsing import checked_tokens
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.texts import TextTokens, marked_tokens

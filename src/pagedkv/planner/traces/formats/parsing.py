@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 import numpy as np
 
-from pagedkv.memory.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.planner.traces.lines import Line
 
 __all__ = [

@@ -1,0 +1,205 @@
+"""The record of each block of one pool: flat arrays, with a row of small integers a block.
+
+This module defines the layout only; :mod:`pagedkv.tables.owners` lists which module writes which column. A
+record is 14 adjacent int32, since every operation on a block reads several of them (reference count, links, name), and
+one cache line then serves them all; see docs/decisions/0002-block-records.md. Zero means "nothing" in every column, so
+that a million blocks cost one ``np.zeros``. Block 0 is the null block. It is never linked, named or allocated, so its
+id can stand for "none" and its record is the free queue's sentinel.
+
+Bytes a block, at 16 tokens::
+
+    record 14 x 4 = 56 | tokens 16 x 4 = 64 | digest 32 | index bucket 3..6      = 155..158
+
+To this come the arrays of the eviction policy (nothing for LRU, 8 bytes for FIFO, 33 to 65 for the adaptive policy, 218
+to 250 for the learning policy) and those of :class:`PoolFeatures`.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pagedkv.contract.arrays import Float32Array, Float64Array, Int32Array, Int64Array, Uint8Array, Uint32Array
+
+__all__ = ["PLAIN", "PoolArrays", "PoolFeatures", "aligned_zeros"]
+
+
+NULL_BLOCK: Final = 0
+CACHE_LINE_NBYTES: Final = 64
+
+# Columns of a record. Those that a decode step reads are adjacent, and so are those read while a prompt's chain is
+# walked, so that they share a cache line in most records. tables/owners.py lists which module writes each.
+BUCKET_NEXT: Final = 0  # next named block in the same bucket
+HOLD_STEP: Final = 1  # last step that has it in its plan, or that may still read or write it
+RELEASED: Final = HOLD_STEP  # for a free leased block, which no step holds: the number of its release
+NEXT: Final = 2  # neighbours in the free queue or in a deferred list; 0 is the free queue's sentinel
+PREVIOUS: Final = 3
+REF_COUNT: Final = 4  # table entries and tickets that refer to it
+QUEUE: Final = 5  # its place: NEW or IN_USE, FREE or DEFERRED; the first column that a walk reads
+PENDING_STEP: Final = 6  # last step that writes tokens here; computed once that step is settled
+NAME: Final = 7  # 0: no name; otherwise 1 + index of the group
+LIFE: Final = 8  # incremented whenever the content is lost, so that old links to it become invalid
+PARENT: Final = 9  # the named block before it, and the parent's life at that time
+PARENT_LIFE: Final = 10
+EXTRA: Final = 11  # id of its extra keys (0: none)
+SUCCESSOR: Final = 12  # its most recently named child
+AHEAD: Final = 13  # a hint for prefetching: a block LOOKAHEAD places further down its chain, or 0; may be wrong
+KEPT: Final = AHEAD  # in a window group, which is not walked: why it stays cached while unreferenced, or SPARE
+NUM_FIELDS: Final = 14
+
+FIRST_WALK_FIELD: Final = QUEUE
+LAST_WALK_FIELD: Final = AHEAD
+LOOKAHEAD: Final = (
+    16  # a walk over 8,192 shuffled blocks, caches cold: 1,300 us without, 246 for 8, 169 for 16, 164 for 24
+)
+
+# Values of QUEUE. A block in a place up to IN_USE has references.
+NEW: Final = -1  # in use, allocated since the last plan; it has no content yet, and no move brings any
+IN_USE: Final = 0
+FREE: Final = 1
+DEFERRED: Final = 2
+
+SPARE: Final = -1  # value of KEPT: evicted before other cached blocks (spare_blocks.py)
+
+# Indices of ``counts``.
+NUM_FREE: Final = 0
+NUM_DEFERRED: Final = 1
+NUM_NAMED: Final = 2
+NUM_CACHED: Final = 3  # free blocks with a name
+NUM_EVICTED: Final = 4  # cumulative, like all below
+NUM_HIT_BLOCKS: Final = 5
+NUM_ACQUIRED: Final = 6
+NUM_EVENTS: Final = 7  # events since the log was drained, lost ones included
+OPEN_STEP: Final = 8  # number of the step that is being put together
+SETTLED_STEP: Final = 9  # every step up to this one is acknowledged or aborted
+IN_ORDER: Final = 10  # 1 if blocks wait for moves only, since steps run in order; never changes
+CLOCK_US: Final = 11  # the caller's clock as last set, in microseconds
+HAS_CLOCK: Final = 12  # 1 once the clock was set
+NUM_LEASED: Final = 13  # free blocks with a lease
+NUM_RELEASED: Final = 14  # releases of leased blocks so far; RELEASED stores its values
+IN_SETS: Final = 15  # groups of the pool with blocks that hit only together with those of other groups; never changes
+NUM_COUNTS: Final = 16
+
+NUM_DEFERRED_LISTS: Final = 16  # a power of two; step s has list s % 16
+NUM_SENTINELS: Final = 3 + NUM_DEFERRED_LISTS  # records after those of the blocks
+LEASED_ROOT: Final = 2  # the one among them that is no sentinel: the root of the tree of leases (blocks/treap.py)
+
+# Columns of ``epochs`` (blocks/epochs.py).
+OLDEST: Final = 0
+NEWEST: Final = 1
+UNDATED: Final = 2**31 - 1  # in both columns: no plan has computed content of the block yet
+
+HIGH_PRIORITY: Final = float(np.finfo(np.float64).tiny)  # in ``leases``: kept before unleased blocks, without an end
+
+TENANT_FIELDS: Final = 4  # columns of ``tenants`` (blocks/tenant_charges.py)
+CHARGED: Final = 0  # the first of them: the tenant to which a block is charged
+NO_TENANT: Final = 0  # that of sequences without a tenant, to which blocks without content are charged
+DIGEST_WORDS: Final = 8
+EVENT_FIELDS: Final = 3 + 2 * DIGEST_WORDS  # kind, name, block, digest, parent's digest
+
+
+class PoolArrays(NamedTuple):
+    """The state of one pool, as arrays for compiled loops.
+
+    Args:
+        records: int32 ``[num_blocks + NUM_SENTINELS, NUM_FIELDS]``; after the blocks come the sentinels of the
+            protected list and of the spare list, the root of the tree of leased blocks, and the sentinels of the lists
+            of deferred blocks.
+        tokens: int32 ``[num_blocks, block_size]``; ``[num_blocks, 0]`` without prefix caching.
+        digests: uint32 ``[num_blocks, 8]``, big-endian words of the SHA-256; ``[0, 8]`` without caching.
+        parent_digests: uint32 ``[num_blocks, 8]``, the digest of the block before each, the root's for a first one;
+            ``[0, 8]`` if they are not kept.
+        buckets: int32 ``[power of two]``, first block of each bucket of the prefix index; 3/4 to 3/2 a block.
+        counts: int64 ``[NUM_COUNTS]``.
+        event_log: uint32 ``[capacity, EVENT_FIELDS]``, a ring; capacity 0: no events are recorded.
+        eviction: int64, counts of the eviction policy. The policy sets the sizes of this array and of the next five
+            (:class:`~pagedkv.blocks.eviction.policy.PolicyState`); all are empty for LRU.
+        eviction_table: uint32 ``[any, any]``, the policy's table.
+        ranks: uint8, the policy's rank of each block.
+        eviction_blocks: int32 ``[any, any]``, the policy's further records of blocks.
+        eviction_runs: int32 ``[any, any]``, the policy's records of blocks that were released together.
+        eviction_rates: float32 ``[any, any]``, the policy's learnt rates.
+        ghosts: uint32 ``[sets, SET_WORDS]``, the records of lost content
+            (:mod:`pagedkv.blocks.ghosts`); empty if there are none.
+        epochs: int32 ``[num_blocks, 2]``, the oldest and the newest epoch of the weights that contributed to each block
+            (:mod:`pagedkv.blocks.epochs`); ``[0, 2]`` where epochs are not counted.
+        leases: float64 ``[num_blocks]``, the time until which each block is kept (:mod:`pagedkv.blocks.leasing`);
+            ``[0]`` without leases.
+        lease_links: int32 ``[num_blocks, 2]``, links between the free leased blocks that have the same parent
+            (:mod:`pagedkv.blocks.lease_order`); ``[0, 2]`` without leases.
+        siblings: int32 ``[num_blocks, 2]``, links between the children of each block; ``[0, 2]`` if they are not kept.
+        bounds: int32 ``[num_blocks + names, 4]``, the cached blocks of groups with a limit on their number
+            (:mod:`pagedkv.blocks.cached_bounds`); ``[0, 4]`` if there are none.
+        tenants: int32 ``[num_blocks + 4 * tenants, 4]``, the tenant to which each block is charged, and the counts of
+            each tenant (:mod:`pagedkv.blocks.tenant_charges`); ``[0, 4]`` without tenants.
+    """
+
+    records: Int32Array
+    tokens: Int32Array
+    digests: Uint32Array
+    parent_digests: Uint32Array
+    buckets: Int32Array
+    counts: Int64Array
+    event_log: Uint32Array
+    eviction: Int64Array
+    eviction_table: Uint32Array
+    ranks: Uint8Array
+    eviction_blocks: Int32Array
+    eviction_runs: Int32Array
+    eviction_rates: Float32Array
+    ghosts: Uint32Array
+    epochs: Int32Array
+    leases: Float64Array
+    lease_links: Int32Array
+    siblings: Int32Array
+    bounds: Int32Array
+    tenants: Int32Array
+
+
+def aligned_zeros(num_rows: int, num_columns: int) -> Int32Array:
+    """Make an int32 array of zeros; its rows begin at cache lines if a row is as long as a cache line."""
+    spare = CACHE_LINE_NBYTES // 4
+    flat = np.zeros(num_rows * num_columns + spare, np.int32)
+    start = -flat.ctypes.data % CACHE_LINE_NBYTES // 4
+    return flat[start : start + num_rows * num_columns].reshape(num_rows, num_columns)
+
+
+class PoolFeatures(NamedTuple):
+    """The optional records of a pool.
+
+    Args:
+        ghosts: least number of ghosts of lost content, 13 bytes each (:mod:`pagedkv.blocks.ghosts`).
+        epochs: record the epochs of the weights that contributed to each block, 8 bytes a block
+            (:mod:`pagedkv.blocks.epochs`).
+        leases: content can be kept until a given time, 16 bytes a block (:mod:`pagedkv.blocks.leasing`).
+        siblings: links between the blocks that have the same parent, 8 bytes a block
+            (:mod:`pagedkv.blocks.siblings`).
+        bounds: by name, most cached blocks, 16 bytes a block (:mod:`pagedkv.blocks.cached_bounds`).
+        limits: cap and floor of each tenant, in blocks, the unnamed tenant first; 16 bytes a block and 64 a
+            tenant (:mod:`pagedkv.blocks.tenant_charges`). Empty: blocks are not charged.
+        events: most events of names that wait to be drained; older ones are lost
+            (:mod:`pagedkv.blocks.event_log`). 0: none are recorded.
+        parents: keep the digest of the block before each block, 32 bytes a block. Pools with events do so in any case;
+            pools of the host must, so that blocks that are swapped in have it.
+        num_in_sets: number of the pool's groups with prefix caching, if a hit needs blocks of several groups of the
+            space; 0 if the blocks of this pool hit by themselves.
+        others_have: another pool of the space has some feature, so this pool runs the code with features as well.
+    """
+
+    ghosts: int = 0
+    epochs: bool = False
+    leases: bool = False
+    siblings: bool = False
+    bounds: tuple[tuple[int, int], ...] = ()
+    limits: tuple[tuple[int, int], ...] = ()
+    events: int = 0
+    parents: bool = False
+    num_in_sets: int = 0
+    others_have: bool = False
+
+    @property
+    def keeps_parents(self) -> bool:
+        """Whether the digest of the block before each block is kept."""
+        return self.parents or self.events > 0
+
+
+PLAIN: Final = PoolFeatures()

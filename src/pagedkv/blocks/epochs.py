@@ -1,0 +1,104 @@
+"""Epochs of the weights that computed a block's content: a range a block, where epochs are counted.
+
+The range covers everything that contributed to a block's content, including the tokens before it, since their keys and
+values were read when it was computed. It is stored in an array beside the records::
+
+    epochs[block] | OLDEST NEWEST |          8 bytes a block; the null block's are the epoch in force
+
+A block into which no plan has computed anything is *undated*: its weights are not known yet, and it is treated as if
+they were those in force. Two blocks have equal content only if their ranges are equal.
+"""
+
+from pagedkv.blocks.blocks import NEWEST, NULL_BLOCK, OLDEST, UNDATED, PoolArrays
+from pagedkv.compilation.compiled import inlined
+from pagedkv.contract.arrays import Int32Array
+
+__all__ = [
+    "copy_epochs",
+    "date",
+    "date_oldest",
+    "has_epochs",
+    "is_fresher",
+    "same_epochs",
+    "set_epoch_in_force",
+    "set_ranges",
+    "undate",
+    "undate_newest",
+]
+
+
+@inlined
+def has_epochs(pool: PoolArrays) -> bool:
+    """Whether epochs are counted."""
+    return len(pool.epochs) > 0
+
+
+@inlined
+def seeming(pool: PoolArrays, block: int, column: int) -> int:
+    """Return one end of a block's range; for an undated block, the epoch in force."""
+    epoch = pool.epochs[block, column]
+    return int(pool.epochs[NULL_BLOCK, column] if epoch == UNDATED else epoch)
+
+
+@inlined
+def same_epochs(pool: PoolArrays, block: int, other_pool: PoolArrays, other: int) -> bool:
+    """Whether weights of the same epochs computed two blocks; always true if epochs are not counted."""
+    if not has_epochs(pool):
+        return True
+    return bool(
+        seeming(pool, block, OLDEST) == seeming(other_pool, other, OLDEST)
+        and seeming(pool, block, NEWEST) == seeming(other_pool, other, NEWEST)
+    )
+
+
+@inlined
+def is_fresher(pool: PoolArrays, block: int, other: int) -> bool:
+    """Whether a block can be hit for longer than another one, since its oldest epoch is newer."""
+    return seeming(pool, block, OLDEST) > seeming(pool, other, OLDEST)
+
+
+@inlined
+def copy_epochs(source: PoolArrays, block: int, destination: PoolArrays, place: int) -> None:
+    """Copy the range of a block to a copy of it, here or on the other side (host or device)."""
+    if has_epochs(source):
+        destination.epochs[place, OLDEST] = source.epochs[block, OLDEST]
+        destination.epochs[place, NEWEST] = source.epochs[block, NEWEST]
+
+
+@inlined
+def undate(pool: PoolArrays, block: int) -> None:
+    """Mark a block as undated. No effect if epochs are not counted."""
+    if has_epochs(pool):
+        pool.epochs[block, OLDEST] = UNDATED
+        pool.epochs[block, NEWEST] = UNDATED
+
+
+@inlined
+def undate_newest(pool: PoolArrays, block: int) -> None:
+    """Mark a block as undated, except that the oldest epoch of its prefix is known."""
+    pool.epochs[block, NEWEST] = UNDATED
+
+
+@inlined
+def date_oldest(pool: PoolArrays, block: int, epoch: int) -> None:
+    """Set the oldest epoch that contributed to a block's chain."""
+    pool.epochs[block, OLDEST] = epoch
+
+
+@inlined
+def date(pool: PoolArrays, block: int, oldest: int, epoch: int) -> None:
+    """Record that weights of ``epoch`` compute into a block with a chain as old as ``oldest``."""
+    pool.epochs[block, OLDEST] = oldest
+    newest = pool.epochs[block, NEWEST]
+    if newest < epoch or newest == UNDATED:
+        pool.epochs[block, NEWEST] = epoch
+
+
+def set_ranges(pool: PoolArrays, block_ids: Int32Array, oldest: int, newest: int) -> None:
+    """Set one range for several blocks."""
+    pool.epochs[block_ids] = oldest, newest
+
+
+def set_epoch_in_force(pool: PoolArrays, epoch: int) -> None:
+    """Set the epoch in force. No effect if epochs are not counted."""
+    pool.epochs[:1] = epoch

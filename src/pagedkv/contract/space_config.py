@@ -1,0 +1,273 @@
+"""The configuration of a space: its groups, its pools, and what it records."""
+
+from collections import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pagedkv.contract.arguments import as_choice, as_count, as_epoch, as_fraction
+from pagedkv.contract.field_checks import check_count, check_flag, require, short_repr
+from pagedkv.contract.spec import (
+    GroupSpec,
+    keeps_whole_prefix,
+    most_checkpoints,
+    num_draft_states,
+    replay_of,
+)
+
+__all__ = ["DEFAULT_EVICTION", "EVICTION_POLICIES", "SpaceConfig", "TenantLimits", "require_tenants"]
+
+EVICTION_POLICIES: Final = ("lru", "adaptive", "fifo", "hazard")
+"""Names of the eviction policies, in the order of :mod:`pagedkv.blocks.eviction.registry`."""
+DEFAULT_EVICTION: Final = "lru"
+"""The policy if none is named, in a space, an engine and a simulation alike."""
+FEWEST_BLOCKS: Final = 2  # the null block, and one more
+NO_LIMIT: Final = -(2**31)  # negative numbers are refused with a message of their own
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """The most blocks of the device pools that one tenant may have, and the blocks guaranteed to it.
+
+    Each is one number where there is one pool, else a mapping that names the pools. A space checks both when it is
+    configured.
+
+    Args:
+        cap: most blocks, in use or cached, that are charged to it at any time; None: no cap.
+        floor: blocks that it can always allocate, and that are never evicted for other tenants.
+    """
+
+    cap: int | Mapping[str, int | None] | None = None
+    floor: int | Mapping[str, int] = 0
+
+
+def require_tenants(tenants: object) -> None:
+    """Raise ConfigurationError for anything but limits by tenant name, or None."""
+    is_limits = tenants is None or (
+        isinstance(tenants, Mapping)
+        and all(isinstance(name, str) and name and isinstance(limits, TenantLimits) for name, limits in tenants.items())
+    )
+    require(is_limits, f"tenants must map names to TenantLimits, got {tenants!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceConfig:
+    """The settings of a block space; checked when built.
+
+    Args:
+        groups: the model's KV-cache groups, in the order of the tables; a list becomes a tuple.
+        num_blocks: blocks of each pool, the null block included; one number if there is one pool.
+        num_host_blocks: blocks of the host pool of each device pool (0: no swapping).
+        max_sequences: rows of the tables: sequences that can be live or swapped out at once.
+        max_tokens: longest sequence, lookahead included; sets the width of the tables.
+        watermark: fraction of a pool that admissions leave free for running sequences, in [0, 1).
+        prefix_caching: name full blocks and share them between sequences.
+        shed_windows: of the blocks that windows, chunks and states leave behind, keep cached only those that later
+            prompts can hit: those before the ends of prompts and sequences, and before places where prompts were seen
+            to branch. False keeps all of them until they are evicted. So does a space without full attention, since
+            only full attention shows where prompts branch.
+        min_partial_hit: fewest tokens for which a block is copied. Where a prompt leaves a cached chain or ends inside
+            a block, the leading tokens of that block hit as well if there are at least so many, and the plan copies the
+            block into the sequence's own block. 0: hits end at block boundaries.
+        in_order: steps run one after the other on one stream, so a freed block can be allocated at once: whatever
+            writes it next runs later. If False, a freed block waits until the last step that may read or write it is
+            acknowledged.
+        events: record stored/removed/cleared events, and the digest of the block before each block, 32 bytes a block.
+        max_events: events per pool kept until drained; beyond that the oldest are dropped, and a GAP event is
+            recorded.
+        receipts: count what each sequence uses (:meth:`BlockSpace.receipt <pagedkv.BlockSpace.receipt>`).
+        explain: remember lost content, so that :meth:`BlockSpace.explain <pagedkv.BlockSpace.explain>` can distinguish
+            evicted content from content that was never stored, and record why each request's hit ended
+            (:meth:`BlockSpace.explanation <pagedkv.BlockSpace.explanation>`).
+        ghosts_per_block: where ``explain`` is set, ghosts of lost blocks that are kept for each block of a pool; 13
+            bytes each.
+        leases: cached content can be kept until a given time, at 16 bytes a block (:meth:`BlockSpace.lease
+            <pagedkv.BlockSpace.lease>`).
+        tenants: limits by tenant name. Callers name the tenant when they allocate (:meth:`BlockSpace.allocate
+            <pagedkv.BlockSpace.allocate>`). 16 bytes a block and 64 a tenant. They may come and go later
+            (:meth:`BlockSpace.set_tenant <pagedkv.BlockSpace.set_tenant>`); {}: none yet. None: tenants are not
+            distinguished.
+        eviction: name of the policy that chooses which cached blocks are evicted first: one of
+            :data:`EVICTION_POLICIES`.
+        weights_epoch: version of the model's weights. A text is part of every block's identity, and has no order. A
+            number may only grow: blocks remember the epochs that contributed to them, at 8 bytes a block, and each row
+            reports them (:meth:`BlockSpace.set_weights_epoch <pagedkv.BlockSpace.set_weights_epoch>`).
+        max_epoch_lag: the most epochs by which the oldest weights that contributed to a hit may be behind; more than 0
+            only where ``weights_epoch`` is a number.
+    """
+
+    groups: abc.Sequence[GroupSpec]
+    num_blocks: int | Mapping[str, int]
+    num_host_blocks: int | Mapping[str, int] = 0
+    max_sequences: int = 1024
+    max_tokens: int = 131_072 + 1024
+    watermark: float = 0.01
+    prefix_caching: bool = True
+    shed_windows: bool = True
+    min_partial_hit: int = 0
+    in_order: bool = False
+    events: bool = False
+    max_events: int = 65_536
+    receipts: bool = False
+    explain: bool = False
+    ghosts_per_block: int = 4
+    leases: bool = False
+    tenants: Mapping[str, TenantLimits] | None = None
+    eviction: str = DEFAULT_EVICTION
+    weights_epoch: str | int = ""
+    max_epoch_lag: int = 0
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, list):
+            object.__setattr__(self, "groups", tuple(self.groups))
+        is_groups = isinstance(self.groups, tuple) and all(isinstance(group, GroupSpec) for group in self.groups)
+        require(
+            is_groups and len(self.groups) >= 1, f"groups must be a tuple or list of group rules, got {self.groups!r}"
+        )
+        check_count(self, "max_sequences")
+        check_count(self, "max_tokens")
+        check_count(self, "max_events")
+        check_count(self, "ghosts_per_block")
+        check_count(self, "min_partial_hit", least=0)
+        for name in ("prefix_caching", "shed_windows", "in_order", "events", "receipts", "explain", "leases"):
+            check_flag(self, name)
+        require(
+            not self.prefix_caching or any(group.prefix_caching for group in self.groups),
+            "every group stays out of prefix caching: leave one in, or set prefix_caching=False for the space",
+        )
+        as_fraction(self.watermark, "watermark")
+        self._check_epochs()
+        as_choice(self.eviction, EVICTION_POLICIES, "eviction policy")
+        for name, blocks in self.blocks_by_pool().items():
+            require(
+                blocks >= FEWEST_BLOCKS, f"pool {name!r} needs at least 2 blocks (one is the null block), got {blocks}"
+            )
+        for name, blocks in self.host_blocks_by_pool().items():
+            require(
+                blocks == 0 or blocks >= FEWEST_BLOCKS,
+                f"the host pool of {name!r} needs 0 blocks or at least 2, got {blocks}",
+            )
+        self._check_tenants()
+        self._check_replays()
+
+    def _check_replays(self) -> None:
+        replaying = [group for group in self.groups if replay_of(group)]
+        if not replaying:
+            return
+        require(self.prefix_caching, f"{replaying[0]!r} brings back what hits lack, but prefix_caching is False")
+        inside = [group for group in self.groups if group.prefix_caching and group not in replaying]
+        for group in inside:
+            require(
+                keeps_whole_prefix(group),
+                f"{group!r} cannot be replayed with {replaying[0]!r}: the tokens go through all layers, so each group "
+                "with prefix caching is full attention, or a window with a replay",
+            )
+        require(
+            bool(inside), f"{replaying[0]!r} is replayed where full attention has a prompt cached: no group is such"
+        )
+
+    def _check_tenants(self) -> None:
+        tenants = {} if self.tenants is None else self.tenants
+        require_tenants(tenants)
+        num_blocks = self.blocks_by_pool()
+        for pool, limits in self.limits_by_pool().items():
+            num_usable = num_blocks[pool] - 1
+            for tenant, (cap, floor) in zip(tenants, limits[1:], strict=True):
+                where = f"tenant {tenant!r} in pool {pool!r}"
+                require(cap >= 1, f"the cap of {where} must be at least 1 block, got {cap}")
+                require(cap <= num_usable, f"the cap of {where} is {cap} blocks, but the pool has {num_usable}")
+                require(0 <= floor <= cap, f"the floor of {where} must be at least 0 and at most {cap}, got {floor}")
+            promised = sum(floor for _, floor in limits)
+            require(
+                promised <= num_usable,
+                f"the floors of the tenants in pool {pool!r} add up to {promised} blocks, but it has {num_usable}",
+            )
+
+    def _check_epochs(self) -> None:
+        check_count(self, "max_epoch_lag", least=0)
+        if isinstance(self.weights_epoch, str):
+            require(
+                self.max_epoch_lag == 0,
+                f"max_epoch_lag = {self.max_epoch_lag} needs epochs that are counted: weights_epoch must be a number, "
+                f"the first one, got {self.weights_epoch!r}",
+            )
+        else:
+            object.__setattr__(self, "weights_epoch", as_epoch(self.weights_epoch))
+
+    @property
+    def replaying(self) -> tuple[int, ...]:
+        """Groups with windows that can be computed again."""
+        return tuple(index for index, group in enumerate(self.groups) if replay_of(group))
+
+    @property
+    def drafting(self) -> tuple[int, ...]:
+        """Groups that keep draft states, and have a second table for them."""
+        return tuple(index for index, group in enumerate(self.groups) if num_draft_states(group))
+
+    @property
+    def own_starts(self) -> tuple[int, ...]:
+        """Groups where plans may begin ranges at other positions: those outside prefix caching, and replayed ones."""
+        outside = [index for index, group in enumerate(self.groups) if self.prefix_caching and not group.prefix_caching]
+        return tuple(sorted({*outside, *self.replaying}))
+
+    @property
+    def has_features(self) -> bool:
+        """Whether pools need optional code: any recording or limit beyond names, or a policy other than LRU."""
+        partial = self.prefix_caching and self.min_partial_hit > 0
+        bounded = self.prefix_caching and any(most_checkpoints(spec) is not None for spec in self.groups)
+        has_tenants = self.tenants is not None
+        features = (self.explain, self.counts_epochs, self.leases, partial, bounded, has_tenants, self.events)
+        return self.eviction != DEFAULT_EVICTION or any(features)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether epochs of the weights are numbers, which blocks remember."""
+        return not isinstance(self.weights_epoch, str)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the pools, in the order in which groups mention them."""
+        return tuple(dict.fromkeys(group.pool for group in self.groups))
+
+    def blocks_by_pool(self) -> dict[str, int]:
+        """Number of device blocks of each pool, the null block included."""
+        return self._by_pool(self.num_blocks, "num_blocks")
+
+    def host_blocks_by_pool(self) -> dict[str, int]:
+        """Number of host blocks of each pool; 0 where that pool cannot swap."""
+        return self._by_pool(self.num_host_blocks, "num_host_blocks")
+
+    def limits_by_pool(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Cap and floor of each tenant in each device pool, the unnamed tenant first; no cap means all of the pool."""
+        num_usable = {pool: num_blocks - 1 for pool, num_blocks in self.blocks_by_pool().items()}
+        limits = {pool: [(count, 0)] for pool, count in num_usable.items()}
+        for tenant, given in (self.tenants or {}).items():
+            wanted: int | Mapping[str, int] = num_usable
+            if isinstance(given.cap, Mapping):
+                wanted = {pool: num_usable.get(pool, 0) if cap is None else cap for pool, cap in given.cap.items()}
+            elif given.cap is not None:
+                wanted = given.cap
+            caps = self._by_pool(wanted, f"the cap of tenant {tenant!r}")
+            floors = self._by_pool(given.floor, f"the floor of tenant {tenant!r}")
+            for pool, own in limits.items():
+                own.append((caps[pool], floors[pool]))
+        return {pool: tuple(own) for pool, own in limits.items()}
+
+    def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
+        names = self.pool_names
+        if isinstance(given, Mapping):
+            unknown = sorted(set(given) - set(names), key=repr)
+            missing = sorted(set(names) - set(given))
+            require(
+                not unknown and not missing,
+                f"{what} must name the pools {list(names)}: missing {missing}, unknown {unknown}",
+            )
+            return {name: as_count(given[name], f"{what} of pool {name!r}", least=NO_LIMIT) for name in names}
+        number = as_count(given, what, least=NO_LIMIT)
+        require(
+            number == 0 or len(names) == 1,
+            f"{what} is one number ({number}) but the groups draw from the pools {list(names)}: give a mapping",
+        )
+        return dict.fromkeys(names, number)

@@ -1,0 +1,448 @@
+"""BlockTables: the block tables of all groups on a device, by row, and in the batch order of a step.
+
+Tables are written either by plans or by calls, never by both. By plans: :meth:`BlockTables.step` executes the parts of
+a :class:`~pagedkv.contract.plan.StepPlan` about tables, batch order and slots. By calls, as in other systems:
+``append_block_ids``, ``apply_staged_writes``, ``gather_block_tables``, ``compute_slot_mappings``.
+
+The memory of blocks, and the moves of a plan, are not handled here. The batch order of a plan is that of its ranges:
+rows ascending.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+import numpy as np
+import torch
+
+from pagedkv.contract.arguments import as_count, as_flag, require_instance
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import PlanError, StepError, TensorError
+from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import StepId
+from pagedkv.device import refusals
+from pagedkv.device.batch_reading import page_list, page_table, state_tables
+from pagedkv.device.call_checks import as_batch_rows, as_block_ids, as_padding, require_ids, require_room
+from pagedkv.device.kernels.selection import KernelChoice, kernels_for
+from pagedkv.device.large_plans import runs_of, without_writes
+from pagedkv.device.packet_ring import PacketRing
+from pagedkv.device.paging import PageNumbers
+from pagedkv.device.plan_checks import PlanChecks
+from pagedkv.device.space_tables import SpaceTables
+from pagedkv.device.staged_writes import Run, StagedWrites
+from pagedkv.device.step_graph import StepGraph
+from pagedkv.device.step_inputs import StepInputs
+from pagedkv.device.table_arrays import NUM_TOKENS, PADDED_TO, make_arrays, views_of_arena
+from pagedkv.device.tensors import as_device, require_tensor
+
+__all__ = ["BlockTables"]
+
+NUM_BUFFERS: Final = 4
+DEPTH: Final = 8
+"""Number of a row's last steps whose refused tokens are recorded; more than can be in flight."""
+PACKET_ENTRIES: Final = 65_536
+"""Most entries of a packet: 16,384 for each of four groups, that is a million tokens in blocks of 64."""
+LEAST_ENTRIES: Final = 32
+
+
+@final
+class BlockTables:
+    """Block tables of all groups of a space, in one arena.
+
+    Args:
+        config: the space's configuration: groups, ``max_sequences`` rows, ``max_tokens`` per row.
+        max_batched_tokens: most positions of a step; slots are padded with -1 up to this number.
+        device: the device of the tables.
+        kernels: "auto", "triton" or "torch" (:func:`~pagedkv.device.kernels.selection.kernels_for`).
+        packet_entries: table entries that fit into a packet; the entries of a larger plan are sent ahead of it.
+
+    Attributes:
+        config: the space's configuration.
+        num_groups: number of groups.
+        widths: entries of a row in each group.
+        max_rows: number of rows.
+        arrays: all arrays that the kernels read and write.
+
+    Raises:
+        ConfigurationError, DeviceUnavailableError: an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        config: SpaceConfig,
+        *,
+        max_batched_tokens: int = 8192,
+        device: "torch.device | str" = "cpu",
+        kernels: KernelChoice = "auto",
+        packet_entries: int = PACKET_ENTRIES,
+    ) -> None:
+        require_instance(config, SpaceConfig, "config")
+        self.config = config
+        self.device = as_device(device)
+        self.max_rows = config.max_sequences
+        self.max_batched_tokens = as_count(max_batched_tokens, "max_batched_tokens", least=1)
+        self._kernels = kernels_for(self.device, kernels)
+        tables = SpaceTables.of(config)
+        self.num_groups, self.block_sizes, self.widths = tables.num_groups, tables.block_sizes, tables.widths
+        self._sizes = tables.geometry(
+            config,
+            max_tokens=self.max_batched_tokens,
+            num_buffers=NUM_BUFFERS,
+            depth=DEPTH,
+            packet_entries=as_count(packet_entries, "packet_entries", least=LEAST_ENTRIES),
+        )
+        self._num_blocks_of_pool = tables.num_blocks
+        self._checks = PlanChecks(self._sizes, tables.num_blocks, tables.names)
+        self.arrays = make_arrays(self._sizes, self.device)
+        self._ring = PacketRing(self.arrays.ring, self.device)
+        self._tables, batch_tables = views_of_arena(self.arrays, self._sizes.widths, self.max_rows)
+        self._batch_tables = batch_tables[: self.num_groups]
+        self._state_tables = state_tables(config, tables, batch_tables)
+        self._staged = StagedWrites(tables.layout, self._sizes.num_tables)
+        self._num_blocks: Int32Array = np.zeros((self.num_groups, self.max_rows), np.int32)
+        self._last_step = StepId(0)
+        self._is_called = False
+        self._graph = StepGraph(self._kernels, self._sizes, self.arrays, self.device)
+
+    # Plans
+
+    def step(self, plan: StepPlan) -> StepInputs:
+        """Apply a plan to tables, batch order and slots, in the current stream.
+
+        Raises:
+            StepError: the plan's step is not after the last one, or the tables are driven by calls.
+            PlanError, TensorError: as :meth:`stage`; nothing was written.
+
+        Cost: on the host a few passes over the plan's words and one graph launch; on the device O(entries + positions +
+        rows), and the whole table of each row that is new at its place.
+        """
+        inputs = self.stage(plan)
+        self.launch()
+        self.fence()
+        return inputs
+
+    def stage(self, plan: StepPlan) -> StepInputs:
+        """Write a plan to the ring, for :meth:`launch`. The launch may be part of the caller's CUDA graph.
+
+        Args:
+            plan: the next plan, after the last one, of the space that these tables belong to.
+
+        Returns:
+            views of the step's inputs, valid once the launch has run.
+
+        Raises:
+            StepError: as :meth:`step`, or the packet before was not launched and fenced.
+            PlanError: a plan of a space with another configuration, entries beyond the tables, blocks beyond their
+                pool, a row twice.
+            TensorError: more positions than ``max_batched_tokens``.
+        """
+        self.require_next(plan)
+        num_rows, num_tokens = self._checks.require_plan(plan.buffer)
+        words = plan.buffer
+        if len(words) > self._ring.num_words:
+            words = self._without_entries(plan)
+        self._ring.stage(words)
+        self._last_step = plan.step_id
+        return self._inputs(plan.step_id, num_rows, num_tokens)
+
+    def require_next(self, plan: StepPlan) -> None:
+        """Raise PlanError for anything but a plan, and StepError for one that is not after the last."""
+        if not isinstance(plan, StepPlan):
+            raise PlanError(f"a step is a StepPlan (StepPlan.from_buffer restores one), got {type(plan).__name__}")
+        if self._is_called or not self._staged.is_empty:
+            raise StepError("these tables are driven by calls (append_block_ids): plans need tables of their own")
+        if plan.step_id <= self._last_step:
+            raise StepError(f"step {plan.step_id} cannot be executed after step {self._last_step}: steps must ascend")
+
+    def launch(self) -> None:
+        """Apply the staged packet on the device. The kernels are captured, or replayed from a graph of their own.
+
+        Raises:
+            StepError: nothing is staged, outside a capture.
+        """
+        if self._graph.is_captured:
+            self._graph.run()
+            return
+        if not self._ring.is_staged:
+            raise StepError("nothing is staged: stage a plan before each launch")
+        self._graph.replay()
+
+    def fence(self, stream: "torch.cuda.Stream | None" = None) -> None:
+        """Record that the launch, or a graph with it, is in a stream; None: the current. Raises StepError."""
+        self._ring.fence(stream)
+
+    def inputs_of_all(self, num_rows: int, num_tokens: int) -> StepInputs:
+        """View the inputs of whichever step is launched last, for a graph that is replayed for any step.
+
+        Places that a step does not use have empty ranges, and tokens after its last one have slot -1.
+
+        Args:
+            num_rows: places of the view.
+            num_tokens: tokens of the view.
+
+        Raises TensorError: more places or tokens than there are.
+        """
+        most = self.max_batched_tokens
+        num_tokens = as_count(num_tokens, "num_tokens", most=most, error=TensorError)
+        return self._inputs(StepId(0), self._num_places(num_rows), num_tokens)
+
+    def record_refused(self, step_id: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
+        """Record how many tokens of some rows a step has refused, so that later ranges move down by these numbers.
+
+        Call it after the step's sampling, in the stream of the steps; it reads nothing back from the device.
+
+        Args:
+            step_id: the step.
+            rows: int32 or int64 ``[n]``, on the device.
+            counts: int32 ``[n]``, refused tokens of each row.
+
+        Raises:
+            TensorError: tensors of another type, shape or device.
+        """
+        refusals.record_refused(self.arrays, step_id, rows, counts)
+
+    def forget_steps(self, first_step_id: int) -> None:
+        """Drop the refused tokens recorded for steps from this one on, which were aborted."""
+        refusals.forget_steps(self.arrays, first_step_id)
+
+    # Calls
+
+    def append_block_ids(self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool) -> None:  # noqa: FBT001 - as in other systems
+        """Stage blocks to be written after a row's blocks, or in place of them.
+
+        Args:
+            req_index: the row.
+            new_block_ids: block ids for each group; a list may be empty.
+            overwrite: whether the blocks replace the row's present ones.
+
+        Raises:
+            TensorError: no such row, not one list a group, ids outside their pool, or more than a row has room for.
+            StepError: the tables are driven by plans.
+        """
+        row = self._row(req_index)
+        begins_anew = as_flag(overwrite, "overwrite", TensorError)
+        require_instance(new_block_ids, Sequence, "new_block_ids", TensorError)
+        if len(new_block_ids) != self.num_groups:
+            raise TensorError(f"{self.num_groups} groups need as many lists of block ids, got {len(new_block_ids)}")
+        runs = []
+        for group, given in enumerate(new_block_ids):
+            start = 0 if begins_anew else int(self._num_blocks[group, row])
+            block_ids = as_block_ids(given, group)
+            require_room(row, group, start + len(block_ids), self.widths[group])
+            require_ids(block_ids, group, self._num_blocks_of_pool[group])
+            runs.append(Run(row, start, block_ids.astype(np.int32)))
+        for group, run in enumerate(runs):
+            self._num_blocks[group, row] = run.start + len(run.block_ids)
+            if begins_anew or len(run.block_ids):
+                self._staged.add(group, run)
+
+    def apply_staged_writes(self) -> None:
+        """Write all staged blocks, of all groups at once, in the current stream."""
+        self._require_calls()
+        self._apply_staged()
+
+    def num_blocks(self, group: int, row: int) -> int:
+        """Count the blocks of a row that were appended by calls. Raises TensorError or ConfigurationError."""
+        return int(self._num_blocks[as_count(group, "group", most=self.num_groups - 1), self._row(row)])
+
+    def gather_block_tables(
+        self, idx_mapping: torch.Tensor, num_reqs_padded: int | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Copy rows of the tables into batch order.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for an empty place.
+            num_reqs_padded: number of places; those after the rows get null blocks.
+
+        Returns:
+            for each group int32 ``[num_reqs_padded, width]``, the same tensors every time.
+
+        Raises:
+            TensorError: another type, shape or device; fewer places than rows, or more than there are. The values of
+                rows are checked only on a CPU.
+        """
+        rows = self._batch(idx_mapping)
+        num_places = len(rows) if num_reqs_padded is None else as_padding(num_reqs_padded)
+        if not len(rows) <= num_places <= self.max_rows:
+            raise TensorError(f"{len(rows)} rows need from {len(rows)} to {self.max_rows} places, got {num_places}")
+        self._kernels.gather_rows(self.arrays, rows, num_places)
+        return tuple(table[:num_places] for table in self._batch_tables)
+
+    def compute_slot_mappings(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        num_refused: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the slot of each position.
+
+        Args:
+            idx_mapping: int32 ``[n]``, the row of each place; -1 for a dummy, whose positions have no slots.
+            query_start_loc: int32 ``[n + 1]``, positions before each place.
+            positions: int64 ``[tokens]``.
+            num_tokens_padded: slots to return; None: as many as positions.
+            num_refused: int32 ``[n]``, by how much each place's positions move down; None: 0. For counts that only the
+                device has.
+
+        Returns:
+            int64 ``[groups, num_tokens_padded]``, a view of the same tensor every time; -1 after the positions, up to
+            ``max_batched_tokens``, and in groups of states.
+
+        Raises:
+            TensorError: another type, shape or device, or too many positions.
+        """
+        rows = self._batch(idx_mapping)
+        where = {"device": self.device}
+        require_tensor(query_start_loc, "query_start_loc", dtype=torch.int32, shape=(len(rows) + 1,), **where)
+        require_tensor(positions, "positions", dtype=torch.int64, shape=(None,), **where)
+        wanted = len(positions) if num_tokens_padded is None else as_padding(num_tokens_padded)
+        if not len(positions) <= wanted <= self.max_batched_tokens:
+            raise TensorError(
+                f"{len(positions)} positions need from {len(positions)} to {self.max_batched_tokens} slots, "
+                f"got {wanted}"
+            )
+        refused = torch.zeros_like(rows) if num_refused is None else num_refused
+        require_tensor(refused, "num_refused", dtype=torch.int32, shape=(len(rows),), **where)
+        self._kernels.map_slots(self.arrays, rows, query_start_loc, positions, refused)
+        return self.arrays.slots[: self.num_groups, :wanted]
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Return tables of null blocks, for runs without requests: the tensors of real steps. Raises TensorError."""
+        rows = torch.full((self._num_places(num_reqs),), -1, dtype=torch.int32, device=self.device)
+        return self.gather_block_tables(rows)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        """Return slots of -1, for runs without requests: the tensor of real steps. Raises TensorError."""
+        if not 0 <= as_padding(num_tokens) <= self.max_batched_tokens:
+            raise TensorError(f"there are slots for {self.max_batched_tokens} tokens, not for {num_tokens}")
+        self.arrays.slots.fill_(-1)
+        return self.arrays.slots[: self.num_groups, :num_tokens]
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Move a row to another row's place; the old row gets null blocks. Raises TensorError or StepError."""
+        self._exchange((source, destination), (destination,), (source,))
+        self.clear_row(source)
+
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows. Raises TensorError or StepError."""
+        self._exchange((first, second), (first, second), (second, first))
+
+    def clear_row(self, row: int) -> None:
+        """Fill a row with null blocks, and set its length to 0. Raises TensorError or StepError."""
+        index = self._row(row)
+        self._apply_staged()
+        for group in range(self.num_groups):
+            self._tables[group][index].zero_()
+        self.arrays.extents[:, index] = 0
+        self._num_blocks[:, index] = 0
+
+    # Inputs of kernels with other block sizes
+
+    def page_tables(self, group: int, numbers: PageNumbers, num_rows: int) -> torch.Tensor:
+        """Return a group's blocks as pages of a kernel's size: int32 ``[num_rows, width * numbers.per_block]``.
+
+        Args:
+            numbers: from :meth:`KVStorage.pages <pagedkv.device.storage.KVStorage.pages>`.
+            num_rows: places of the batch.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        table = self.batch_table(group)
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
+        return page_table(table[: self._num_places(num_rows)], numbers)
+
+    def page_lists(
+        self, group: int, num_rows: int, max_pages: int, numbers: PageNumbers | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """List the pages of the last step's batch as FlashInfer takes them, without reading a size from the device.
+
+        Args:
+            num_rows: places of the batch.
+            max_pages: most pages of all places.
+            numbers: page numbers for a kernel's own block size; None: pages are blocks.
+
+        Returns:
+            indptr int32 ``[num_rows + 1]``, indices int32 ``[max_pages]`` (0 after the pages), last_page_len int32
+            ``[num_rows]``.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: no such group.
+        """
+        index = as_count(group, "group", most=self.num_groups - 1)
+        numbers = PageNumbers(self.block_sizes[index], 1, 1, 1, 1) if numbers is None else numbers
+        require_instance(numbers, PageNumbers, "numbers", TensorError)
+        as_count(max_pages, "max_pages", error=TensorError)
+        lengths = self.arrays.seq_lens[index, : self._num_places(num_rows)]
+        return page_list(self._batch_tables[index], lengths, max_pages, numbers)
+
+    def state_blocks(self, group: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`StepInputs.state_blocks` of the last step, for as many places as a graph is captured for.
+
+        Raises:
+            TensorError: more places than there are. ConfigurationError: the group keeps no states.
+        """
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_blocks(group)
+
+    def state_writes(self, group: int, num_rows: int) -> torch.Tensor:
+        """:meth:`StepInputs.state_writes` for as many places. Raises as :meth:`state_blocks`."""
+        return self._inputs(StepId(0), self._num_places(num_rows), 0).state_writes(group)
+
+    def table(self, group: int) -> torch.Tensor:
+        """View a group's table by row: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    def batch_table(self, group: int) -> torch.Tensor:
+        """View a group's table by place of the batch: int32 ``[max_rows, width]``. Raises ConfigurationError."""
+        return self._batch_tables[as_count(group, "group", most=self.num_groups - 1)]
+
+    # Inside
+
+    def _inputs(self, step_id: StepId, num_rows: int, num_tokens: int) -> StepInputs:
+        return StepInputs(step_id, num_rows, num_tokens, self.arrays, self._batch_tables, self._state_tables)
+
+    def _without_entries(self, plan: StepPlan) -> Int32Array:
+        """Write a large plan's entries ahead, in packets of their own; return the plan without them."""
+        for writes in plan.table_writes:
+            for run in runs_of(writes):
+                self._staged.add(writes.group, run)
+        self._apply_staged(plan.step_id)
+        return without_writes(plan.buffer, self._sizes.layout)
+
+    def _apply_staged(self, step_id: int = 0) -> None:
+        for words in self._staged.packets(self._ring.num_words, step_id):
+            self._ring.stage(words)
+            self._kernels.pull_packet(self.arrays)
+            self._kernels.step_tables(self.arrays, writes_only=True)
+            # No slot was written, so those of the step before still have to be padded.
+            self.arrays.heads[:, NUM_TOKENS] = self.arrays.heads[:, PADDED_TO]
+            self._ring.fence()
+
+    def _exchange(self, rows: Sequence[int], to: Sequence[int], of: Sequence[int]) -> None:
+        for row in rows:
+            self._row(row)
+        if len(set(rows)) < len(rows):
+            raise TensorError(f"row {rows[0]} is named twice")
+        self._apply_staged()
+        to_index, of_index = list(to), list(of)
+        for table in self._tables:
+            table[to_index] = table[of_index]
+        self.arrays.extents[:, to_index] = self.arrays.extents[:, of_index]
+        self._num_blocks[:, to_index] = self._num_blocks[:, of_index]
+
+    def _require_calls(self) -> None:
+        if self._last_step > 0:
+            raise StepError("these tables are driven by plans, which would overwrite the entries of calls")
+        self._is_called = True
+
+    def _row(self, row: int) -> int:
+        self._require_calls()
+        return as_count(row, "row", most=self.max_rows - 1, error=TensorError)
+
+    def _batch(self, idx_mapping: torch.Tensor) -> torch.Tensor:
+        return as_batch_rows(idx_mapping, self.max_rows, self.device)
+
+    def _num_places(self, num_rows: int) -> int:
+        return as_count(num_rows, "places of the batch", most=self.max_rows, error=TensorError)

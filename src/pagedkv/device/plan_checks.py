@@ -1,0 +1,178 @@
+"""Checks a plan before any part of it is executed, so that a refused plan has written nothing.
+
+``StepPlan.from_buffer`` has checked that a plan's buffer is consistent. The checks here are whether the plan is one of
+*this* space, and fits *these* tables. They make only a few passes over its words, since they run between two GPU steps.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import PlanError, TensorError
+from pagedkv.device.table_arrays import TableGeometry
+from pagedkv.plan_buffer import (
+    COMPUTE,
+    ENTRIES,
+    HEADER_WORDS,
+    LENGTH,
+    LINE_WORDS,
+    NUM_PARTS,
+    NUM_WORDS,
+    OFFSET,
+    RUNS,
+    STEP_HIGH,
+    STEP_LOW,
+    VERSION,
+    padded,
+    read_fingerprint,
+)
+
+__all__ = ["PlanChecks", "require_fingerprint"]
+
+_Part: TypeAlias = tuple[int, int]
+"""First word of a part of the plan, and the length of its arrays."""
+
+
+@final
+class PlanChecks:
+    """Checks of the plans of one space.
+
+    Args:
+        sizes: sizes of the tables.
+        num_blocks: for each table, blocks of its pool; ids must be smaller.
+        names: name of each table in errors.
+    """
+
+    def __init__(self, sizes: TableGeometry, num_blocks: Sequence[int], names: Sequence[str]) -> None:
+        self._sizes = sizes
+        self._num_blocks = tuple(num_blocks)
+        self._names = tuple(names)
+        template = sizes.layout.template
+        self._fixed = _fixed_words(sizes)
+        self._fixed_words = template[self._fixed].tobytes()
+        kinds = [(kind, group) for group in range(sizes.num_tables) for kind in (RUNS, ENTRIES)]
+        lines = [sizes.layout.lines[part] for part in (*kinds, (COMPUTE, 0))]
+        self._places = np.array([HEADER_WORDS + LINE_WORDS * line + OFFSET for line in lines]).repeat(2)
+        self._places[1::2] += LENGTH - OFFSET
+
+    def require_plan(self, words: Int32Array) -> tuple[int, int]:
+        """Check a plan's words; return the numbers of rows and of positions that it computes.
+
+        Raises:
+            PlanError: a plan of another space, rows or entries beyond the tables, blocks beyond their pool, or a row
+                that is computed twice.
+            TensorError: more positions than there are slots.
+        """
+        if len(words) < len(self._sizes.layout.template) or words.take(self._fixed).tobytes() != self._fixed_words:
+            self._refuse_layout(words)
+        part_words = words.take(self._places).tolist()
+        *writes, compute = zip(part_words[::2], part_words[1::2], strict=True)
+        if compute[1] == 0 or not self._fits(words, writes, compute):
+            for group in range(self._sizes.num_tables):
+                runs, entries = writes[2 * group : 2 * group + 2]
+                if runs[1]:
+                    self._require_runs(group, words, runs, entries)
+        return self._require_ranges(words, compute)
+
+    def _fits(self, words: Int32Array, writes: Sequence[_Part], compute: _Part) -> bool:
+        """Return whether every group's entries fit, by the largest number of each array, in one pass.
+
+        They may fit although it returns False, since the last start and the largest count may belong to different runs.
+        (NumPy takes three times as long if the bounds are a list.)
+        """
+        bounds: list[int] = []
+        limits = []
+        for group, ((offset, num_runs), (entries_at, _)) in enumerate(zip(writes[::2], writes[1::2], strict=True)):
+            if num_runs:
+                stride = padded(num_runs)
+                bounds += (offset, offset + stride, offset + 2 * stride, entries_at)
+                limits.append((self._sizes.widths[group], self._num_blocks[group]))
+        if not bounds:
+            return True
+        bounds.append(compute[0])
+        most = np.maximum.reduceat(words, np.array(bounds, np.intp)).tolist()
+        for (width, num_blocks), row, start, count, block in zip(
+            limits, most[::4], most[1::4], most[2::4], most[3::4], strict=False
+        ):
+            if row >= self._sizes.max_rows or start + count > width or block >= num_blocks:
+                return False
+        return True
+
+    def _refuse_layout(self, words: Int32Array) -> None:
+        require_fingerprint(words, self._sizes.layout.fingerprint)
+        expected = self._sizes.layout
+        raise PlanError(
+            f"the plan is of another space: version {words[VERSION]}, {words[NUM_PARTS]} parts, {words[NUM_WORDS]} "
+            f"words; the tables have version {expected.template[VERSION]}, {expected.template[NUM_PARTS]} parts, pools "
+            f"{list(expected.pool_names)}"
+        )
+
+    def _require_runs(self, group: int, words: Int32Array, runs: _Part, entries: _Part) -> None:
+        offset, num_runs = runs
+        part = words[offset : offset + 3 * padded(num_runs)].reshape(3, -1)
+        block_ids = words[entries[0] : entries[0] + entries[1]]
+        most_row, most_start, most_count = part.max(axis=1).tolist()
+        most_row_of_tables, width = self._sizes.max_rows, self._sizes.widths[group]
+        if most_row >= most_row_of_tables:
+            raise PlanError(
+                f"the plan writes row {most_row} of {self._names[group]}, but the tables have {most_row_of_tables}"
+            )
+        if most_start + most_count > width:  # perhaps of different runs
+            rows, ends = part[0], part[1] + part[2]
+            place = int(ends.argmax())
+            if ends[place] > width:
+                raise PlanError(
+                    f"row {rows[place]} of {self._names[group]} would have {ends[place]} entries, but its table has "
+                    f"room for {width}: build the tables with the space's max_tokens"
+                )
+        if block_ids.max() >= self._num_blocks[group]:
+            raise PlanError(
+                f"the plan names block {block_ids.max()} in {self._names[group]}, but its pool has "
+                f"{self._num_blocks[group]}"
+            )
+
+    def _require_ranges(self, words: Int32Array, compute: _Part) -> tuple[int, int]:
+        offset, num_rows = compute
+        if num_rows == 0:
+            return 0, 0
+        stride = padded(num_rows)
+        rows = words[offset : offset + num_rows]
+        starts = words[offset + stride : offset + stride + num_rows]
+        ends = words[offset + 2 * stride : offset + 2 * stride + num_rows]
+        if int(rows[-1]) >= self._sizes.max_rows:
+            raise PlanError(f"the plan computes row {rows[-1]}, but the tables have {self._sizes.max_rows}")
+        is_back = rows[1:] <= rows[:-1]
+        if np.count_nonzero(is_back):
+            place = int(is_back.argmax())
+            raise PlanError(f"a batch has each row once, ascending; row {rows[place + 1]} follows row {rows[place]}")
+        num_tokens = int(np.add.reduce(ends - starts, dtype=np.int64))
+        if num_tokens > self._sizes.max_tokens:
+            raise TensorError(
+                f"the plan computes {num_tokens} positions, but there are slots for {self._sizes.max_tokens}: raise "
+                "max_batched_tokens"
+            )
+        return num_rows, num_tokens
+
+
+def require_fingerprint(words: Int32Array, expected: bytes) -> None:
+    """Raise PlanError for a plan of a space with another configuration."""
+    found = read_fingerprint(words)
+    if found != expected:
+        raise PlanError(
+            f"the plan is of another space: its configuration has the fingerprint {found.hex()}, that of storage and "
+            f"tables {expected.hex()}; build all three from one SpaceConfig"
+        )
+
+
+def _fixed_words(sizes: TableGeometry) -> npt.NDArray[np.intp]:
+    """Return the places of the words that all plans of a space share: layout and names, but neither step nor sizes."""
+    template = sizes.layout.template
+    is_fixed = np.ones(len(template), bool)
+    is_fixed[[NUM_WORDS, STEP_LOW, STEP_HIGH]] = False
+    end = HEADER_WORDS + LINE_WORDS * int(template[NUM_PARTS])
+    is_fixed[HEADER_WORDS + LINE_WORDS + OFFSET : end : LINE_WORDS] = False
+    is_fixed[HEADER_WORDS + LINE_WORDS + LENGTH : end : LINE_WORDS] = False
+    return np.flatnonzero(is_fixed)

@@ -1,0 +1,294 @@
+"""From a step's logits to its answers: the token of each row, and the rows that wait or fail.
+
+All rows are sampled together (:class:`~pagedkv.engine.sampling.BatchSampler`). A request with a row that waits
+for a foreign processor is held: its other rows keep their tokens, and none of its rows advances until the last one has
+a token. A request with a row that fails has failed. Other requests are not affected.
+
+A row with drafts has a row of logits after each draft as well (:mod:`~pagedkv.engine.draft_acceptance`).
+
+Sampling has two halves. :meth:`Answering.begin` samples tokens, which the next step reads on the device.
+:meth:`Answering.end` appends them to the answers once the host has them, and skips answers that have ended meanwhile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, final
+
+import numpy as np
+import torch
+
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import SamplingError
+from pagedkv.engine.draft_acceptance import accept_drafts, only
+from pagedkv.engine.engine_request import EngineRequest
+from pagedkv.engine.sampled_rows import SampledRow, lines_of, places_of
+from pagedkv.engine.sampling import (
+    NO_TOKEN,
+    BatchSampler,
+    PendingTokens,
+    Place,
+    SampledTokens,
+    TokenLogprobs,
+    WaitingRow,
+)
+
+__all__ = ["Answering", "Sampler", "Sampling", "Taken"]
+
+
+class Sampler(Protocol):
+    """Samples tokens: :class:`~pagedkv.engine.sampling.BatchSampler`, or a scripted one."""
+
+    def sample(self, logits: torch.Tensor, places: Sequence[Place]) -> SampledTokens:
+        """Sample a token for each row of logits."""
+
+    def resume(self, waiting: Sequence[WaitingRow]) -> SampledTokens:
+        """Call the foreign processors of waiting rows again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """The result of sampling rows.
+
+    Args:
+        token_ids: int32 ``[rows]``, NO_TOKEN where a row waits or failed.
+        ended: places of rows whose token ended their answer by a stop rule.
+        held: requests with a row that waits; failures: requests with a row that failed, and its error.
+        parents: by request of beams, the old beam that each row's new beam continues, unless each continues its own.
+        num_accepted: by place, the number of drafts accepted before the row's token.
+    """
+
+    token_ids: Int32Array
+    ended: list[int] = field(default_factory=list)
+    held: tuple[EngineRequest, ...] = ()
+    failures: dict[EngineRequest, Exception] = field(default_factory=dict)
+    parents: dict[EngineRequest, tuple[int, ...]] = field(default_factory=dict)
+    num_accepted: dict[int, int] = field(default_factory=dict)
+
+    def among(self, places: Sequence[int], num_rows: int) -> "Taken":
+        """Return the same for ``num_rows`` rows, of which these are at ``places`` and the others have no token."""
+        token_ids = np.full(num_rows, NO_TOKEN, np.int32)
+        token_ids[places] = self.token_ids
+        accepted = {places[place]: count for place, count in self.num_accepted.items()}
+        ended = [places[place] for place in self.ended]
+        return Taken(token_ids, ended, self.held, dict(self.failures), dict(self.parents), accepted)
+
+    def accepted_of(self, num_decoding: int) -> Int32Array:
+        """Return how many drafts each of the first rows, which decode, accepted: int32 ``[num_decoding]``."""
+        accepted = np.zeros(num_decoding, np.int32)
+        accepted[list(self.num_accepted)] = list(self.num_accepted.values())
+        return accepted
+
+    def with_searched(self, searched: "Taken") -> "Taken":
+        """Merge the result of the beams among the same rows."""
+        return Taken(
+            np.where(searched.token_ids == NO_TOKEN, self.token_ids, searched.token_ids),
+            self.ended + searched.ended,
+            self.held,
+            self.failures | searched.failures,
+            searched.parents,
+            self.num_accepted,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A request with a row that waits.
+
+    Args:
+        rows: all of its rows in the step.
+        token_ids, logprobs: those of each row so far.
+        waiting: the waiting rows, by place in ``rows``.
+    """
+
+    rows: list[SampledRow]
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    waiting: dict[int, WaitingRow]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """Sampled tokens that are not appended to their answers yet.
+
+    Args:
+        rows: the rows of the step.
+        places: places of the sampled ones: all except beams.
+        pending: the tokens of these; None: there are none.
+        searched: the result of the beams, which have advanced already; None: there are none.
+    """
+
+    rows: Sequence[SampledRow]
+    places: Sequence[int]
+    pending: PendingTokens | None
+    searched: Taken | None = None
+
+
+@final
+class Answering:
+    """Samples rows, and keeps the rows that wait.
+
+    Args:
+        sampler: samples tokens.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._held: dict[EngineRequest, _Held] = {}
+
+    def begin(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> Sampling:
+        """Sample a step's rows. Beams advance at once; other answers grow in :meth:`end`.
+
+        Args:
+            logits: float32 ``[rows and drafts, vocabulary]``; the logits after a row's drafts follow those of the row.
+            rows: the rows; those of one request are adjacent.
+        """
+        if all(row.request.beams is None for row in rows):
+            return Sampling(rows, range(len(rows)), self._draw(logits, rows))
+        lines = lines_of(rows)
+        others = [place for place, row in enumerate(rows) if row.request.beams is None]
+        mine = [line for place in others for line in lines[place]]
+        pending = self._draw(logits[mine], [rows[place] for place in others]) if others else None
+        searched = Taken(np.full(len(rows), NO_TOKEN, np.int32))
+        for request in dict.fromkeys(row.request for row in rows if row.request.beams is not None):
+            places = [place for place, row in enumerate(rows) if row.request is request]
+            _continue_beams(request, logits[[lines[place].start for place in places]], places, searched)
+        return Sampling(rows, others, pending, searched)
+
+    def end(self, sampling: Sampling) -> Taken:
+        """Append the sampled tokens to their answers, unless these ended meanwhile. The host waits for the tokens."""
+        if sampling.pending is None:
+            taken = Taken(np.full(len(sampling.rows), NO_TOKEN, np.int32))
+        else:
+            with torch.inference_mode():  # as in the pass that made these tensors
+                sampled = sampling.pending.wait()
+            taken = self._end_drawn(sampled, sampling.rows, sampling.places)
+        return taken if sampling.searched is None else taken.with_searched(sampling.searched)
+
+    def _end_drawn(self, sampled: SampledTokens, rows: Sequence[SampledRow], places: Sequence[int]) -> Taken:
+        """Append the tokens of the rows at these places to their answers, unless these ended meanwhile."""
+        going = [place for place in places if rows[place].goes_on]
+        if len(going) == len(rows):
+            return self._take(sampled, rows)
+        drawn = [rows[place] for place in places]
+        lines = dict(zip(places, lines_of(drawn), strict=True))
+        mine = only(sampled, [line for place in going for line in lines[place]])
+        return self._take(mine, [rows[place] for place in going]).among(going, len(rows))
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> PendingTokens:
+        with torch.inference_mode():  # as in the pass that made the logits, which are changed here
+            if isinstance(self._sampler, BatchSampler):
+                return self._sampler.begin(logits, places_of(rows))
+            sampled = self._sampler.sample(logits, places_of(rows))
+            return PendingTokens(sampled.token_ids, sampled)
+
+    def _take(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
+        if any(row.drafts for row in rows):
+            return self._take_drafted(sampled, rows)
+        return self._take_sampled(sampled, rows)
+
+    def _take_sampled(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
+        token_ids: Int32Array = sampled.token_ids.cpu().numpy()
+        if not (sampled.waiting or sampled.failures or sampled.logprobs):
+            tokens = token_ids.tolist()
+            return Taken(token_ids, [place for place, row in enumerate(rows) if row.sample.take(tokens[place])])
+        return self._take_apart(sampled, token_ids, rows)
+
+    def retry_waiting(self) -> list[tuple[EngineRequest, Taken]]:
+        """Sample the waiting rows again. Return the requests that do not wait any more, with their results."""
+        answers = []
+        for request, held in list(self._held.items()):
+            places = list(held.waiting)
+            with torch.inference_mode():
+                sampled = self._sampler.resume([held.waiting[place] for place in places])
+            still = {each.row for each in sampled.waiting}  # places in the batch of their step
+            tokens = sampled.token_ids.tolist()
+            for index, place in enumerate(places):
+                held.token_ids[place], held.logprobs[place] = tokens[index], sampled.logprobs.get(index)
+            held.waiting = {place: row for place, row in held.waiting.items() if row.row in still}
+            failure = next(iter(sampled.failures.values()), None)
+            if failure is not None or not held.waiting:
+                del self._held[request]
+                answers.append((request, _taken(request, held, failure)))
+        return answers
+
+    def forget(self, request: EngineRequest) -> None:
+        """Drop a request's waiting rows: it has ended, or is computed again."""
+        self._held.pop(request, None)
+
+    @property
+    def num_held(self) -> int:
+        """Requests with a row that waits."""
+        return len(self._held)
+
+    def _take_drafted(self, sampled: SampledTokens, rows: Sequence[SampledRow]) -> Taken:
+        """Take the tokens of rows: those with drafts one by one, the others together."""
+        lines = lines_of(rows)
+        others = [place for place, row in enumerate(rows) if not row.drafts]
+        plain = only(sampled, [lines[place].start for place in others])
+        taken = self._take_sampled(plain, [rows[place] for place in others]).among(others, len(rows))
+        tokens = sampled.token_ids.tolist()
+        for place, row in enumerate(rows):
+            if row.drafts:
+                verdict = accept_drafts(row, lines[place], tokens, sampled)
+                taken.token_ids[place] = verdict.token_id
+                taken.num_accepted[place] = verdict.num_accepted
+                if verdict.failure is not None:
+                    taken.failures[row.request] = verdict.failure
+                elif verdict.has_ended:
+                    taken.ended.append(place)
+        return taken
+
+    def _take_apart(self, sampled: SampledTokens, token_ids: Int32Array, rows: Sequence[SampledRow]) -> Taken:
+        """Take the tokens of a step in which rows wait, fail or have log-probabilities."""
+        failures = {rows[place].request: failure for place, failure in sampled.failures.items()}
+        waiting = {each.row: each for each in sampled.waiting}
+        held = dict.fromkeys(rows[place].request for place in waiting)
+        for failed in failures:
+            held.pop(failed, None)
+        tokens = token_ids.tolist()
+        for request in held:
+            places = [place for place, row in enumerate(rows) if row.request is request]
+            self._held[request] = _Held(
+                [rows[place] for place in places],
+                [tokens[place] for place in places],
+                [sampled.logprobs.get(place) for place in places],
+                {index: waiting[place] for index, place in enumerate(places) if place in waiting},
+            )
+        ended = [
+            place
+            for place, row in enumerate(rows)
+            if row.request not in failures
+            and row.request not in held
+            and row.sample.take(tokens[place], sampled.logprobs.get(place))
+        ]
+        return Taken(token_ids, ended, tuple(held), failures)
+
+
+def _continue_beams(request: EngineRequest, logits: torch.Tensor, places: list[int], taken: Taken) -> None:
+    """Advance the beams of one request by its rows' logits. The rows of a finished search end together."""
+    beams = request.beams
+    assert beams is not None, f"request {request.number} has no beams"
+    is_first = not request.live[0].token_ids  # all rows are still equal, so parents need no forks
+    try:
+        with torch.inference_mode():
+            step = beams.step(logits)
+    except SamplingError as problem:
+        taken.failures[request] = problem
+        return
+    taken.token_ids[places] = step.token_ids
+    if step.is_over:
+        beams.tell(request.samples)
+        taken.ended.extend(places)
+    elif not is_first and step.parents != tuple(range(len(places))):
+        taken.parents[request] = step.parents
+
+
+def _taken(request: EngineRequest, held: _Held, failure: Exception | None) -> Taken:
+    """Append the tokens of a request that does not wait any more, unless it failed."""
+    token_ids = np.array(held.token_ids, np.int32)
+    if failure is not None:
+        return Taken(token_ids, failures={request: failure})
+    taken = zip(held.rows, held.token_ids, held.logprobs, strict=True)
+    ended = [place for place, (row, token, logprobs) in enumerate(taken) if row.sample.take(token, logprobs)]
+    assert NO_TOKEN not in held.token_ids, "a row that neither waits nor failed has no token"
+    return Taken(token_ids, ended)

@@ -1,0 +1,319 @@
+"""CapturedPasses: forward passes as CUDA graphs, one for each padded number of tokens.
+
+Launching a model's kernels one by one takes the host longer than a GPU needs for a step of few tokens. A graph launches
+all of them at once, with the addresses and sizes of its capture. So everything that changes from step to step is in
+permanent buffers: tables, ranges and slots in those of the metadata, token ids and positions in those here::
+
+    tokens of the step    | t t t t t t t t t t t |        11: the graph of 16 is replayed
+    buffers               | t t t t t t t t t t t 0 0 0 0 0 |
+    slots                 | s s s s s s s s s s s - - - - - |    padding is written to no slot, and attended by no row
+
+Decoded tokens, drafts and chunks of prompts are treated alike, since a row's range is read on the device.
+
+A graph is used once it is proven: after the step of its capture, the logits of another step must equal those of the
+same calls one by one, bit for bit. If they differ, or the capture fails, steps run call by call, and
+:attr:`CapturedPasses.state` has the reason. Graphs are dropped when the model changes
+(:mod:`~pagedkv.engine.model_watch`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagedkv.attention import StepMetadata
+from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.errors import EngineError
+from pagedkv.device import BlockTables
+from pagedkv.engine import compat
+from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.model_watch import ModelWatch
+
+__all__ = ["CaptureState", "CapturedPasses", "MetadataOf", "Pass", "most_captured", "of_tables", "what_prevents_graphs"]
+
+MOST_TOKENS: Final = 512
+"""Above this a step keeps the GPU busy for longer than the host needs to launch it."""
+SIZES: Final = tuple(chain((1, 2, 4), range(8, 64, 8), range(64, 128, 16), range(128, 256, 32), range(256, 513, 64)))
+
+Pass = Callable[[StepMetadata, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Runs the model: the rows, token ids and positions (int64 ``[1, tokens]``), wanted tokens (int64 ``[wanted]``) ->
+logits ``[wanted, vocabulary]``."""
+
+
+class CaptureState(NamedTuple):
+    """The state of an engine's graphs.
+
+    Args:
+        num_graphs: proven graphs, each of another number of tokens.
+        refusal: why steps run call by call; None: nothing prevents graphs.
+    """
+
+    num_graphs: int
+    refusal: str | None
+
+
+class Recording(Protocol):
+    """Recorded calls."""
+
+    def replay(self) -> None:
+        """Repeat the calls."""
+
+
+Recorder = Callable[[Callable[[], None]], Recording]
+MetadataOf = Callable[[int], StepMetadata]
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """A graph, and whether it is proven."""
+
+    recording: Recording
+    is_proven: bool = False
+
+
+@final
+class CapturedPasses:
+    """The graphs of one model over metadata at addresses that stay.
+
+    Args:
+        model: a model of attention alone, which is watched for changes.
+        metadata_of: gives the metadata of a padded number of tokens, in tensors whose addresses stay: see
+            :func:`of_tables`.
+        device: where the model computes.
+        max_tokens: tokens of the largest graph, :data:`MOST_TOKENS` at most.
+        num_vocabulary: logits of a token.
+        min_tokens: tokens of the smallest graph.
+        agree: whether all ranks of the model found what this one did, so that all replay or none does; None: there is
+            one rank.
+        record: records calls; None: as CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        metadata_of: MetadataOf,
+        device: torch.device,
+        *,
+        max_tokens: int,
+        num_vocabulary: int,
+        min_tokens: int = 1,
+        agree: Callable[[bool], bool] | None = None,
+        record: Recorder | None = None,
+    ) -> None:
+        self._model = model
+        self._metadata_of = metadata_of
+        self._device = device
+        self._sizes = _sizes(min_tokens, max_tokens)
+        self._is_on_ranks = agree is not None
+        self._agree: Callable[[bool], bool] = bool if agree is None else agree
+        self._given_recorder = record
+        most = self._sizes[-1]
+        self._host = torch.zeros(3, most, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._numbers: npt.NDArray[np.int64] = self._host.numpy()
+        self._sent = torch.cuda.Event() if device.type == "cuda" else None
+        self._given = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self._logits = torch.zeros(most, num_vocabulary, device=device)
+        self._steps: dict[int, StepMetadata] = {}
+        self._graphs: dict[int, _Graph] = {}
+        self._record: Recorder | None = None
+        self._watch: ModelWatch | None = None
+        self._refusal: str | None = None
+
+    @property
+    def state(self) -> CaptureState:
+        """The number of proven graphs, and why there are none."""
+        return CaptureState(sum(graph.is_proven for graph in self._graphs.values()), self._refusal)
+
+    def capture_all(self, run: Pass) -> None:
+        """Capture a graph of every size, the largest first, so that smaller ones reuse its memory.
+
+        Called before the first step: there are no slots yet, so the captured passes write nothing.
+        """
+        for size in reversed(self._sizes):
+            if self._begin():
+                self._run(run, size)
+                self._capture(run, size)
+
+    def compute(
+        self,
+        run: Pass,
+        token_ids: Int32Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        fill_in: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor | None:
+        """Compute the step whose metadata is in place by a graph.
+
+        Args:
+            run: runs the model; token_ids, positions: of the step, in the flat order.
+            wanted: places of the tokens whose logits are wanted.
+            fill_in: sets those token ids on the device, int64 ``[tokens]``, that are not on the host; None: all are.
+
+        Returns:
+            float32 ``[wanted, vocabulary]``, which the next call overwrites; None: run this step call by call.
+        """
+        if len(token_ids) > self._sizes[-1]:
+            return None
+        size = self._sizes[bisect_left(self._sizes, len(token_ids))]
+        if not self._is_proven(size) and not self._begin():
+            return None
+        self._fill(size, token_ids, positions, wanted)
+        if fill_in is not None:
+            fill_in(self._given[0, : len(token_ids)])
+        if size not in self._graphs:
+            self._run(run, size)
+            self._capture(run, size)
+            return self._logits[: len(wanted)]
+        if not self._is_proven(size):
+            return self._prove(run, size, len(wanted))
+        self._graphs[size].recording.replay()
+        if self._has_changed():  # checked while the GPU computes; the step is run again then
+            return None
+        return self._logits[: len(wanted)]
+
+    def drop(self) -> None:
+        """Drop all graphs; later steps capture new ones. May be called in another thread, once a rank is lost."""
+        self._graphs.clear()
+        self._record = None
+
+    def _is_proven(self, size: int) -> bool:
+        return size in self._graphs and self._graphs[size].is_proven
+
+    def _begin(self) -> bool:
+        """Watch the model from its present state, if that changed; return whether graphs may be used."""
+        if self._watch is None or self._has_changed():
+            self._watch = ModelWatch(self._model)
+            if not self._agree(not self._watch.has_hooks):
+                where = "" if self._watch.has_hooks else " on another rank"
+                self._refusal = f"a module of the model has a hook{where}, which a graph would leave out"
+        return self._refusal is None
+
+    def _has_changed(self) -> bool:
+        """Return whether the model has changed. If so, its graphs and the reason against graphs are dropped.
+
+        Raises EngineError: it is one of several ranks, of which the others may go on with their graphs.
+        """
+        assert self._watch is not None, "nothing is captured before the model is watched"
+        if not self._watch.has_changed():
+            return False
+        if self._is_on_ranks:
+            raise EngineError(
+                "the model of this rank has changed (a weight or module was replaced, or a hook registered), and the "
+                "other ranks may not follow: change it on all ranks before the engine is built"
+            )
+        self.drop()
+        self._watch, self._refusal = None, None
+        return True
+
+    def _fill(self, size: int, token_ids: Int32Array, positions: Int64Array, wanted: Int64Array) -> None:
+        """Copy a step's numbers into the buffers, padded with zeros to the graph's size."""
+        if self._sent is not None:
+            self._sent.synchronize()  # the last copy must have read the host buffer before it is overwritten
+        given: tuple[npt.NDArray[np.integer], ...] = (token_ids, positions, wanted)
+        for line, values in zip(self._numbers, given, strict=True):
+            line[: len(values)] = values
+            line[len(values) : size] = 0
+        self._given.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def _run(self, run: Pass, size: int) -> None:
+        """Run the model on the buffers, call by call, and write its logits into their buffer."""
+        token_ids, positions, wanted = self._given[:, :size]
+        if size not in self._steps:
+            self._steps[size] = self._metadata_of(size)
+        self._logits[:size].copy_(run(self._steps[size], token_ids[None], positions[None], wanted))
+
+    def _capture(self, run: Pass, size: int) -> None:
+        reason = "on another rank"
+        try:
+            if self._record is None:  # a pool of memory whose graphs were dropped cannot be used again
+                self._record = self._given_recorder or _GraphRecorder(self._device)
+            self._graphs[size] = _Graph(self._record(lambda: self._run(run, size)))
+        except Exception as problem:  # noqa: BLE001 - a model may do anything that cannot be captured
+            reason = str(problem)
+        if not self._agree(size in self._graphs):
+            self._refuse(f"a step of {size} tokens cannot be captured: {reason}".splitlines()[0])
+
+    def _prove(self, run: Pass, size: int, num_wanted: int) -> torch.Tensor:
+        """Compute a step call by call and by the graph; the graph is proven if the logits are equal bit for bit.
+
+        Nothing here refers to the graph while the ranks agree: see :meth:`drop`.
+        """
+        self._run(run, size)
+        answer = self._logits[:num_wanted].clone()
+        if not num_wanted:
+            return answer  # without logits there is nothing to compare
+        self._logits.fill_(torch.nan)
+        self._graphs[size].recording.replay()
+        is_equal = torch.equal(self._logits[:num_wanted], answer)
+        if self._agree(is_equal):
+            self._graphs[size].is_proven = True
+        elif is_equal:
+            self._refuse(f"the graph of {size} tokens answers otherwise than its calls on another rank")
+        else:
+            difference = (self._logits[:num_wanted] - answer).abs().max().item()
+            self._refuse(f"the graph of {size} tokens answers otherwise than its calls, by {difference:.2g}")
+        return answer
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = why
+        self.drop()
+
+
+def of_tables(tables: BlockTables, max_places: int) -> MetadataOf:
+    """Give the metadata of whichever step the tables execute last, of ``max_places`` rows, padded to some tokens."""
+    return lambda num_tokens: StepMetadata.of(tables.inputs_of_all(max_places, num_tokens), is_padded=True)
+
+
+def what_prevents_graphs(groups: EngineGroups, device: torch.device, *, are_wanted: bool) -> str | None:
+    """Return why the passes of a model are not captured; None if nothing prevents it.
+
+    ``are_wanted``: ``EngineConfig.capture_steps``.
+    """
+    if not are_wanted:
+        return "capture_steps is off"
+    if device.type != "cuda":
+        return f"there are no CUDA graphs on {device.type}"
+    return groups.varying_shapes
+
+
+def most_captured(max_tokens: int) -> int:
+    """Return the tokens of the largest graph where steps have up to ``max_tokens``."""
+    return min(max_tokens, MOST_TOKENS)
+
+
+def _sizes(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
+    """Return the padded numbers of tokens. The last is ``max_tokens``, or the largest that is captured."""
+    last = most_captured(max_tokens)
+    return (*(size for size in SIZES if min_tokens <= size < last), last)
+
+
+@final
+class _GraphRecorder:
+    """Captures calls as CUDA graphs that share one pool of memory, since they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # in torch, graphs share the memory of a pool only within one stream
+
+    def __call__(self, calls: Callable[[], None]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                calls()
+            except BaseException:
+                with suppress(Exception):  # the capture has failed already, and this raises again
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph

@@ -1,0 +1,376 @@
+"""What of transformers the engine touches, and where its versions differ. Nothing else in the engine imports it.
+
+Versions 5.16 to 5.23 are meant. What they share is only given a name here; a difference between them has a function.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias, cast
+
+import torch
+
+from pagedkv.contract.errors import MissingExtraError, UnsupportedModelError
+
+try:
+    import transformers
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as problem:
+    raise MissingExtraError("pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'") from problem
+
+__all__ = [
+    "Cache",
+    "Model",
+    "State",
+    "accepts",
+    "attention_configs",
+    "be_silent",
+    "body",
+    "dense_cache",
+    "dense_generate",
+    "dense_implementation",
+    "empty_layer",
+    "foreign_layers",
+    "forward",
+    "generate_padded",
+    "has_indexer",
+    "implementation",
+    "is_linear",
+    "load_model",
+    "load_state",
+    "load_tokenizer",
+    "make_llama",
+    "position_rules",
+    "register",
+    "state_tensors",
+    "tensor_parallel_plan",
+    "version",
+    "windows_of",
+]
+
+Model: TypeAlias = PreTrainedModel
+State: TypeAlias = dict[str, torch.Tensor]
+"""The tensors of one recurrent layer's state, by name, each ``[sequences, ...]``."""
+
+OLDEST: Final = (5, 16)
+CONVOLUTION, SCAN = "convolution", "scan"
+STATE_NAME: Final = re.compile(rf"({CONVOLUTION}|{SCAN})_(\d+)")
+
+
+def version() -> str:
+    """Return the version of transformers."""
+    return str(transformers.__version__)
+
+
+def require_version() -> None:
+    """Refuse a transformers that is too old. Raises MissingExtraError."""
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise MissingExtraError(
+            f"pagedkv.engine needs transformers 5.16 or newer, and {transformers.__version__} is installed: "
+            "pip install 'pagedkv[hf]'"
+        )
+
+
+# Attention
+
+
+def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] | None = None) -> None:
+    """Register an attention function for models; without a mask function they build no masks for it."""
+    AttentionInterface.register(name, attention)
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
+
+
+def attention_configs(model: Model) -> tuple[PreTrainedConfig, ...]:
+    """Return the configs that select the attention function of a model and of all models in it. O(modules)."""
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    for config in list(configs.values()):
+        for key in config.sub_configs:
+            part = getattr(config, key, None)
+            if part is not None:
+                configs[id(part)] = part
+    return tuple(configs.values())
+
+
+@contextmanager
+def implementation(configs: Iterable[PreTrainedConfig], name: str) -> Iterator[None]:
+    """Let a model call an attention function for a while; ``configs`` are those of :func:`attention_configs`.
+
+    What threads do to one config at once, they must keep apart:
+    :class:`~pagedkv.engine.borrowing.BorrowedModel`.
+    """
+    before = [(config, config._attn_implementation) for config in configs]  # noqa: SLF001 - transformers' name
+    try:
+        for config, _ in before:
+            config._attn_implementation_internal = name  # noqa: SLF001 - no walk over modules, no warnings
+        yield
+    finally:
+        for config, was in before:
+            config._attn_implementation_internal = was  # noqa: SLF001
+
+
+def dense_implementation(model: Model, *, has_cap: bool) -> str:
+    """Return the name of a correct dense attention for a model: its own, unless that ignores soft caps.
+
+    In 5.16 Gemma 2 selects ``sdpa`` by default, which ignores soft caps without an error.
+    """
+    return "eager" if has_cap else cast("str", model.config._attn_implementation)  # noqa: SLF001
+
+
+# Forward passes
+
+
+def accepts(model: Model, name: str) -> bool:
+    """Return whether a model's forward takes an argument."""
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def forward(model: Model, wanted: torch.Tensor, **inputs: Any) -> torch.Tensor:  # noqa: ANN401 - the model's own
+    """Run a model, and return the logits of some of its tokens: float32 ``[wanted, vocabulary]``.
+
+    Args:
+        model: the model.
+        wanted: int64 ``[n]``: which tokens, of one row or of rows of one token each.
+        inputs: the arguments of its forward.
+
+    The vocabulary is computed for these alone where the model can do so.
+    """
+    is_row = inputs["input_ids"].shape[0] == 1
+    logits: torch.Tensor
+    if is_row and "logits_to_keep" in inspect.signature(model.forward).parameters:
+        logits = model(**inputs, logits_to_keep=wanted, use_cache=True).logits[0]
+    else:
+        logits = model(**inputs, use_cache=True).logits.flatten(0, 1)[wanted]
+    return logits.float()
+
+
+def body(model: Model) -> torch.nn.Module:
+    """Give the part of a model that answers hidden states, behind which its head begins."""
+    if model.base_model is not model:
+        return model.base_model
+    parts = [part for part in model.children() if isinstance(part, PreTrainedModel)]  # Llama 4 names another prefix
+    if len(parts) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has {len(parts)} bodies, where one was expected")
+    return parts[0]
+
+
+# Caches and states
+
+
+def dense_cache(model: Model) -> Cache:
+    """Make the cache that a model's own ``generate`` would use."""
+    return DynamicCache(config=model.config)
+
+
+def is_linear(layer: object) -> bool:
+    """Return whether a layer of a cache keeps a recurrent state."""
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def has_indexer(layer: object) -> bool:
+    """Return whether a layer of a cache keeps keys of an indexer, for sparse attention."""
+    return hasattr(layer, "update_indexer")
+
+
+def foreign_layers(cache: Cache) -> list[str]:
+    """Return the class names of layers in a cache that are not transformers' own."""
+    kinds = dict.fromkeys(type(layer) for layer in cache.layers)
+    return [kind.__name__ for kind in kinds if kind.__module__ != CacheLayerMixin.__module__]
+
+
+def empty_layer(like: Any) -> Any:  # noqa: ANN401 - of transformers
+    """Make a recurrent layer of a cache anew, as one is; some have a window of keys beside their state."""
+    window = getattr(like, "sliding_window", None)
+    return type(like)() if window is None else type(like)(sliding_window=window)
+
+
+def windows_of(cache: Cache) -> set[int]:
+    """Return the windows, in tokens, of the layers of a cache that do not keep all tokens."""
+    layers: list[Any] = cache.layers
+    return {layer.sliding_window for layer in layers if getattr(layer, "is_sliding", False)}
+
+
+def state_tensors(layer: Any) -> State:  # noqa: ANN401 - of transformers
+    """Name the tensors of a recurrent layer's state that are there."""
+    found: State = {}
+    for index, tensor in layer.conv_states.items():
+        if tensor is not None:  # of a layer that records its past, the last inputs
+            found[f"{CONVOLUTION}_{index}"] = tensor[..., -layer.conv_kernel_size[index] :]
+    for index, tensor in layer.recurrent_states.items():
+        if tensor is not None:
+            found[f"{SCAN}_{index}"] = tensor
+    return found
+
+
+def load_state(layer: Any, state: Mapping[str, torch.Tensor], *, is_prompt: bool) -> None:  # noqa: ANN401
+    """Let a new layer continue a state; its tensors are changed in place.
+
+    Args:
+        layer: a recurrent layer of a cache, of transformers.
+        state: its tensors.
+        is_prompt: what comes is a part of a prompt. One token alone is taken for a decoded one, for which some layers
+            round otherwise (Nemotron-H bounds the time step of prompts alone), unless the layer records its past.
+    """
+    layer.record_past = is_prompt and bool(state)
+    for name, tensor in state.items():
+        match = STATE_NAME.fullmatch(name)
+        assert match is not None, f"a state's tensor is called {name}"
+        index = int(match[2])
+        if match[1] == CONVOLUTION:
+            layer.conv_states[index] = tensor
+            layer.is_conv_states_initialized[index] = True
+            layer.conv_kernel_size[index] = tensor.shape[-1]
+        else:
+            layer.recurrent_states[index] = tensor
+            layer.is_recurrent_states_initialized[index] = True
+        layer.has_previous_state[index] = True
+        layer.device, layer.dtype = tensor.device, tensor.dtype
+
+
+# Rotary positions
+
+
+def position_rules(model: Model) -> set[str]:
+    """List the rules by which a model's rotary factors come about: "default", "llama3", "dynamic", ..."""
+    rules: set[str] = set()
+    for module in model.modules():
+        given = getattr(module, "rope_type", None)
+        if isinstance(given, str):
+            rules.add(given)
+        elif isinstance(given, Mapping):
+            rules.update(rule for rule in given.values() if isinstance(rule, str))
+    return rules
+
+
+def refuse_encoder(model: Model) -> None:
+    """Refuse models that encode before they decode. Raises UnsupportedModelError."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} encodes before it decodes: cross-attention has no paged memory here. "
+            "Use a model that only decodes"
+        )
+
+
+# Loading, and what a model answers by itself
+
+
+def load_model(name: str, dtype: str, device: str) -> Model:
+    """Load a decoder from a folder or by its name, to a device, in evaluation mode. Raises as transformers does."""
+    transformers.utils.logging.disable_progress_bar()
+    return cast("Model", AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval().to(device))
+
+
+def load_tokenizer(name: str) -> Any:  # noqa: ANN401 - of any class
+    """Load the tokenizer that lies beside a model. Raises as transformers does."""
+    return AutoTokenizer.from_pretrained(name)
+
+
+def be_silent() -> None:
+    """Let transformers give no advice."""
+    transformers.utils.logging.set_verbosity_error()
+
+
+def tensor_parallel_plan(model: Model) -> dict[str, str]:
+    """Return transformers' plan for tensor parallelism: styles by pattern of module names; {} where there is none."""
+    config = model.config.get_text_config()
+    return dict(getattr(config, "base_model_tp_plan", None) or {})
+
+
+def dense_generate(model: Model, prompt_token_ids: Sequence[int], num_new: int) -> tuple[list[int], torch.Tensor]:
+    """Run ``generate`` for the most likely ``num_new`` tokens, without end token: ids, logits ``[new, vocabulary]``."""
+    greedy = GenerationConfig(
+        max_new_tokens=num_new,
+        do_sample=False,
+        repetition_penalty=1.0,
+        eos_token_id=-1,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    prompt = torch.tensor([list(prompt_token_ids)], device=model.device)
+    with torch.inference_mode():
+        out = cast("Any", model).generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)
+    return out.sequences[0, prompt.shape[1] :].tolist(), torch.cat(out.logits).float()
+
+
+# What a model's config states
+
+
+def longest_sequence(model: Model) -> int | None:
+    """Return the number of positions of a model; None if its config has none."""
+    config = model.config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions"):
+        known = getattr(config, name, None)
+        if known:
+            return int(known)
+    return None
+
+
+def extents(model: Model) -> list[int]:
+    """List the windows and chunks that a model's config names, whether or not a layer uses them."""
+    config = model.config.get_text_config(decoder=True)
+    given = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return [extent for extent in given if isinstance(extent, int)]
+
+
+def vocabulary_size(model: Model) -> int:
+    """Count the tokens that a model gives logits of: quantised heads may keep their weights in another shape."""
+    num_rows = getattr(model.get_output_embeddings(), "out_features", None)
+    return cast("torch.nn.Embedding", model.get_input_embeddings()).weight.shape[0] if num_rows is None else num_rows
+
+
+def end_token_ids(model: Model) -> frozenset[int]:
+    """List the tokens that end a sequence, as ``generate`` takes them."""
+    given = getattr(model.generation_config, "eos_token_id", None)
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)
+
+
+# Making models, and asking them
+
+
+def make_llama(config: Mapping[str, Any], weights: State | None = None) -> Model:
+    """Make a model of Llama's architecture in float32, ready to answer.
+
+    Args:
+        config: its settings, as in a ``config.json``.
+        weights: its tensors by name, float32; those that are tied may be left out. None: random ones.
+    """
+    model = LlamaForCausalLM(LlamaConfig.from_dict({**config, "dtype": "float32"}))
+    if weights is not None:
+        problems = model.load_state_dict(weights, strict=False)
+        missing = set(problems.missing_keys) - set(model.all_tied_weights_keys)
+        assert not missing, f"weights are missing: {sorted(missing)}"
+        assert not problems.unexpected_keys, f"weights are unknown: {problems.unexpected_keys}"
+    return cast("Model", model.eval())
+
+
+@torch.no_grad()
+def generate_padded(model: Model, prompts: Sequence[torch.Tensor], num_new: int) -> list[list[int]]:
+    """Continue prompts with a model's own ``generate``, the shorter ones padded on the left.
+
+    Args:
+        model: the model.
+        prompts: int64 ``[tokens]`` each.
+        num_new: tokens to generate at most.
+    """
+    tokens = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_side="left")
+    longest = tokens.shape[1]
+    mask = torch.stack([torch.arange(longest) >= longest - len(prompt) for prompt in prompts]).long()
+    answered = cast("Any", model).generate(tokens, attention_mask=mask, max_new_tokens=num_new, do_sample=False)
+    return cast("list[list[int]]", answered[:, longest:].tolist())

@@ -1,0 +1,191 @@
+"""EngineParts: the model of an engine over its blocks, built from a configuration.
+
+::
+
+    config, model, groups  ->  space        which blocks hold which tokens
+                               executor     storage and block tables on the device
+                               runner       the model's passes, by graphs where they can be captured
+                               drafter      those of a draft model, if there is one
+
+What does not fit or cannot work is refused here, before the first request.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from pagedkv.attention import AttentionBackend, backend_for
+from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
+from pagedkv.engine import compat
+from pagedkv.engine.captured_passes import CapturedPasses, of_tables, what_prevents_graphs
+from pagedkv.engine.compiled_model import LEAST_TOKENS, CompiledModel, what_prevents_compiling
+from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.drafting import Drafter, DraftModel
+from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.kv_scales import set_scales
+from pagedkv.engine.memory_use import MemoryUse, refusing, require_room
+from pagedkv.engine.ranks import RankedContent, RankGroup, WholeModel
+from pagedkv.engine.runner import ModelRunner
+from pagedkv.engine.tiering import OwnContent, StoredContent
+from pagedkv.engine.unfoldings import AbsorbedLatents, latents_to_absorb
+from pagedkv.space import BlockSpace
+
+__all__ = ["EngineParts", "ModelTraits", "require_draft_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What a self-test found about recurrent layers, see :class:`~pagedkv.engine.runner.ModelRunner`."""
+
+    replays_steps: bool = False
+    continues: bool = True
+
+
+@final
+class EngineParts:
+    """The model over blocks.
+
+    Args:
+        model, groups, config, ranks, draft: as of :class:`~pagedkv.engine.core.EngineCore`.
+        traits: of its recurrent layers.
+
+    Attributes:
+        space: the block space; executor: storage and block tables; runner: the model's passes.
+        drafter: the draft model's passes; None: there is no draft model.
+        absorbed: the layers that attend to latents without unfolding them.
+        memory: bytes on the device.
+        num_vocabulary: columns of the logits.
+
+    Raises:
+        ConfigurationError: memory or limits that cannot work.
+        UnsupportedModelError: the model is to be compiled, and cannot be.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        groups: EngineGroups,
+        config: EngineConfig,
+        traits: ModelTraits,
+        ranks: RankGroup | None,
+        draft: DraftModel | None,
+    ) -> None:
+        self._config, self._model = config, model
+        self._ranks, self._draft_model = ranks, None if draft is None else draft.model
+        self.absorbed = AbsorbedLatents(
+            model, latents_to_absorb(model, groups, wanted=config.absorb_latents, is_sharded=ranks is not None)
+        )
+        self._groups = groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
+        space_config = config.space(groups, compat.longest_sequence(model))
+        require_room(_kv_nbytes(space_config, groups), model)
+        self.num_vocabulary = compat.vocabulary_size(model)
+        self.space = BlockSpace(space_config)
+        self.executor = self._new_executor(space_config, groups)
+        uncaptured = what_prevents_graphs(groups, model.device, are_wanted=config.capture_steps)
+        self.runner = ModelRunner(
+            model,
+            groups,
+            self.executor,
+            self._backend(model, groups, self.absorbed.latent_dim),
+            replays_steps=traits.replays_steps,
+            continues=traits.continues,
+            captured=None if uncaptured else self._new_graphs(),
+            uncaptured=uncaptured,
+            compiled=_compiled(model, groups) if config.compile_model else None,
+            unfoldings=self.absorbed.by_call(groups),
+            add_up=None if ranks is None else ranks.add_up,
+        )
+        self.memory: MemoryUse = self.runner.prepare(config.max_sequences)
+        self.drafter = None if draft is None else self._new_drafter(draft)
+
+    def content(self, whole: WholeModel | None) -> StoredContent | None:
+        """Return what tiers and files have of the blocks; None on ranks without ``whole``.
+
+        Args:
+            whole: what was known of the model before it was split; None: it is not split, or there are no tiers here.
+
+        Raises:
+            ConfigurationError: blocks of several ranks cannot be put together.
+        """
+        storage, model = self.executor.storage, self._model
+        if self._ranks is None:
+            return OwnContent(model, self._groups.specs, storage, self._draft_model)
+        if whole is None:
+            return None
+        stored = replace(whole, groups=self._config.stored(whole.groups, model.device))
+        return RankedContent(stored, model, self._groups, storage, self._ranks)
+
+    def _new_executor(self, space_config: SpaceConfig, groups: EngineGroups) -> PlanExecutor:
+        config, device = self._config, self._model.device
+        storage = KVStorage(space_config, groups.shapes, device)
+        if config.kv_scales is not None:
+            set_scales(storage, groups, config.kv_scales)
+        tables = BlockTables(space_config, max_batched_tokens=config.max_batched_tokens, device=device)
+        return PlanExecutor(storage, tables, zero_new_blocks=False)  # only written slots are read
+
+    def _new_graphs(self) -> CapturedPasses:
+        config, device = self._config, self._model.device
+        with refusing("what graphs read and write", device):
+            captured = CapturedPasses(
+                self._model,
+                of_tables(self.executor.tables, config.max_sequences),
+                device,
+                max_tokens=config.max_batched_tokens,
+                num_vocabulary=self.num_vocabulary,
+                min_tokens=LEAST_TOKENS if config.compile_model else 1,
+                agree=None if self._ranks is None else self._ranks.agree,
+            )
+        if self._ranks is not None:
+            self._ranks.before_end(captured.drop)
+        return captured
+
+    def _new_drafter(self, draft: DraftModel) -> Drafter:
+        with refusing("what the draft model's graphs read and write", draft.model.device):
+            drafter = Drafter(
+                draft,
+                self.executor,
+                self._backend(draft.model, draft.groups),
+                self.num_vocabulary,
+                max_places=self._config.max_sequences,
+                capture_passes=self._config.capture_steps,
+            )
+        self.memory = self.memory.beside(drafter.prepare(), self._model, draft.model)
+        return drafter
+
+    def _backend(self, model: compat.Model, groups: EngineGroups, latent_dim: int = 0) -> AttentionBackend:
+        config = self._config
+        return backend_for(
+            self.executor.storage,
+            groups.attention,
+            max_places=config.max_sequences,
+            max_tokens=config.max_batched_tokens,
+            max_length=self.space.config.max_tokens,
+            query_dtype=model.dtype,
+            num_draft=config.most_drafts,
+            latent_dim=latent_dim,
+        )
+
+
+def require_draft_model(config: EngineConfig, draft: DraftModel | None) -> None:
+    """Raise ConfigurationError if drafts are wanted, and there is no model to guess them."""
+    if draft is None and config.num_draft_tokens:
+        raise ConfigurationError(
+            f"num_draft_tokens is {config.num_draft_tokens}, and there is no draft model to guess them: give one "
+            "(`LLM.draft_model`), or leave `num_draft_tokens` 0"
+        )
+
+
+def _kv_nbytes(config: SpaceConfig, groups: EngineGroups) -> int:
+    """Return the bytes of all pools on the device."""
+    nbytes: Mapping[str, int] = block_nbytes_of(groups.specs, groups.shapes)
+    return sum(count * nbytes[pool] for pool, count in config.blocks_by_pool().items())
+
+
+def _compiled(model: compat.Model, groups: EngineGroups) -> CompiledModel:
+    """Return a model that is compiled when it first runs. Raises UnsupportedModelError."""
+    why = what_prevents_compiling(groups)
+    if why is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be compiled: {why}. Leave compile_model off")
+    return CompiledModel(model, groups)

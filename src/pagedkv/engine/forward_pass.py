@@ -1,0 +1,147 @@
+"""One forward pass over blocks: computes the model's calls of attention and of ``Cache.update``.
+
+A pass has some tokens of a step: all of them in one flat row ``[1, tokens]``; or, since recurrent layers need rows of
+equal length, one sequence, or all decoding sequences, ``[sequences, 1]``. The tokens are always in the order of the
+step's metadata.
+
+Keys are written when the cache is updated and read when attention is called; both find their layer by number. Latents
+are written as well. A layer with a known unfolding attends to the latents in their blocks, and ignores the keys and
+values that the model unfolds from the pass's own tokens. For any other layer ``update`` returns the latents of every
+position that the pass sees, sequence after sequence; the model unfolds keys and values from these, and calls attention
+with them::
+
+    update(latents of this pass)  ->  | sequence 0: positions 0 .. end | sequence 1: 0 .. end | ...
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+
+from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather, spans
+from pagedkv.contract.errors import EngineError
+from pagedkv.device import Transfers
+from pagedkv.engine.grouping import EngineGroups
+
+__all__ = ["ForwardPass"]
+
+
+@final
+class ForwardPass:
+    """The attention and cache of one pass.
+
+    Args:
+        groups: the groups of the layers, and the place of each layer in them.
+        backend: attention over blocks; transfers: writes latents.
+        step: the metadata of this pass's tokens.
+        positions: int64 ``[rows, tokens of a row]``.
+        unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: none.
+        add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
+    """
+
+    def __init__(
+        self,
+        groups: EngineGroups,
+        backend: AttentionBackend,
+        transfers: Transfers,
+        step: StepMetadata,
+        positions: torch.Tensor,
+        unfoldings: Mapping[int, Unfolding] | None = None,
+        add_up: Callable[[torch.Tensor], object] | None = None,
+    ) -> None:
+        self._add_up = add_up
+        self._groups = groups
+        self._unfoldings = {} if unfoldings is None else unfoldings
+        self._backend = backend
+        self._transfers = transfers
+        self._step = step
+        self._positions = positions
+        self._num_calls = 0
+        self._begun = -1
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Difference of each token's position and its place in its row: int64 ``[rows, tokens]``."""
+        places = torch.arange(self._positions.shape[1], device=self._positions.device)
+        return self._positions - places
+
+    def update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's keys and values, ``[rows, heads, tokens, dim]`` each; return those to be attended to."""
+        if layer_idx in self._groups.latents:
+            return self._update_latents(layer_idx, key, value)
+        self._backend.write(self._groups.writers[layer_idx], _flat(key), _flat(value), self._step)
+        return key, value
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Compute the next call: ``[rows, heads, tokens, dim]`` -> ``[rows, tokens, heads, value_dim]``."""
+        del module, mask
+        number = self._num_calls
+        if number >= len(self._groups.attention):
+            raise EngineError(f"the model calls attention {number + 1} times in a pass, {number} when it was probed")
+        self._num_calls += 1
+        unfolding = self._unfoldings.get(number)
+        if unfolding is not None:
+            out = unfolding.attend(self._backend, number, _flat(query), self._step)
+        elif self._groups.attention[number].is_latent:
+            out = self._backend.attend_unfolded(number, _flat(query), _flat(key), _flat(value), self._step)
+        else:
+            out = self._backend.attend(number, _flat(query), self._step, sinks=options.get("s_aux"))
+        return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
+    def add_up(self, partial: torch.Tensor) -> None:
+        """Sum a compiled layer's partial result over all ranks, in place. Raises RankLostError: a rank is lost."""
+        assert self._add_up is not None, "layers have partial results only where there are several ranks"
+        self._add_up(partial)
+
+    def begin_layer(self, layer_idx: int) -> None:
+        """Begin a layer that has its own keys: the next call of :meth:`attend_begun` is of this layer."""
+        self._begun = self._groups.writers[layer_idx]
+
+    def attend_begun(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Write the keys and values of the begun layer, and compute its call. Shapes as of :meth:`attend`."""
+        self._num_calls += 1
+        self._backend.write(self._begun, _flat(key), _flat(value), self._step)
+        out = self._backend.attend(self._begun, _flat(query), self._step, sinks=sinks)
+        return out.view(query.shape[0], query.shape[2], query.shape[1], -1)
+
+    def make_mask(self, options: dict[str, Any]) -> None:
+        """Return None: the back end applies the rule of each layer's group."""
+
+    def require_complete(self) -> None:
+        """Raise EngineError if the model called attention fewer times than in the probe."""
+        if self._num_calls != len(self._groups.attention):
+            raise EngineError(
+                f"the model called attention {self._num_calls} times in a pass, {len(self._groups.attention)} times "
+                "when it was probed"
+            )
+
+    # Latents
+
+    def _update_latents(
+        self, layer_idx: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        place, number = self._groups.sources[layer_idx], self._groups.writers[layer_idx]
+        latent = torch.cat([_flat(key)[:, 0], _flat(value)[:, 0]], dim=1)
+        group = self._step.groups[place.group]
+        self._transfers.write_latents(place.group, place.index, latent, group.slot_mapping)
+        if number in self._unfoldings:
+            return key, value
+        blocks = self._transfers.storage.latents(place.group, place.index)
+        seen = torch.cat([gather(blocks, group, span) for span in spans(self._groups.attention[number], group)])
+        first, second = torch.split(seen[None, None], list(self._groups.latents[layer_idx]), dim=-1)
+        return first, second
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Reshape ``[rows, heads, tokens, dim]`` to ``[rows * tokens, heads, dim]``; a view if there is one row."""
+    return tensor.transpose(1, 2).flatten(0, 1)

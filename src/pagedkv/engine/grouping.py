@@ -1,0 +1,195 @@
+"""Puts probed layers into groups: layers with one rule and equal shapes share a block table.
+
+Groups, and their pools, are named as in :mod:`pagedkv.models`, so that a model has the same groups in a replay
+of a trace and in the engine. Layers of one rule whose keys have different shapes are separate groups: ``full``,
+``full:2``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, assert_never, get_args
+
+import torch
+
+from pagedkv.attention import AttentionLayer
+from pagedkv.contract.errors import UnsupportedModelError
+from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
+from pagedkv.engine.layer_specs import ModelLayers, Place, Rule, RuleKind, SourceSpec
+
+__all__ = ["EngineGroups", "group_layers"]
+
+RULE_ORDER: Final[tuple[RuleKind, ...]] = get_args(RuleKind)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGroups:
+    """Groups for a block space and a storage, and where each layer lies in them.
+
+    Args:
+        specs: the groups; shapes: what their blocks hold, in the same order.
+        attention: how each attention call reads, in the order of calls.
+        sources: place of what each layer keeps of tokens, by transformers' number of the layer.
+        writers: number of the first call that reads each source, by the same.
+        states: place of each recurrent layer's state, by the same.
+        latents: widths of the two latent vectors, by the same; none for layers without.
+        absorbed: layers with latents that are attended to without unfolding them, by the same.
+    """
+
+    specs: tuple[GroupSpec, ...]
+    shapes: tuple[GroupShape, ...]
+    attention: tuple[AttentionLayer, ...]
+    sources: dict[int, Place]
+    writers: dict[int, int]
+    states: dict[int, Place]
+    latents: dict[int, tuple[int, int]]
+    absorbed: frozenset[int] = frozenset()
+
+    @property
+    def unfolds(self) -> bool:
+        """Whether the model unfolds latents of earlier positions in a pass."""
+        return not self.latents.keys() <= self.absorbed
+
+    @property
+    def varying_shapes(self) -> str | None:
+        """Why passes over equally many tokens have tensors of different shapes; None if the shapes are equal."""
+        if self.states:
+            return "recurrent layers take sequences in rows of equal length, whose shapes differ from step to step"
+        if self.unfolds:
+            return "the model unfolds latents of all positions that a step sees, whose number differs from step to step"
+        return None
+
+
+def group_layers(
+    layers: ModelLayers, block_size: int, checkpoint_interval: int, num_draft_states: int = 0
+) -> EngineGroups:
+    """Put layers into groups: full attention first, then windows, chunks and states, smaller extents first.
+
+    Args:
+        layers: the result of the probe.
+        block_size: tokens of a block; checkpoint_interval: tokens between kept states.
+        num_draft_states: states that a sequence may have beside its own, for guessed tokens.
+
+    Raises:
+        UnsupportedModelError: one source is read by several rules.
+        ConfigurationError: a size is out of range.
+    """
+    rules = [_rule_of_source(layers, number) for number in range(len(layers.sources))]
+    specs: list[GroupSpec] = []
+    shapes: list[GroupShape] = []
+    sources: dict[int, Place] = {}
+    kinds = sorted(set(zip(rules, map(_shape_of, layers.sources), strict=True)), key=_kind_order)
+    names = _names(rule for rule, _ in kinds)
+    for group, ((rule, shape), name) in enumerate(zip(kinds, names, strict=True)):
+        members = [
+            source
+            for source, its_rule in zip(layers.sources, rules, strict=True)
+            if (its_rule, _shape_of(source)) == (rule, shape)
+        ]
+        sources.update({source.layer_idx: Place(group, index) for index, source in enumerate(members)})
+        specs.append(_spec(rule, name, block_size))
+        shapes.append(_group_shape(members))
+    state_spec = RecurrentState(checkpoint_interval, num_draft_states=num_draft_states)
+    states = _add_states(layers, specs, shapes, state_spec)
+    attention = tuple(_attention_layer(layers, number, sources) for number in range(len(layers.calls)))
+    writers: dict[int, int] = {}
+    for number, call in enumerate(layers.calls):
+        writers.setdefault(layers.sources[call.source].layer_idx, number)
+    latents = {each.layer_idx: (each.key_dim, each.value_dim) for each in layers.sources if each.is_latent}
+    return EngineGroups(tuple(specs), tuple(shapes), attention, sources, writers, states, latents)
+
+
+def _rule_of_source(layers: ModelLayers, number: int) -> Rule:
+    rules = {call.rule for call in layers.calls if call.source == number}
+    if len(rules) > 1:
+        raise UnsupportedModelError(
+            f"layer {layers.sources[number].layer_idx} keeps keys that are read by several rules: {sorted(rules)}; one "
+            "block table cannot serve them"
+        )
+    return rules.pop()
+
+
+_Shape = tuple[int, int, int, str, bool]
+
+
+def _shape_of(source: SourceSpec) -> _Shape:
+    return source.num_heads, source.key_dim, source.value_dim, str(source.dtype), source.is_latent
+
+
+def _kind_order(kind: tuple[Rule, _Shape]) -> tuple[int, int, _Shape]:
+    rule, shape = kind
+    return RULE_ORDER.index(rule.kind), rule.extent, shape
+
+
+def _names(rules: Iterable[Rule]) -> list[str]:
+    names: list[str] = []
+    for rule in rules:
+        name = f"{rule.kind}_{rule.extent}" if rule.extent else rule.kind
+        number = 1 + sum(other == name or other.startswith(f"{name}:") for other in names)
+        names.append(name if number == 1 else f"{name}:{number}")
+    return names
+
+
+def _spec(rule: Rule, name: str, block_size: int) -> GroupSpec:
+    match rule.kind:
+        case "full":
+            return FullAttention(block_size, pool=name)
+        case "window":
+            return SlidingWindow(rule.extent, block_size, pool=name)
+        case "chunk":
+            return ChunkedLocal(rule.extent, block_size, pool=name)
+        case _:
+            assert_never(rule.kind)
+
+
+def _group_shape(members: Sequence[SourceSpec]) -> GroupShape:
+    first = members[0]
+    if first.is_latent:
+        return LatentShape(len(members), first.key_dim + first.value_dim, dtype=first.dtype)
+    return KeyValueShape(len(members), first.num_heads, first.key_dim, first.value_dim, dtype=first.dtype)
+
+
+def _add_states(
+    layers: ModelLayers, specs: list[GroupSpec], shapes: list[GroupShape], spec: RecurrentState
+) -> dict[int, Place]:
+    places: dict[int, Place] = {}
+    kinds: list[tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = list(
+        dict.fromkeys(state.tensors for state in layers.states)
+    )
+    for number, tensors in enumerate(kinds, start=1):
+        members = [state for state in layers.states if state.tensors == tensors]
+        places.update({state.layer_idx: Place(len(specs), index) for index, state in enumerate(members)})
+        specs.append(replace(spec, pool="state" if number == 1 else f"state:{number}"))
+        shapes.append(StateShape(len(members), tuple(StateTensor(*tensor) for tensor in tensors)))
+    return places
+
+
+def _attention_layer(layers: ModelLayers, number: int, sources: dict[int, Place]) -> AttentionLayer:
+    call = layers.calls[number]
+    source = layers.sources[call.source]
+    place = sources[source.layer_idx]
+    window, chunk = _window_and_chunk(call.rule)
+    return AttentionLayer(
+        group=place.group,
+        index=place.index,
+        num_heads=call.num_heads,
+        scale=call.scale,
+        window=window,
+        chunk=chunk,
+        soft_cap=call.soft_cap,
+        has_sinks=call.has_sinks,
+        is_latent=source.is_latent,
+    )
+
+
+def _window_and_chunk(rule: Rule) -> tuple[int, int]:
+    """Return a rule as numbers for attention: tokens of the window and of the chunk; 0 if there is none."""
+    match rule.kind:
+        case "full":
+            return 0, 0
+        case "window":
+            return rule.extent, 0
+        case "chunk":
+            return 0, rule.extent
+        case _:
+            assert_never(rule.kind)

@@ -1,0 +1,416 @@
+"""LLM: a model in, answers out.
+
+>>> llm = LLM(model)  # doctest: +SKIP
+>>> llm.generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0].token_ids  # doctest: +SKIP
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Final, Protocol, cast, final
+
+import numpy as np
+
+from pagedkv.contract.arguments import TokenIds, as_token_array
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
+from pagedkv.contract.space_config import TenantLimits
+from pagedkv.engine import compat
+from pagedkv.engine.answering import Sampler
+from pagedkv.engine.chat import chat_token_ids, is_chat
+from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.core import EngineCore
+from pagedkv.engine.drafting import DEFAULT_DRAFT_TOKENS, DraftModel, paired, require_fit
+from pagedkv.engine.engine_request import EngineRequest
+from pagedkv.engine.grouping import EngineGroups, group_layers
+from pagedkv.engine.intent import PLAIN, Intent
+from pagedkv.engine.outputs import Completion, RequestOutput
+from pagedkv.engine.probe import probe
+from pagedkv.engine.prompts import Prompt, TokensPrompt
+from pagedkv.engine.ranks import RankGroup, WholeModel, shard
+from pagedkv.engine.records import StepRecord
+from pagedkv.engine.refusals import require_supported
+from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
+from pagedkv.engine.self_test import self_test
+from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, weights_digest
+from pagedkv.engine.updates import NewTokens, TokenUpdate
+from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
+
+__all__ = ["LLM", "Prompt", "Tokenizer"]
+
+DEFAULT_TOKENS: Final = 16
+"""Most tokens of an answer, for requests without params."""
+
+
+class Tokenizer(Protocol):
+    """Encodes text as token ids and decodes token ids, as tokenizers of transformers do."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+
+
+@final
+class LLM:
+    """Answers prompts with one model, whose keys and values are in blocks.
+
+    Args:
+        model: any decoder of transformers in evaluation mode, on a CPU or a GPU. Engines in several threads may share
+            it: their passes take turns. No other code may use the model during a step.
+        config: memory, limits, policies.
+        tokenizer: for prompts, answers, stop texts and bad words as text; None: requests and answers are token ids.
+        sampler: samples tokens; None: by the parameters of each request.
+        clock: returns seconds, never backwards. Leases and the times in outputs are in its time.
+        ranks: the processes that share the model's heads, each of which builds an engine with the same model and
+            configuration; requests go to rank 0, and the others call :meth:`follow`. Each process cuts its model down
+            to its own heads, in place.
+        draft_model: a smaller decoder of the same vocabulary on the same device, of attention alone, which guesses
+            tokens (``EngineConfig.num_draft_tokens``); answers stay the same. It may be the same model. None: there is
+            none.
+
+    Attributes:
+        core: the loop, to be driven step by step.
+        groups: the groups of the model's layers, followed by those of a draft model.
+        self_test: the difference between the model over blocks and the dense model; None where it was not computed.
+
+    Raises:
+        UnsupportedModelError: paged memory would answer wrongly for the model; the message names the layer, the reason
+            and a remedy.
+        ConfigurationError: memory or limits that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        sampler: Sampler | None = None,
+        clock: Callable[[], float] = perf_counter,
+        ranks: RankGroup | None = None,
+        draft_model: compat.Model | None = None,
+    ) -> None:
+        config = EngineConfig() if config is None else config
+        if draft_model is not None:
+            config = replace(config, num_draft_tokens=config.num_draft_tokens or DEFAULT_DRAFT_TOKENS)
+        self._ranks = ranks
+        if config.warm_up:
+            compile_loops(config)
+        whole = None
+        if ranks is not None:
+            _require_for_ranks(config, model, ranks)
+            if config.tiers and ranks.is_first:
+                whole = WholeModel(find_groups(model, config), weights_digest(model))
+            shard(model, ranks.rank, ranks.size, ranks.add_up)
+            ranks.meet()  # some may have taken longer to load it
+        self.groups = find_groups(model, config)
+        self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
+        found = self.self_test
+        draft = None
+        if draft_model is not None:
+            self.groups, draft = with_draft_model(model, self.groups, draft_model, config)
+        self.core = EngineCore(
+            model,
+            self.groups,
+            config,
+            replays_steps=found is not None and found.replays_steps,
+            continues=found is not None and found.continues,
+            decode=None if tokenizer is None else lambda token_ids: tokenizer.decode(list(token_ids)),
+            sampler=sampler,
+            clock=clock,
+            ranks=ranks,
+            whole=whole,
+            draft=draft,
+        )
+        self._tokenizer = tokenizer
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, batched together.
+
+        Args:
+            prompts: texts, lists of token ids, :class:`~pagedkv.engine.prompts.TokensPrompt`, or conversations:
+                lists of messages, :class:`Chat`.
+            params: parameters of all prompts, or a list with those of each; None: 16 tokens, the most likely ones.
+            intents: hints about all prompts, or a list with those about each; None: none.
+
+        Returns:
+            an output for each prompt, in order. The output of a request that failed alone (as where a logits processor
+            raised) has the error; the others are complete.
+
+        Raises:
+            RequestError: one of the requests cannot be served; none is served then.
+            EngineError: the engine failed in a step, or the device is lost.
+        """
+        requests = self.submit(prompts, params, intents)
+        try:
+            while not all(request.is_finished for request in requests):
+                self.core.step()
+        except BaseException:
+            for request in requests:
+                self.core.abort(request)
+            raise
+        return [self._with_text(request.output()) for request in requests]
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
+    ) -> Iterator[TokenUpdate]:
+        """Answer prompts, batched together, and yield tokens as they come. Closing the iterator ends the requests.
+
+        Raises as :meth:`generate`.
+        """
+        requests = self.submit(prompts, params, intents)
+        new_tokens = [NewTokens(request, prompt) for prompt, request in enumerate(requests)]
+        try:
+            while not all(request.is_finished for request in requests):
+                self.core.step()
+                for each in new_tokens:
+                    yield from each.take()
+            for each in new_tokens:  # of requests that had ended before a step
+                yield from each.take()
+        finally:
+            for request in requests:
+                self.core.abort(request)
+
+    def submit(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        intents: Intent | Sequence[Intent] | None = None,
+    ) -> list[EngineRequest]:
+        """Add prompts to the queue, all or none; the caller then drives :attr:`core`. Raises RequestError."""
+        all_params = _params_of_each(prompts, params)
+        all_intents = _intent_of_each(prompts, intents)
+        tokens = [self._token_ids(prompt, place) for place, prompt in enumerate(prompts)]
+        requests: list[EngineRequest] = []
+        try:
+            for place, (prompt, each_params, intent) in enumerate(zip(tokens, all_params, all_intents, strict=True)):
+                requests.append(self._add(place, prompt, each_params, intent))
+        except BaseException:
+            for request in requests:
+                self.core.abort(request)
+            raise
+        return requests
+
+    def follow(self) -> int:
+        """Carry out the steps of rank 0 until it ends: see :meth:`EngineCore.follow`."""
+        return self.core.follow()
+
+    def step(self) -> StepRecord:
+        """Run one step. Raises EngineError."""
+        return self.core.step()
+
+    def reset_prefix_cache(self) -> None:
+        """Drop every cached block, so that later requests hit none: see :meth:`EngineCore.reset_prefix_cache`."""
+        self.core.reset_prefix_cache()
+
+    def set_weights_epoch(self, weights_epoch: str | int, *, change: Callable[[], object] | None = None) -> None:
+        """Begin a new epoch of weights: see :meth:`EngineCore.set_weights_epoch`."""
+        self.core.set_weights_epoch(weights_epoch, change=change)
+
+    def forget(self, prompt: Prompt, *, salt: bytes = b"", start: int = 0) -> int:
+        """Drop a prompt, and everything that continues it, from the cache and all tiers: :meth:`EngineCore.forget`."""
+        return self.core.forget(self._token_ids(prompt, 0), salt=salt, start=start)
+
+    def export(self, prompt: Prompt, path: str | Path, *, salt: bytes = b"") -> int:
+        """Write the cached blocks of a prompt to a file: see :meth:`EngineCore.export`."""
+        return self.core.export(self._token_ids(prompt, 0), path, salt=salt)
+
+    def import_(self, path: str | Path, *, salt: bytes = b"") -> int:
+        """Load a prefix from a file into the cache: see :meth:`EngineCore.import_`."""
+        return self.core.import_(path, salt=salt)
+
+    def hand_over(
+        self, prompt: Prompt, *, salt: bytes = b"", timeout_s: float = 60.0, link: NixlLink | None = None
+    ) -> HandOff:
+        """Offer a prompt's blocks to another engine, by tiers or a link: see :meth:`EngineCore.hand_over`."""
+        return self.core.hand_over(self._token_ids(prompt, 0), salt=salt, timeout_s=timeout_s, link=link)
+
+    def take_over(
+        self,
+        hand_off: HandOff,
+        prompt: Prompt,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 60.0,
+        link: NixlLink | None = None,
+    ) -> int:
+        """Take a prompt's blocks over from another engine: see :meth:`EngineCore.take_over`."""
+        return self.core.take_over(hand_off, self._token_ids(prompt, 0), salt=salt, timeout_s=timeout_s, link=link)
+
+    def tier_statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier of ``EngineConfig.tiers``."""
+        return self.core.tier_statistics()
+
+    def flush_tiers(self, timeout_s: float = 60.0) -> bool:
+        """Wait until all computed blocks are stored in the tiers: see :meth:`EngineCore.flush_tiers`."""
+        return self.core.flush_tiers(timeout_s)
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Flush and close the tiers; the engine goes on without them: see :meth:`EngineCore.close`."""
+        return self.core.close(timeout_s)
+
+    def set_tenant(self, name: str, limits: TenantLimits) -> None:
+        """Add a tenant, or change the limits of one: see :meth:`EngineCore.set_tenant`."""
+        self.core.set_tenant(name, limits)
+
+    def remove_tenant(self, name: str) -> None:
+        """Remove a tenant without requests: see :meth:`EngineCore.remove_tenant`."""
+        self.core.remove_tenant(name)
+
+    def output(self, request: EngineRequest) -> RequestOutput:
+        """Return a request's output so far, with text where there is a tokenizer. Changes nothing."""
+        return self._with_text(request.output())
+
+    def _add(self, place: int, prompt: Int32Array, params: SamplingParams, intent: Intent) -> EngineRequest:
+        try:
+            return self.core.add(prompt, self._with_ids(params), intent)
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+
+    def _token_ids(self, prompt: Prompt, place: int) -> Int32Array:
+        try:
+            prompt = chat_token_ids(self._tokenizer, prompt) if is_chat(prompt) else prompt
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError(
+                    f"prompt {place} is text, but the engine has no tokenizer: give it one (`LLM.tokenizer`), or token "
+                    "ids (`TokensPrompt`)"
+                )
+            prompt = self._tokenizer.encode(prompt)
+        if isinstance(prompt, TokensPrompt):
+            prompt = self._plain(prompt, place)
+        try:
+            return as_token_array(cast("TokenIds", prompt))
+        except TokenError as problem:
+            raise RequestError(f"prompt {place} must be a text or a list of token ids: {problem}") from problem
+
+    @staticmethod
+    def _plain(prompt: TokensPrompt, place: int) -> Sequence[int]:
+        try:
+            prompt.require_supported()
+        except RequestError as problem:
+            raise RequestError(f"prompt {place}: {problem}") from problem
+        return prompt.token_ids
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """Turn bad words that are text into token ids."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        if self._tokenizer is None:
+            raise RequestError("bad_words are text, but the engine has no tokenizer: give it one, or token ids")
+        return replace(params, bad_words=bad_words_as_ids(params.bad_words, plain_encoding(self._tokenizer)))
+
+    def _with_text(self, output: RequestOutput) -> RequestOutput:
+        if self._tokenizer is None:
+            return output
+        completions = tuple(self._completion_with_text(each) for each in output.completions)
+        return replace(output, completions=completions)
+
+    def _completion_with_text(self, completion: Completion) -> Completion:
+        if completion.text is not None or self._tokenizer is None:
+            return completion
+        is_ended_by_token = isinstance(completion.stop, int)
+        token_ids = completion.token_ids[:-1] if is_ended_by_token else completion.token_ids
+        return replace(completion, text=self._tokenizer.decode(list(token_ids)))
+
+
+def _params_of_each(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    """Return the parameters of each prompt. Raises RequestError."""
+    if isinstance(prompts, str):
+        raise RequestError("prompts is one text: give a list of prompts")
+    if not isinstance(prompts, Sequence) and np.ndim(prompts) == 0:
+        raise RequestError(f"prompts must be a list of prompts, got {prompts!r}")
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams(max_tokens=DEFAULT_TOKENS)] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise RequestError(f"params must be SamplingParams, or a list of them, got {params!r}")
+    if len(params) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts need as many SamplingParams, got {len(params)}")
+    return params
+
+
+def _intent_of_each(prompts: Sequence[Prompt], intents: Intent | Sequence[Intent] | None) -> Sequence[Intent]:
+    """Return the intent of each prompt. Raises RequestError."""
+    if intents is None or isinstance(intents, Intent):
+        return [intents or PLAIN] * len(prompts)
+    if not isinstance(intents, Sequence) or not all(isinstance(intent, Intent) for intent in intents):
+        raise RequestError(f"intents must be an Intent, or a list of them, got {intents!r}")
+    if len(intents) != len(prompts):
+        raise RequestError(f"{len(prompts)} prompts need as many Intents, got {len(intents)}")
+    return intents
+
+
+def _require_for_ranks(config: EngineConfig, model: compat.Model, ranks: RankGroup) -> None:
+    """Raise ConfigurationError for features that an engine on several ranks lacks, or a model on another device."""
+    features = {
+        "overlap": config.overlap,
+        "draft_model": config.num_draft_tokens > 0,
+    }
+    refused = [name for name, is_requested in features.items() if is_requested]
+    if refused:
+        raise ConfigurationError(f"an engine on several ranks has no {' and no '.join(refused)}: leave it out")
+    if model.device != ranks.device:
+        raise ConfigurationError(
+            f"rank {ranks.rank} has its model on {model.device}, and its device is {ranks.device}: move it there "
+            "before the engine is built, or make the RankGroup with the model's device"
+        )
+
+
+def compile_loops(config: EngineConfig) -> None:
+    """Compile all loops that requests of an engine can reach, if they are not on disk, on all cores."""
+    stores = [of_stores(tier.eviction) for tier in config.tiers]
+    make_ready(of_spaces(config.eviction), *dict.fromkeys(stores), ATTENTION)
+
+
+def find_groups(model: compat.Model, config: EngineConfig) -> EngineGroups:
+    """Probe a model, and put its layers into groups.
+
+    Raises:
+        UnsupportedModelError: paged memory would answer wrongly for it.
+    """
+    require_supported(model)
+    return group_layers(probe(model), config.block_size, config.checkpoint_interval, config.num_draft_states)
+
+
+def with_draft_model(
+    model: compat.Model, groups: EngineGroups, draft_model: compat.Model, config: EngineConfig
+) -> tuple[EngineGroups, DraftModel]:
+    """Probe a draft model, and append its groups to those of the model.
+
+    Raises:
+        UnsupportedModelError: paged memory would compute it wrongly, or it has recurrent layers.
+        ConfigurationError: it does not fit the model.
+    """
+    require_fit(model, draft_model, config.longest(compat.longest_sequence(model)))
+    try:
+        draft_groups = find_groups(draft_model, config)
+        both = paired(groups, draft_model, draft_groups)
+        if config.self_test and draft_model is not model:
+            self_test(draft_model, draft_groups)
+    except UnsupportedModelError as problem:
+        raise UnsupportedModelError(f"the draft model cannot be used: {problem}") from problem
+    return both
+
+
+def plain_encoding(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+    """Return a tokenizer's encoding without the special tokens that tokenizers of transformers add."""
+    if "add_special_tokens" in inspect.signature(tokenizer.encode).parameters:
+        return partial(cast("Callable[..., Sequence[int]]", tokenizer.encode), add_special_tokens=False)
+    return tokenizer.encode

@@ -1,0 +1,106 @@
+"""Outputs of requests: a RequestOutput for each request, with a Completion for each of its answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pagedkv.contract.miss_causes import Explanation
+from pagedkv.engine.sampling import TokenLogprobs
+from pagedkv.engine.tiering import TierNote
+from pagedkv.space import Receipt
+
+__all__ = ["Completion", "FinishReason", "RequestOutput"]
+
+FinishReason: TypeAlias = Literal["stop", "length", "aborted", "rejected", "deadline", "failed"]
+"""Why an answer ended: "stop" by a stop rule, "length" by its limit, "aborted" by its caller, "rejected" for lack of
+blocks, "deadline" by its deadline, "failed" by an error of the request, of a step and its retry, or of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer.
+
+    Args:
+        index: its place among the request's answers.
+        token_ids: the generated tokens, with those that ended it.
+        finish_reason: see :data:`FinishReason`; None while it has not ended.
+        text: the text of the tokens, without an end token, and cut before a stop text; None without a tokenizer.
+        stop: the token id or the text that ended it; None if it ended otherwise.
+        logprobs: of each token; None if they were not requested.
+        score: its score in a beam search; None if there is none.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    text: str | None = None
+    stop: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answers of a request, with its counts and times.
+
+    Args:
+        number: its place in the order of arrival.
+        prompt_token_ids: its prompt.
+        completions: its answers.
+        num_cached_tokens: tokens of the prompt that were hit at its first admission.
+        num_recomputed_tokens: tokens that were computed again after preemption.
+        num_preemptions: times that it was preempted.
+        first_token_seconds, total_seconds: from its arrival to its first token, and to its end.
+        error: why it failed or was rejected.
+        prompt_logprobs: of each token of the prompt, with None for the first; None if they were not requested.
+        queue_seconds: from its arrival to its first admission.
+        explanation: why no more of its prompt was hit at its first admission; None if it was not admitted.
+        receipt: tokens and blocks that it used in the block space, summed over its sequences and admissions; complete
+            once it has ended.
+        num_drafted_tokens: drafts computed for it; num_accepted_tokens: those that were accepted.
+        num_leased_tokens: leading tokens of prompt and answer that were leased when it ended, of the answer with the
+            most; 0 without ``keep_for_s``, or if the lease was refused.
+        breakpoint_tokens: for each breakpoint of its intent, in order, the leading tokens leased there; 0 until they
+            are computed, or if the lease was refused.
+        epochs: the oldest and the newest epoch of the weights that computed its blocks; None before its blocks are
+            freed, or if epochs are not counted.
+        num_loaded_tokens: tokens of its hits that tiers brought for it, by medium ("host", "folder", "redis",
+            "object"); the other hits were in device memory.
+        tier_notes: ranges of its prompt that tiers had, with why they were loaded or not; ``str`` of each is one line.
+    """
+
+    number: int
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    num_cached_tokens: int
+    num_recomputed_tokens: int
+    num_preemptions: int
+    first_token_seconds: float | None
+    total_seconds: float | None
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    queue_seconds: float | None = None
+    explanation: Explanation | None = None
+    receipt: Receipt = field(default_factory=Receipt)
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_leased_tokens: int = 0
+    breakpoint_tokens: tuple[int, ...] = ()
+    epochs: tuple[int, int] | None = None
+    num_loaded_tokens: Mapping[str, int] = field(default_factory=dict)
+    tier_notes: tuple[TierNote, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first answer."""
+        return self.completions[0].token_ids
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that steps computed for it, including those computed again."""
+        return self.receipt.num_computed
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens that its answers share by forks, instead of computing them."""
+        return self.receipt.num_forked

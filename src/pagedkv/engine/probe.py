@@ -1,0 +1,237 @@
+"""The probe: one forward pass of two tokens, which finds out what every layer of a model keeps and reads.
+
+It watches the attention function that the model calls by name, the mask function, whose results return as masks of
+calls, and ``Cache.update``. A call reads the source whose tensors it has as arguments. A call right after an update
+with tensors of no source has unfolded them from that update (latents).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pagedkv.contract.errors import RankLostError, UnsupportedModelError
+from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.current_pass import PROBE, listening
+from pagedkv.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
+from pagedkv.engine.mask_rules import rule_of_mask
+
+__all__ = ["probe"]
+
+NUM_TOKENS: Final = 2
+KNOWN_TENSORS: Final = frozenset({"s_aux", "position_ids", "cache_position", "logits_to_keep"})
+"""Keywords of attention calls with tensors that are supported, or that change no result."""
+SEE_TABLE: Final = "docs/engine.md lists what is supported"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    layer_idx: int
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class _Recorder:
+    """Records updates and calls, and computes them as a dense model does."""
+
+    model_name: str
+    device: torch.device
+    updates: list[_Update] = field(default_factory=list)
+    sources: list[SourceSpec] = field(default_factory=list)
+    calls: list[CallSpec] = field(default_factory=list)
+    masks: dict[int, Rule | None] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)
+    unread: int | None = None
+
+    def note_update(self, layer_idx: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        if self.unread is not None:
+            raise self._bypassed(self.unread)
+        if any(update.layer_idx == layer_idx for update in self.updates):
+            raise self._refusal(f"layer {layer_idx} keeps two tensors of keys a token", SEE_TABLE)
+        self.updates.append(_Update(layer_idx, key, value))
+        self.unread = len(self.updates) - 1
+
+    def make_mask(self, options: dict[str, Any]) -> torch.Tensor:
+        with self.device:  # the device of the tensors that masks look up
+            mask = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]
+            rule = rule_of_mask(cast("Callable[..., Any]", options["mask_function"]))
+        self.kept.append(mask)  # a freed mask's address could be that of a later one
+        self.masks[mask.data_ptr()] = rule
+        return mask
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        number = len(self.calls)
+        source = self._source_of(number, key, value)
+        scale = options.get("scaling")
+        scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
+        self._require_options(number, module, options)
+        is_sharing = any(call.source == source for call in self.calls)
+        soft_cap = float(options.get("softcap") or 0.0)
+        sinks = options.get("s_aux")
+        rule = self._rule_of(number, mask, options)
+        self.calls.append(CallSpec(source, is_sharing, query.shape[1], scale, soft_cap, sinks is not None, rule))
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
+        )
+        return out.transpose(1, 2).contiguous()
+
+    def _source_of(self, number: int, key: torch.Tensor, value: torch.Tensor) -> int:
+        """Return the index of the update that a call reads, and record it as a source when it is first read."""
+        for index, update in reversed(list(enumerate(self.updates))):
+            if _same(update.key, key) and _same(update.value, value):
+                if index == self.unread:
+                    self._note_source(update, is_latent=False)
+                return index
+        if self.unread is None:
+            raise self._refusal(
+                f"attention call {number} reads keys that no layer gave to the cache (cross-attention, or keys that "
+                "are changed after they are shared)",
+                SEE_TABLE,
+            )
+        index, update = self.unread, self.updates[self.unread]
+        if update.key.shape[1] != 1 or update.value.shape[1] != 1:
+            raise self._refusal(
+                f"layer {update.layer_idx} changes its keys or values after they went into the cache", SEE_TABLE
+            )
+        self._note_source(update, is_latent=True)
+        return index
+
+    def _note_source(self, update: _Update, *, is_latent: bool) -> None:
+        if update.key.dtype != update.value.dtype or update.key.shape[1] != update.value.shape[1]:
+            raise self._refusal(
+                f"layer {update.layer_idx} keeps keys {update.key.dtype} of {update.key.shape[1]} heads and values "
+                f"{update.value.dtype} of {update.value.shape[1]}",
+                SEE_TABLE,
+            )
+        self.sources.append(
+            SourceSpec(
+                update.layer_idx,
+                update.key.shape[1],
+                update.key.shape[-1],
+                update.value.shape[-1],
+                update.key.dtype,
+                is_latent,
+            )
+        )
+        self.unread = None
+
+    def _rule_of(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
+        rule = self._named_rule(number, mask, options)
+        if rule.extent == 1:
+            raise UnsupportedModelError(
+                f"{self.model_name}: attention call {number} sees one token alone ({rule.kind} of 1), for which "
+                "transformers' own cache keeps all tokens: its dense answers are none that blocks could be held "
+                "against. Set sliding_window, or attention_chunk_size, to 2 or more"
+            )
+        return rule
+
+    def _named_rule(self, number: int, mask: object, options: dict[str, Any]) -> Rule:
+        if mask is None:
+            window = options.get("sliding_window")
+            return Rule("window", int(window)) if window else Rule("full")
+        rule = self.masks.get(mask.data_ptr()) if isinstance(mask, torch.Tensor) else None
+        if rule is None:
+            raise self._refusal(
+                f"attention call {number} needs a mask of its own, which is neither causal nor a window nor a chunk",
+                SEE_TABLE,
+            )
+        return rule
+
+    def _require_options(self, number: int, module: torch.nn.Module, options: dict[str, Any]) -> None:
+        for name, value in options.items():
+            if isinstance(value, torch.Tensor) and name not in KNOWN_TENSORS:
+                raise self._refusal(f"attention call {number} is given {name!r}, which is not known here", SEE_TABLE)
+        if options.get("is_causal", getattr(module, "is_causal", True)) is False:
+            raise self._refusal(f"attention call {number} is not causal", SEE_TABLE)
+
+    def _bypassed(self, index: int) -> UnsupportedModelError:
+        return self._refusal(
+            f"layer {self.updates[index].layer_idx} computes attention by itself, not through transformers' attention "
+            "interface",
+            SEE_TABLE,
+        )
+
+    def _refusal(self, reason: str, remedy: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.model_name}: {reason}; paged memory would answer wrongly. {remedy}")
+
+    def finish(self, states: tuple[StateSpec, ...]) -> ModelLayers:
+        if self.unread is not None:
+            raise self._bypassed(self.unread)
+        if not self.sources:
+            raise self._refusal(
+                "no layer called transformers' attention interface with keys from the cache (it computes attention by "
+                "itself, or has none)",
+                SEE_TABLE,
+            )
+        return ModelLayers(tuple(self.calls), tuple(self.sources), states)
+
+
+def probe(model: compat.Model) -> ModelLayers:
+    """Find out what a model keeps and reads. Changes nothing.
+
+    Args:
+        model: any decoder, in evaluation mode.
+
+    Raises:
+        UnsupportedModelError: paged memory would answer wrongly for it: which layer, and why.
+
+    Cost: one forward pass of two tokens.
+    """
+    recorder = _Recorder(type(model).__name__, model.device)
+    cache = compat.dense_cache(model)
+    if any(map(compat.has_indexer, cache.layers)):
+        raise recorder._refusal("its attention is sparse, by an indexer with keys of its own", SEE_TABLE)  # noqa: SLF001
+    update = cache.update
+
+    def watched(
+        key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: object, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = update(key, value, layer_idx, *args, **options)
+        recorder.note_update(layer_idx, keys, values)
+        return keys, values
+
+    cast("Any", cache).update = watched  # of this cache object alone
+    tokens = torch.tensor([[1, 2]], device=model.device)
+    positions = torch.arange(NUM_TOKENS, device=model.device)[None]
+    inputs: dict[str, object] = {"input_ids": tokens, "position_ids": positions, "past_key_values": cache}
+    if not compat.accepts(model, "position_ids"):
+        raise recorder._refusal(  # noqa: SLF001
+            "it takes no position_ids: it does not place tokens by numbers that the engine could give", SEE_TABLE
+        )
+    wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
+    try:
+        with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
+            compat.forward(model, wanted, **inputs)
+    except (UnsupportedModelError, RankLostError):
+        raise
+    except Exception as problem:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} fails with two tokens, positions and a cache: {type(problem).__name__}: {problem}"
+        ) from problem
+    return recorder.finish(tuple(_states(cache)))
+
+
+def _states(cache: compat.Cache) -> list[StateSpec]:
+    states = []
+    for layer_idx, layer in enumerate(cache.layers):
+        tensors = compat.state_tensors(layer) if compat.is_linear(layer) else {}
+        if tensors:
+            shapes = ((name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in sorted(tensors.items()))
+            states.append(StateSpec(layer_idx, tuple(shapes)))
+    return states
+
+
+def _same(kept: torch.Tensor, read: torch.Tensor) -> bool:
+    return kept is read or (kept.shape == read.shape and kept.dtype == read.dtype and torch.equal(kept, read))

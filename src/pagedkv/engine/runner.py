@@ -1,0 +1,403 @@
+"""ModelRunner: computes the tokens of a step with the model, over blocks.
+
+Models of attention alone take all tokens of the step in one flat row. Recurrent layers need rows of equal length, and
+states that are read before the pass and written after it. Their steps are several passes: one for all sequences that
+decode, ``[n, 1]``, and one for each piece of a prompt. Pieces end where states are kept::
+
+    prompt, positions      [ 3 .................. 40 )        states kept every 16 tokens
+    passes                 [ 3 .. 16 ) [ 16 .. 32 ) [ 32 .. 40 )
+    state read from block    0           0            1        written to block 0, 1, 2
+
+A state is kept after every draft. So with drafts the decoding sequences take several passes, of one token each, as many
+as the longest of them has tokens.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+
+from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding
+from pagedkv.contract.arrays import Int64Array
+from pagedkv.contract.plan import StepPlan
+from pagedkv.device import PlanExecutor, StepInputs
+from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.captured_passes import CapturedPasses, CaptureState
+from pagedkv.engine.compiled_model import COMPILED, CompiledModel, first_tokens
+from pagedkv.engine.current_pass import IMPLEMENTATION, listening
+from pagedkv.engine.flat_batch import FlatBatch
+from pagedkv.engine.forward_pass import ForwardPass
+from pagedkv.engine.grouping import EngineGroups
+from pagedkv.engine.heads import watched_head
+from pagedkv.engine.last_tokens import LastTokens
+from pagedkv.engine.memory_use import MemoryUse, measured, weights_nbytes
+from pagedkv.engine.paged_cache import PagedCache
+from pagedkv.engine.prompt_scores import PromptScoring
+
+__all__ = ["ModelRunner"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens of one pass.
+
+    Args:
+        tokens: their places in the flat row of the step, ascending.
+        places: their sequences; ranges: the positions of each sequence.
+        is_batch: whether they are one token of each sequence; else they are all of one sequence.
+        is_prompt: whether recurrent layers compute them as a prompt, even a single token.
+    """
+
+    tokens: Int64Array
+    places: Sequence[int]
+    ranges: Sequence[tuple[int, int]]
+    is_batch: bool
+    is_prompt: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and tokens of a row."""
+        return (len(self.tokens), 1) if self.is_batch else (1, len(self.tokens))
+
+
+class _StateBlocks(NamedTuple):
+    """Blocks with the states of a piece's sequences, in one group: int32 ``[sequences]`` each."""
+
+    read: torch.Tensor
+    written: torch.Tensor
+
+
+@final
+class ModelRunner:
+    """Runs one model over the blocks of one executor.
+
+    Args:
+        model: a decoder in evaluation mode; its passes wait for those of other engines with the same model.
+        groups: the groups of its layers, and the place of each layer in them.
+        executor: storage and tables.
+        backend: attention over that storage.
+        replays_steps: whether decoded tokens are computed again one by one, as they were decoded: for recurrent layers
+            whose results differ within a prompt.
+        continues: whether recurrent layers continue a state over several tokens in a pass; else the tokens after a
+            state are computed one by one (Mamba).
+        captured: graphs of passes, for models of attention alone; None: every pass is run call by call.
+        uncaptured: why there are no graphs.
+        compiled: the compiled model, for models of attention alone; None: the model runs uncompiled.
+        unfoldings: of layers that attend to latents without unfolding them, by number of the call; None: of none.
+        add_up: sums a tensor over all ranks, in place, for compiled layers; None: there is one rank.
+
+    Attributes:
+        borrowed: access to the model, which other engines may share.
+        last_tokens: the last sampled token of each row.
+    """
+
+    def __init__(
+        self,
+        model: compat.Model,
+        groups: EngineGroups,
+        executor: PlanExecutor,
+        backend: AttentionBackend,
+        *,
+        replays_steps: bool = False,
+        continues: bool = True,
+        captured: CapturedPasses | None = None,
+        uncaptured: str | None = None,
+        compiled: CompiledModel | None = None,
+        unfoldings: Mapping[int, Unfolding] | None = None,
+        add_up: Callable[[torch.Tensor], object] | None = None,
+    ) -> None:
+        self._unfoldings = unfoldings
+        self._add_up = add_up
+        self._continues = continues
+        self._captured = captured
+        self._uncaptured = uncaptured
+        self._compiled = compiled
+        self._replays_steps = replays_steps
+        self._model = model
+        self._groups = groups
+        self._executor = executor
+        self._backend = backend
+        self._cache = PagedCache(model)
+        self.borrowed = BorrowedModel(model)
+        self._device = executor.storage.device
+        self.last_tokens = LastTokens(executor.storage.config.max_sequences, self._device)
+        self._decodes_together = not groups.unfolds
+        sizes = {executor.tables.block_sizes[place.group] for place in groups.states.values()}
+        self._interval = min(sizes, default=0)
+
+    @property
+    def capture_state(self) -> CaptureState:
+        """The sizes of passes that are captured as graphs, and the reason where none are."""
+        return CaptureState(0, self._uncaptured) if self._captured is None else self._captured.state
+
+    def prepare(self, max_places: int) -> MemoryUse:
+        """Compile the model, measure its largest step, and capture graphs; before the first step.
+
+        Args:
+            max_places: most rows of a step.
+
+        Raises:
+            ConfigurationError: the GPU has too little memory for a step of ``max_batched_tokens``.
+        """
+        num_tokens = self._executor.tables.max_batched_tokens
+        activations, graphs, free = None, 0, None
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            if self._compiled is not None:
+                self._compute_padding(first_tokens(num_tokens), 1)
+            if self._device.type == "cuda" and self._groups.varying_shapes is None:
+                num_wanted = min(max_places, num_tokens)
+                run = partial(self._compute_padding, num_tokens, num_wanted)
+                activations = measured(run, num_tokens, self._device)
+            if self._captured is not None:
+                before = torch.cuda.memory_reserved(self._device)
+                self._captured.capture_all(self._flat_pass)
+                graphs = torch.cuda.memory_reserved(self._device) - before
+        if self._device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self._device)
+        kv_nbytes = self._executor.storage.device_nbytes
+        return MemoryUse(weights_nbytes(self._model), kv_nbytes, activations, graphs, free)
+
+    def _compute_padding(self, num_tokens: int, num_wanted: int) -> None:
+        """Run the model over padding alone, which is written to no slot.
+
+        Its tensors are views of a larger tensor and not inference tensors, as those of graphs: compiled code is
+        specialised for both properties.
+        """
+        step = StepMetadata.of(self._executor.tables.inputs_of_all(1, num_tokens), is_padded=True)
+        with torch.inference_mode(mode=False):
+            numbers = torch.zeros(3, num_tokens + 1, dtype=torch.int64, device=self._device)
+        token_ids, positions, wanted = numbers[:, :num_tokens]
+        self._flat_pass(step, token_ids[None], positions[None], wanted[:num_wanted])
+
+    @property
+    def _flat_implementation(self) -> str:
+        return IMPLEMENTATION if self._compiled is None else COMPILED
+
+    def compute(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        batch: FlatBatch,
+        scorings: Sequence[PromptScoring] = (),
+        *,
+        is_scored: bool = False,
+    ) -> torch.Tensor:
+        """Run a step's forward pass; called by :meth:`PlanExecutor.launch`.
+
+        Args:
+            plan: the step, with at least one token; inputs: its tables.
+            batch: its tokens, and the places of those whose logits are wanted.
+            scorings: collect the log-probabilities of prompts from its chunks. Such a step is run call by call.
+            is_scored: whether rank 0 scores prompts in this step, so that this rank runs it call by call as well.
+
+        Returns:
+            float32 ``[wanted, vocabulary]``, which the next step may overwrite.
+
+        Raises:
+            EngineError: the model's calls of attention differ from those of the probe.
+        """
+        positions = plan.compute.positions().astype(np.int64)
+        wanted = batch.wanted
+        if not (self._groups.states or scorings or is_scored):
+            with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+                return self._compute_flat(inputs, batch, positions)
+        step = StepMetadata.of(inputs)
+        with torch.inference_mode(), self.borrowed.calling(IMPLEMENTATION):
+            token_ids = self._token_ids(batch)
+            if not self._groups.states:
+                piece = _Piece(np.arange(len(batch.token_ids)), (), (), is_batch=False, is_prompt=False)
+                return self._run(piece, step, {}, token_ids, positions, wanted, scorings)
+            answers = []
+            for piece in self._pieces(plan, batch):
+                mine = np.flatnonzero(np.isin(piece.tokens, wanted))
+                blocks = self._state_blocks(piece, inputs)
+                logits = self._run(piece, self._part(step, piece), blocks, token_ids, positions, mine, scorings)
+                answers.append((piece.tokens[mine], logits))
+            where = np.concatenate([tokens for tokens, _ in answers])
+            order = torch.from_numpy(np.argsort(where)).to(self._device)
+            return torch.cat([logits for _, logits in answers])[order]
+
+    def compute_part(
+        self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a model of attention alone over some tokens of a step, call by call; within its launch.
+
+        Args:
+            step: metadata of these tokens; token_ids, positions: int64 ``[tokens]``.
+            wanted: int64 ``[n]``, places of the tokens whose logits are wanted.
+
+        Returns:
+            float32 ``[n, vocabulary]``.
+
+        Raises:
+            EngineError: the model's calls of attention differ from those of the probe.
+        """
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            return self._flat_pass(step, token_ids[None], positions[None], wanted)
+
+    def replay_part(self, token_ids: torch.Tensor, positions: Int64Array, wanted: Int64Array) -> torch.Tensor | None:
+        """Compute some tokens of a step by a graph, whose metadata is in place; within its launch.
+
+        Args:
+            token_ids: int64 ``[tokens]``, on the device; positions: int64 ``[tokens]``; wanted: as in
+                :meth:`compute_part`.
+
+        Returns:
+            float32 ``[n, vocabulary]``, which the next call overwrites; None: there is no graph, compute them call by
+            call.
+        """
+        if self._captured is None:
+            return None
+
+        def fill_in(there: torch.Tensor) -> None:
+            there.copy_(token_ids)
+
+        unknown = np.zeros(len(positions), np.int32)
+        with torch.inference_mode(), self.borrowed.calling(self._flat_implementation):
+            return self._captured.compute(self._flat_pass, unknown, positions, wanted, fill_in)
+
+    def _compute_flat(self, inputs: StepInputs, batch: FlatBatch, positions: Int64Array) -> torch.Tensor:
+        """Run a model of attention alone, by a graph if there is one for this step."""
+        if self._captured is not None:
+            sources = batch.sources
+            fill_in = None if sources is None else partial(self.last_tokens.fill_in, sources=sources)
+            logits = self._captured.compute(self._flat_pass, batch.token_ids, positions, batch.wanted, fill_in)
+            if logits is not None:
+                return logits
+        where, behind = (torch.from_numpy(each).to(self._device) for each in (positions, batch.wanted))
+        return self._flat_pass(StepMetadata.of(inputs), self._token_ids(batch)[None], where[None], behind)
+
+    def _token_ids(self, batch: FlatBatch) -> torch.Tensor:
+        """Copy a step's token ids to the device, and fill in those that only the device has: int64 ``[tokens]``."""
+        token_ids = torch.from_numpy(batch.token_ids.astype(np.int64)).to(self._device)
+        if batch.sources is not None:
+            self.last_tokens.fill_in(token_ids, batch.sources)
+        return token_ids
+
+    def _run(
+        self,
+        piece: _Piece,
+        step: StepMetadata,
+        blocks: Mapping[int, _StateBlocks],
+        token_ids: torch.Tensor,
+        positions: Int64Array,
+        wanted: Int64Array,
+        scorings: Sequence[PromptScoring],
+    ) -> torch.Tensor:
+        """Run the model over one piece. ``wanted``: places in the piece; ``blocks``: its state blocks, by group."""
+        rows, width = piece.shape
+        ids = token_ids[torch.from_numpy(piece.tokens).to(self._device)].view(rows, width)
+        where = torch.from_numpy(positions[piece.tokens]).to(self._device).view(rows, width)
+        forward_pass = self._forward_pass(step, where)
+        states = self._read_states(piece, blocks)
+        self._cache.begin(forward_pass, states, list(self._groups.states), is_prompt=piece.is_prompt)
+        watched = watched_head(self._model) if scorings else nullcontext()
+        with watched as head:
+            behind = torch.from_numpy(wanted).to(self._device)
+            logits = _answer(forward_pass, self._call_model, ids, where, behind)
+        self._write_states(blocks)
+        if head is not None:
+            for scoring in scorings:
+                scoring.take(piece.tokens, head)
+        return logits
+
+    def _flat_pass(
+        self, step: StepMetadata, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a model of attention alone over a flat row of tokens, with all arguments on the device."""
+        forward_pass = self._forward_pass(step, positions)
+        if self._compiled is not None:
+            return _answer(forward_pass, self._compiled.logits, token_ids, positions, wanted)
+        self._cache.begin(forward_pass, {}, [], is_prompt=False)
+        return _answer(forward_pass, self._call_model, token_ids, positions, wanted)
+
+    def _forward_pass(self, step: StepMetadata, positions: torch.Tensor) -> ForwardPass:
+        transfers = self._executor.transfers
+        return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
+
+    def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return compat.forward(
+            self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
+        )
+
+    # Recurrent layers
+
+    def _pieces(self, plan: StepPlan, batch: FlatBatch) -> Iterator[_Piece]:
+        """Split a step into passes: all decoding sequences, then every prompt, cut where states are kept."""
+        offsets = plan.compute.offsets()
+        ranges = list(zip(plan.compute.starts.tolist(), plan.compute.ends.tolist(), strict=True))
+        decoding = sorted(batch.decoding.tolist())
+        if decoding and self._decodes_together:
+            longest = max(ranges[place][1] - ranges[place][0] for place in decoding)
+            for step in range(longest):
+                mine = [place for place in decoding if ranges[place][0] + step < ranges[place][1]]
+                tokens, starts = offsets[mine].astype(np.int64) + step, [ranges[place][0] + step for place in mine]
+                yield _Piece(tokens, mine, [(start, start + 1) for start in starts], is_batch=True, is_prompt=False)
+        for place, (start, end) in enumerate(ranges):
+            if self._decodes_together and place in decoding:
+                continue
+            first = start
+            while first < end:
+                stop, is_prompt = self._end_of_piece(first, end, int(batch.num_prompt_tokens[place]))
+                if place in decoding:
+                    stop, is_prompt = first + 1, False
+                tokens = int(offsets[place]) + np.arange(first - start, stop - start)
+                yield _Piece(tokens, [place], [(first, stop)], is_batch=False, is_prompt=is_prompt)
+                first = stop
+
+    def _end_of_piece(self, first: int, end: int, num_prompt: int) -> tuple[int, bool]:
+        """Return the end of a piece that begins at ``first``, and whether it is part of a prompt."""
+        stop = min(end, (first // self._interval + 1) * self._interval)
+        if first > 0 and not self._continues:
+            return first + 1, False
+        if self._replays_steps and first < num_prompt:
+            return min(stop, num_prompt), True
+        return (first + 1, False) if self._replays_steps else (stop, True)
+
+    def _part(self, step: StepMetadata, piece: _Piece) -> StepMetadata:
+        """Select the metadata of a piece's tokens from those of the step."""
+        part = step.select(torch.tensor(piece.places), torch.from_numpy(piece.tokens))
+        return part.with_ranges([start for start, _ in piece.ranges], [stop for _, stop in piece.ranges])
+
+    def _state_blocks(self, piece: _Piece, inputs: StepInputs) -> dict[int, _StateBlocks]:
+        """Return, by group, the state blocks that each sequence of a piece reads and writes."""
+        places = torch.tensor(piece.places, device=self._device)
+        ranges = torch.tensor(piece.ranges, device=self._device)
+        return {
+            group: _StateBlocks(
+                inputs.states_behind(group, places, ranges[:, 0] - 1),
+                inputs.states_behind(group, places, ranges[:, 1] - 1),
+            )
+            for group in {place.group: None for place in self._groups.states.values()}
+        }
+
+    def _read_states(self, piece: _Piece, blocks: Mapping[int, _StateBlocks]) -> dict[int, compat.State]:
+        if not self._groups.states or piece.ranges[0][0] == 0:
+            return {}
+        states = {}
+        for layer_idx, place in self._groups.states.items():
+            state = self._executor.transfers.gather_states(place.group, place.index, blocks[place.group].read)
+            states[layer_idx] = dict(state)
+        return states
+
+    def _write_states(self, blocks: Mapping[int, _StateBlocks]) -> None:
+        for layer_idx, place in self._groups.states.items():
+            state = self._cache.states(layer_idx)
+            self._executor.transfers.scatter_states(place.group, place.index, blocks[place.group].written, state)
+
+
+def _answer(
+    forward_pass: ForwardPass,
+    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    *given: torch.Tensor,
+) -> torch.Tensor:
+    """Call a model with token ids, positions and wanted tokens, and compute its calls of attention in a pass."""
+    with listening(forward_pass):
+        logits = call(*given)
+    forward_pass.require_complete()
+    return logits

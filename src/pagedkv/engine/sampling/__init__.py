@@ -1,0 +1,65 @@
+"""Sampling: one token for each row of logits, each by its own request's parameters.
+
+::
+
+    parameters          SamplingParams: the parameters of a request
+    sequence            the state of one sequence: history, bad_words
+    sampler             a batch: adjusting, then choosing (tiles, thresholds, drawing, noise), then foreign, logprobs
+    ahead               a batch on a GPU: adjusting, and the device's kernels, without a wait of the host
+    sampled_tokens, pending   the sampled tokens, and those that are still being copied to the host (sending)
+    stopping, text      when an answer ends, and its text
+    beams               beam search, scored
+
+Needs torch, and neither a model nor a cache. See ``docs/decisions/0028-sampling.md``.
+
+>>> import torch
+>>> params = SamplingParams(temperature=0.8, top_p=0.9, seed=1, max_tokens=3)
+>>> sequence = SampledSequence(params, prompt_ids=[5, 6], vocab_size=8)
+>>> answer = BatchSampler(vocab_size=8).sample(torch.arange(8.0)[None], [Place(sequence)])
+>>> answer.token_ids
+tensor([7], dtype=torch.int32)
+>>> sequence.append(answer.token_ids.tolist())
+"""
+
+from pagedkv.engine.sampling.adjusting import Place, beam_logprobs
+from pagedkv.engine.sampling.bad_words import bad_words_as_ids
+from pagedkv.engine.sampling.beams import BeamSearch, BeamStep, FinishedBeam
+from pagedkv.engine.sampling.choosing import NO_TOKEN
+from pagedkv.engine.sampling.foreign import NOT_READY, LogitsProcessor, TokenMatcher, XGrammarMatcher
+from pagedkv.engine.sampling.logprobs import SlicedLogprobs, TokenLogprobs, prompt_logprobs
+from pagedkv.engine.sampling.noise import seed_of
+from pagedkv.engine.sampling.parameters import SamplingParams
+from pagedkv.engine.sampling.pending import PendingTokens
+from pagedkv.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
+from pagedkv.engine.sampling.sampler import BatchSampler
+from pagedkv.engine.sampling.sequence import SampledSequence
+from pagedkv.engine.sampling.stopping import Ending, FinishReason, StopDetector
+from pagedkv.engine.sampling.text import AnswerText
+
+__all__ = [
+    "NOT_READY",
+    "NO_TOKEN",
+    "AnswerText",
+    "BatchSampler",
+    "BeamSearch",
+    "BeamStep",
+    "Ending",
+    "FinishReason",
+    "FinishedBeam",
+    "LogitsProcessor",
+    "PendingTokens",
+    "Place",
+    "SampledSequence",
+    "SampledTokens",
+    "SamplingParams",
+    "SlicedLogprobs",
+    "StopDetector",
+    "TokenLogprobs",
+    "TokenMatcher",
+    "WaitingRow",
+    "XGrammarMatcher",
+    "bad_words_as_ids",
+    "beam_logprobs",
+    "prompt_logprobs",
+    "seed_of",
+]

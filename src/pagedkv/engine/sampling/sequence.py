@@ -1,0 +1,231 @@
+"""One sequence, as sampling sees it: its request's parameters, its tokens, and what is kept up about them.
+
+It belongs to the sequence and to no row of a batch: rows may move, and sequences may be preempted, swapped and resumed,
+without a change here. The engine appends accepted tokens (:meth:`SampledSequence.append`), removes tokens that were
+taken back, and forks it with the sequence. It has no tensors.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, final
+
+import numpy as np
+
+from pagedkv.contract.arguments import TokenIds, as_count, as_token_array
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import RequestError, TokenError
+from pagedkv.engine.sampling.bad_words import BadWords
+from pagedkv.engine.sampling.foreign import TokenMatcher
+from pagedkv.engine.sampling.history import TokenCounts, TokenHistory
+from pagedkv.engine.sampling.parameters import LARGEST_SEED, SamplingParams
+
+__all__ = ["Feature", "SampledSequence"]
+
+
+class Feature:
+    """The features of sampling that a sequence uses, as bits; a batch skips features that none of its rows uses.
+
+    Plain numbers instead of an IntFlag, whose operations take ten times as long: several are tested for each row and
+    step.
+    """
+
+    NONE: Final = 0
+    NOISE: Final = 1
+    FILTERS: Final = 2
+    BIAS: Final = 4
+    PENALTIES: Final = 8
+    BANS: Final = 16
+    FOREIGN: Final = 32
+    LOGPROBS: Final = 64
+
+
+@final
+class SampledSequence:
+    """What sampling keeps of one sequence.
+
+    Args:
+        params: of its request; bad words as token ids.
+        prompt_ids: the prompt.
+        vocab_size: of the logits; token ids of the parameters must lie below it.
+        end_token_ids: the model's own end tokens.
+        sample: which sample of the request it is, from 0.
+        seed: where the noise comes from when the parameters name none.
+        generated_ids: tokens of the answer that are known already, of a sequence that is taken up again.
+
+    Raises:
+        RequestError: bad words as text, or parameters that name tokens which the vocabulary does not have.
+        TokenError: a token outside of the vocabulary, or an empty prompt.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: TokenIds,
+        *,
+        vocab_size: int,
+        end_token_ids: Iterable[int] = (),
+        sample: int = 0,
+        seed: int = 0,
+        generated_ids: TokenIds = (),
+    ) -> None:
+        self.params = params
+        self.sample = as_count(sample, "sample")
+        self.seed = params.seed if params.seed is not None else as_count(seed, "seed", most=LARGEST_SEED)
+        self.vocab_size = vocab_size
+        self._prompt_ids = _checked_ids(prompt_ids, vocab_size, "the prompt")
+        if not len(self._prompt_ids):
+            raise TokenError("a prompt needs at least one token, got none")
+        # Until it may end, what would end it is forbidden; the model's end tokens too where they end nothing.
+        ends = tuple(dict.fromkeys((*end_token_ids, *params.stop_token_ids)))
+        self._early_bans = ends if params.min_tokens else ()
+        _check_inside(vocab_size, params, self._early_bans)
+        self._bad_words = BadWords(_words_of(params))
+        self.bias_ids = np.array(list(params.logit_bias), np.int64)
+        self.bias_values = np.array(list(params.logit_bias.values()), np.float32)
+        self.processors = tuple(
+            processor.fork() if isinstance(processor, TokenMatcher) else processor
+            for processor in params.logits_processors
+        )
+        self._generated_ids: list[int] = []
+        self._history = self._new_history()
+        self.features = self._features()
+        self.append(generated_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._generated_ids)
+
+    @property
+    def generated_ids(self) -> list[int]:
+        """The answer so far: the list itself, not to be changed. O(1)."""
+        return self._generated_ids
+
+    def append(self, token_ids: TokenIds) -> None:
+        """Grow the answer by accepted tokens. Cost: O(1) each.
+
+        Raises:
+            TokenError: a token outside of the vocabulary; nothing is appended then.
+        """
+        tokens = _checked_ids(token_ids, self.vocab_size, "the answer").tolist()
+        self._generated_ids += tokens
+        if self._history is not None:
+            self._history.append(tokens)
+
+    def append_sampled(self, token_id: int) -> None:
+        """Grow the answer by a token that was sampled for it, and so needs no check: a step's hot path. O(1)."""
+        self._generated_ids.append(token_id)
+        if self._history is not None:
+            self._history.append((token_id,))
+
+    def truncate(self, num_generated: int) -> None:
+        """Take back the answer's last tokens, down to ``num_generated`` of them.
+
+        Raises:
+            TokenError: the answer is shorter.
+        """
+        kept = as_count(num_generated, "num_generated", most=len(self._generated_ids), error=TokenError)
+        if self._history is not None:
+            self._history.remove(self._generated_ids[kept:])
+        del self._generated_ids[kept:]
+
+    def fork(self, sample: int) -> "SampledSequence":
+        """Return an independent sequence with the same tokens. Cost: O(tokens of the answer)."""
+        copy = object.__new__(SampledSequence)
+        copy.__dict__.update(self.__dict__)
+        copy.sample = as_count(sample, "sample")
+        copy._generated_ids = self._generated_ids.copy()
+        copy._history = None if self._history is None else self._history.fork()
+        copy.processors = tuple(
+            processor.fork() if isinstance(processor, TokenMatcher) else processor for processor in self.processors
+        )
+        return copy
+
+    def position(self, drafts: Sequence[int] = ()) -> int:
+        """Return the position, from 0, of the token that is sampled after the answer and these drafts."""
+        return len(self._prompt_ids) + len(self._generated_ids) + len(drafts)
+
+    def token_ids(self, drafts: Sequence[int] = ()) -> list[int]:
+        """List prompt, answer and drafts. Cost: O(n)."""
+        ids: list[int] = self._prompt_ids.tolist()
+        return [*ids, *self._generated_ids, *drafts]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt_ids)
+
+    def counts(self, drafts: Sequence[int] = ()) -> TokenCounts:
+        """Return the penalised tokens, with their counts in the answer and these drafts."""
+        assert self._history is not None, "called only where the parameters have a penalty"
+        return self._history.counts_with(drafts) if drafts else self._history.counts
+
+    def banned(self, drafts: Sequence[int] = ()) -> Sequence[int]:
+        """Return the tokens that are forbidden next; some may occur twice."""
+        banned = list(self._bad_words.always)
+        if self._bad_words.num_before:
+            banned += self._bad_words.after(self._last(self._bad_words.num_before, drafts))
+        if len(self._generated_ids) + len(drafts) < self.params.min_tokens:
+            banned += self._early_bans
+        return banned
+
+    def _last(self, count: int, drafts: Sequence[int]) -> list[int]:
+        """List the last tokens, of the prompt as well where the answer has fewer."""
+        ids = [*self._generated_ids[-count:], *drafts]
+        missing = count - len(ids)
+        return [*self._prompt_ids[-missing:].tolist(), *ids] if missing > 0 else ids[-count:]
+
+    def _new_history(self) -> TokenHistory | None:
+        params = self.params
+        if params.repetition_penalty != 1:
+            return TokenHistory(self._prompt_ids)
+        if params.presence_penalty or params.frequency_penalty:
+            return TokenHistory(self._prompt_ids[:0])
+        return None
+
+    def _features(self) -> int:
+        params = self.params
+        requested = {
+            Feature.NOISE: not params.is_greedy,
+            Feature.FILTERS: not params.is_greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
+            Feature.BIAS: len(self.bias_ids) > 0,
+            Feature.PENALTIES: self._history is not None,
+            Feature.BANS: bool(self._bad_words.always or self._bad_words.num_before or self._early_bans),
+            Feature.FOREIGN: bool(self.processors),
+            Feature.LOGPROBS: params.logprobs is not None,
+        }
+        features: int = Feature.NONE
+        for feature, is_requested in requested.items():
+            features |= feature if is_requested else Feature.NONE
+        return features
+
+
+def _words_of(params: SamplingParams) -> list[Sequence[int]]:
+    words = []
+    for word in params.bad_words:
+        if isinstance(word, str):
+            raise RequestError(
+                f"the bad word {word!r} is text: turn bad words into token ids first, by bad_words_as_ids"
+            )
+        words.append(word)
+    return words
+
+
+def _checked_ids(token_ids: TokenIds, vocab_size: int, what: str) -> Int32Array:
+    ids = as_token_array(token_ids)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise TokenError(f"token ids of {what} must lie between 0 and {vocab_size - 1}, got {ids.min()} to {ids.max()}")
+    return ids
+
+
+def _check_inside(vocab_size: int, params: SamplingParams, bans: Sequence[int]) -> None:
+    named = {
+        "logit_bias": list(params.logit_bias),
+        "bad_words": [token for word in _words_of(params) for token in word],
+        "stop_token_ids": list(params.stop_token_ids),
+        "end_token_ids": list(bans),
+    }
+    for name, ids in named.items():
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise RequestError(
+                f"{name} names tokens {min(ids)} to {max(ids)}, but the vocabulary has 0 to {vocab_size - 1}"
+            )

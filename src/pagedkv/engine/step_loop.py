@@ -1,0 +1,284 @@
+"""StepLoop: runs steps. Schedule, carry the plan out, run the model, sample, advance the scheduler.
+
+A step whose pass or sampling fails is undone and tried once more (:mod:`~pagedkv.engine.failed_steps`). With
+``EngineConfig.overlap`` a call launches a step and then finishes the one before: see
+:mod:`~pagedkv.engine.core`, where both are drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar, final
+
+import numpy as np
+import torch
+
+from pagedkv.contract.errors import PagedKVError
+from pagedkv.device import StepInputs
+from pagedkv.engine.answering import Answering, Taken
+from pagedkv.engine.config import EngineConfig
+from pagedkv.engine.engine_parts import EngineParts
+from pagedkv.engine.failed_steps import FailedSteps, may_be_retried
+from pagedkv.engine.flat_batch import FlatBatch, flatten
+from pagedkv.engine.flights import Finished, Flight
+from pagedkv.engine.live_requests import LiveRequests
+from pagedkv.engine.prompt_scores import PromptScoring, scorings_of
+from pagedkv.engine.ranks import RankGroup, SentStep
+from pagedkv.engine.recording import Recorder
+from pagedkv.engine.records import StepRecord
+from pagedkv.engine.sampled_rows import SampledRow, lines_of
+from pagedkv.scheduling import AbortedBatches, Batch, Request, Scheduler
+
+__all__ = ["StepLoop"]
+
+Result = TypeVar("Result")
+
+
+@final
+class StepLoop:
+    """The steps of one engine.
+
+    Args:
+        config, scheduler, requests, answering: of the engine; parts: its model over blocks.
+        ranks: the processes that share the model's heads; None: this process has the whole model.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        parts: EngineParts,
+        scheduler: Scheduler,
+        requests: LiveRequests,
+        *,
+        answering: Answering,
+        ranks: RankGroup | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._scheduler = scheduler
+        self._requests = requests
+        self._answering = answering
+        self._ranks = ranks
+        self._clock = clock
+        self._began = clock()
+        self._recorder = Recorder(scheduler, parts.space)
+        self._failed_steps = FailedSteps(config.max_batched_tokens)
+        self._flight: Flight | None = None
+        self._last_done = 0  # the last step that the device has run
+
+    @property
+    def has_flight(self) -> bool:
+        """Whether a step is launched and not finished."""
+        return self._flight is not None
+
+    def step(self) -> StepRecord:
+        """Run one step; with overlap, launch one and finish the one before."""
+        num_finished = self._supply() if self._answering.num_held else 0
+        self._requests.tiers.before_step(none_running=not self._scheduler.running)
+        times = [self._clock()]
+        if self._config.leases:
+            self._parts.space.advance(max(self._parts.space.now_s, times[0] - self._began))
+        batch = self._scheduler.schedule(self._failed_steps.max_batched_tokens)
+        before = self._flight
+        if not (_computes(batch) or (before is not None and _computes(before.batch))):
+            self._requests.tiers.await_load()
+        self._requests.note_admitted(batch)
+        times.append(self._clock())
+        logits = self._tried(batch, lambda: self._forward(batch))
+        if logits is None:
+            return self._undone(batch, times, num_finished, self.finish_last())
+        flight = Flight(batch, self._requests.rows.of(batch))
+        times.append(self._clock())
+        if self._config.overlap:
+            finished = self.finish_last()
+            times.append(self._clock())
+            if not self._sampled(flight, logits):
+                return self._undone(batch, times, num_finished, finished)
+            self._flight = flight
+            times.append(self._clock())
+            if self._scheduler.is_idle:  # no step follows that could overlap this one
+                finished = finished.plus(self.finish_last())
+            seconds = np.diff(times)[[0, 1, 3, 2]]
+        else:
+            if not self._sampled(flight, logits):
+                return self._undone(batch, times, num_finished, Finished())
+            times.append(self._clock())
+            finished = self._finish(flight)
+            times.append(self._clock())
+            seconds = np.diff(times)
+        if _computes(batch):
+            self._failed_steps.note_success()
+        self._requests.tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
+        finished = finished.plus(Finished(num_finished))
+        return self._recorder.record_of(batch, finished, seconds.tolist())
+
+    def _sample(self, flight: Flight, logits: torch.Tensor) -> Flight:
+        """Begin to sample the rows whose answers have not ended. Tokens stay on the device for the next step."""
+        rows = flight.rows
+        if self._config.overlap and not all(row.goes_on for row in rows):
+            flight.places = [place for place, row in enumerate(rows) if row.goes_on]
+            lines = lines_of(rows)
+            logits = logits[[line for place in flight.places for line in lines[place]]]
+            rows = [rows[place] for place in flight.places]
+        if rows:
+            flight.sampling = self._answering.begin(logits, rows)
+            if self._config.overlap:
+                self._keep_last_tokens(flight)
+        return flight
+
+    def _keep_last_tokens(self, flight: Flight) -> None:
+        """Keep the tokens of rows that may run ahead: neither beams nor rows with drafts do, which have more tokens."""
+        sampling = flight.sampling
+        if sampling is None or sampling.pending is None:
+            return
+        rows, token_ids = flight.batch.sampled_rows(), sampling.pending.token_ids
+        rows = rows if flight.places is None else rows[flight.places]
+        rows = rows if len(sampling.places) == len(rows) else rows[sampling.places]
+        drawn = [sampling.rows[place] for place in sampling.places]
+        if any(row.drafts for row in drawn):
+            plain = [place for place, row in enumerate(drawn) if not row.drafts]
+            lines = lines_of(drawn)
+            rows, token_ids = rows[plain], token_ids[[lines[place].start for place in plain]]
+        self._parts.runner.last_tokens.keep(rows, token_ids)
+
+    def _finish(self, flight: Flight | None) -> Finished:
+        """Append a step's sampled tokens to the answers, and finish the step in the scheduler."""
+        if flight is None:
+            return Finished()
+        batch, rows, places = flight.batch, flight.rows, flight.places
+        taken = Taken(np.zeros(0, np.int32)) if flight.sampling is None else self._answering.end(flight.sampling)
+        if self._ranks is not None:
+            self._ranks.finish_step()
+        if places is not None:
+            taken = taken.among(places, len(rows))
+        self._last_done = max(self._parts.executor.done(), default=self._last_done)
+        for request, failure in taken.failures.items():
+            if request.scheduled.num_ahead > 1:  # a later step already decodes the row, so the row cannot be held
+                self._requests.fail(request, failure)
+        apart = [request.scheduled for request in (*taken.held, *taken.failures)]
+        parents = {request.scheduled: beams for request, beams in taken.parents.items()}
+        accepted = taken.accepted_of(len(batch.decoded_token_ids)) if taken.num_accepted else None
+        progress = self._scheduler.finish(
+            batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
+        )
+        self._requests.note_progress(progress, taken, rows)
+        self._requests.tiers.chunks_computed(batch, self._requests.by_schedule)
+        return Finished(len(progress.finished), sum(taken.num_accepted.values()))
+
+    def finish_last(self) -> Finished:
+        """Finish the step in flight, if there is one."""
+        flight, self._flight = self._flight, None
+        return self._finish(flight)
+
+    def _supply(self) -> int:
+        """Sample the waiting rows again, and resume requests that have all their tokens; return how many finished."""
+        num_finished = 0
+        for request, taken in self._answering.retry_waiting():
+            rows = [SampledRow(request, sample) for sample in request.live]
+            if taken.failures:
+                self._requests.note_failures(taken)
+                continue
+            progress = self._scheduler.supply(request.scheduled, taken.token_ids, ended=taken.ended)
+            self._requests.note_progress(progress, taken, rows)
+            num_finished += len(progress.finished)
+        return num_finished
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        flat = flatten(batch)
+        plan = batch.plan
+        requests = [self._requests.by_schedule[chunk.request] for chunk in batch.prefilling]
+        scorings = scorings_of(zip(requests, batch.prefilling, flat.chunk_starts, strict=True))
+        if self._ranks is not None:
+            self._ranks.send(SentStep(plan, flat, is_scored=len(scorings) > 0))
+        if not len(flat.token_ids):
+            return self._parts.executor.launch(plan, lambda _: torch.zeros(0))
+        logits = self._parts.executor.launch(plan, lambda inputs: self._compute(batch, inputs, flat, scorings))
+        is_one_each = len(flat.source) == len(flat.wanted) and bool((flat.source[1:] > flat.source[:-1]).all())
+        return logits if is_one_each else logits[torch.from_numpy(flat.source).to(logits.device)]
+
+    def _compute(
+        self, batch: Batch, inputs: StepInputs, flat: FlatBatch, scorings: Sequence[PromptScoring]
+    ) -> torch.Tensor:
+        """Run the models of a step: first a draft model, whose drafts the other model then verifies."""
+        if self._parts.drafter is not None:
+            flat, drafts = self._parts.drafter.draft(batch, inputs, flat, self._requests.rows.decoding(batch))
+            if len(drafts):
+                self._scheduler.fill_drafts(batch, drafts)
+        return self._parts.runner.compute(batch.plan, inputs, flat, scorings)
+
+    # Steps that fail
+
+    def _tried(self, batch: Batch, part: Callable[[], Result], *, is_repeatable: bool = True) -> Result | None:
+        """Run a part of a step; return None if it failed and the step can be repeated."""
+        try:
+            return part()
+        except Exception as problem:
+            is_whole = self._ranks is None  # other ranks may have run the step
+            if not (is_whole and is_repeatable and _computes(batch) and may_be_retried(problem)):
+                raise
+            self._failed_steps.note_failure(problem)
+        return None
+
+    def _sampled(self, flight: Flight, logits: torch.Tensor) -> bool:
+        """Begin to sample a step; return False if that failed. Beams advance at once, so they cannot be repeated."""
+        has_beams = any(row.request.beams is not None for row in flight.rows)
+        sampled = self._tried(flight.batch, lambda: self._sample(flight, logits), is_repeatable=not has_beams)
+        return sampled is not None
+
+    def _undone(self, batch: Batch, times: list[float], num_finished: int, finished: Finished) -> StepRecord:
+        """Abort a failed step, and end requests of it if it was the retry. The step before it has been finished."""
+        if self._parts.executor.storage.device.type == "cuda":
+            torch.cuda.empty_cache()  # fragments of the failed pass, which the next pass may not fit into
+        aborted = self._abort_in_flight()
+        assert aborted is not None, f"step {batch.plan.step_id} failed, and is not in flight"
+        for scheduled in aborted.withdrawn:
+            if not scheduled.num_preemptions:  # this was its first admission
+                request = self._requests.by_schedule[scheduled]
+                request.num_cached_tokens = request.explanation = request.admitted = None
+        for scheduled in aborted.preempted:
+            request = self._requests.by_schedule[scheduled]
+            request.num_preemptions += 1
+            self._answering.forget(request)
+        ended = self._ended_by_failure(batch, aborted) if self._failed_steps.is_final else []
+        for scheduled in ended:
+            error = f"a step that computes it failed twice: {self._failed_steps.reason}"
+            self._requests.end(self._requests.by_schedule[scheduled], "failed", error)
+        seconds = [*np.diff([*times, self._clock()]).tolist(), 0.0, 0.0]
+        finished = finished.plus(Finished(num_finished + len(ended)))
+        record = self._recorder.record_of(batch, finished, seconds)
+        return replace(
+            record,
+            num_decoded=0,
+            num_prefilled=0,
+            num_sampled=0,
+            num_admitted=0,
+            num_hit_tokens=0,
+            num_recomputed=record.num_recomputed + len(aborted.preempted),
+            num_drafted=0,
+            failure=self._failed_steps.reason,
+        )
+
+    def _ended_by_failure(self, batch: Batch, aborted: AbortedBatches) -> list[Request]:
+        """Return the requests to end after a failed retry: those whose prompts the step computes; if none, all."""
+        prompts = [chunk.request for chunk in batch.prefilling if chunk.request in aborted.requests]
+        return prompts or list(aborted.requests)
+
+    def _abort_in_flight(self) -> AbortedBatches | None:
+        """Abort the batches in flight, in the space and on the device; return None if there are none."""
+        aborted = self._scheduler.abort_in_flight()
+        if aborted is not None:
+            on_device = tuple(step_id for step_id in aborted.steps.step_ids if step_id > self._last_done)
+            self._parts.executor.abort(replace(aborted.steps, step_ids=on_device))
+        return aborted
+
+    def abandon(self) -> None:
+        """Abort the steps in flight, as far as possible: an error has ended the engine."""
+        self._flight = None
+        with suppress(PagedKVError):  # the first error is the one to be raised
+            self._abort_in_flight()
+
+
+def _computes(batch: Batch) -> bool:
+    return len(batch.plan.compute.rows) > 0

@@ -1,0 +1,365 @@
+"""EngineTiers: the tiers of one engine, as the engine's loop calls them.
+
+::
+
+    scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
+    before a step          end_loads()                loads end whose tiers have answered
+    after a step           offer_copies()             queued content is copied and offered
+    a prompt is computed   offer(request)             its blocks are queued for the tiers
+    a request ends         offer(request), ended(request)
+    reset, new weights     reset(), renew()
+
+All methods are called by the thread that drives the engine. Threads of the stores only set an event. Any failure of a
+tier delays a request by its deadline at most, and the request then computes the tokens that were not loaded.
+"""
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, final
+
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.events import TierEvents
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.engine.tiering.closing import DroppedStores
+from pagedkv.engine.tiering.content import StoredContent
+from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
+from pagedkv.engine.tiering.open_tier import LOG, OpenTier
+from pagedkv.scheduling import Request
+from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
+from pagedkv.tiering import (
+    ComputeRate,
+    EntryLayout,
+    LoadUnderWay,
+    RequestLoads,
+    TierCause,
+    TierEventLog,
+    TierLoads,
+    TierNote,
+    TierOffers,
+    TierStatistics,
+    published_medium,
+)
+from pagedkv.tiers import Identity, Tier, end_key_of
+
+__all__ = ["EngineTiers"]
+
+LONGEST_WAIT_S: Final = 0.005
+"""Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
+AT_EXIT_S: Final = 10.0
+"""Seconds for stores to finish their writes at the end of the process."""
+WHEN_DROPPED_S: Final = 1.0
+"""The same for an engine that is garbage-collected without having been closed."""
+NO_NOTES: Final[tuple[TierNote, ...]] = ()
+
+
+@final
+class EngineTiers:
+    """The tiers of an engine.
+
+    Args:
+        specs: the tiers' specifications, the fastest first.
+        content: of the engine's blocks.
+        space: the block space.
+        on_loaded: called with each request whose load has ended.
+
+    Raises:
+        ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
+        MissingExtraError: a package that a tier needs is not installed.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Tier],
+        content: StoredContent,
+        space: BlockSpace,
+        on_loaded: Callable[[Request], None],
+    ) -> None:
+        self._space = space
+        self._content = content
+        self._layout = EntryLayout(space.config.groups, content.nbytes)
+        entry_nbytes = max(self._layout.run_nbytes, self._layout.end_nbytes)
+        identity = self._identity()
+        block_bytes, memories = content.open_memory(specs, entry_nbytes)
+        self._bytes = block_bytes
+        self._tiers: list[OpenTier] = []
+        try:
+            for spec, memory in zip(specs, memories, strict=True):
+                opened = OpenTier(spec, identity, entry_nbytes, memory, records_events=space.config.events)
+                self._tiers.append(opened)
+        except BaseException:
+            _close(self._tiers)
+            raise
+        self._events = TierEventLog(self._layout.run_tokens if self._layout.has_runs else 0)
+        self._rate = ComputeRate()
+        self._records: dict[Request, RequestLoads] = {}
+        self._arrived = threading.Event()
+        self._withdrawn: set[bytes] = set()
+        self._offers = TierOffers(self._tiers, space, self._layout, block_bytes, self._withdrawn)
+        self._loads = TierLoads(
+            self._tiers,
+            space,
+            self._layout,
+            block_bytes,
+            rate=self._rate,
+            of_request=self._record,
+            on_arrival=self._arrived.set,
+            on_loaded=on_loaded,
+            withdrawn=self._withdrawn,
+        )
+        space.observe(_Withdrawals(weakref.WeakMethod(self.withdraw)))
+        at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(at_exit)
+        self._dropped = DroppedStores(partial(_close, self._tiers, WHEN_DROPPED_S))
+        self._drop = weakref.finalize(self, _drop, self._dropped, at_exit)
+        self._drop.atexit = False
+
+    def _identity(self) -> Identity:
+        return self._content.identity(self._layout.blocks_per_run)
+
+    def _record(self, request: Request) -> RequestLoads:
+        if request not in self._records:
+            self._records[request] = RequestLoads(self._layout.new_chain(request.keys))
+        return self._records[request]
+
+    # Loads: the scheduler's loader
+
+    def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
+        """Begin or join a load of the blocks after a request's hit; return whether the request must wait for it."""
+        return self._loads.begins_load(request, token_ids, match)
+
+    def give_way(self) -> bool:
+        """End all loads under way, so that their blocks are free; return whether there were any."""
+        return self._loads.end_all(TierCause.GAVE_WAY)
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way."""
+        return len(self._loads)
+
+    def loads(self) -> tuple[LoadUnderWay, ...]:
+        """Return the loads that are under way."""
+        return self._loads.under_way()
+
+    # Between steps
+
+    def end_loads(self, *, none_running: bool) -> None:
+        """End loads whose tiers have answered, before a step; ``none_running``: copies delay no request."""
+        self._arrived.clear()
+        self._loads.advance(none_running=none_running)
+
+    def offer_copies(self, *, is_idle: bool) -> None:
+        """Copy and offer queued content, after a step; ``is_idle``: no request waits or runs."""
+        self._offers.advance(is_idle=is_idle)
+        for tier in self._tiers:
+            tier.log_outage()
+
+    def wait(self) -> None:
+        """Wait briefly for the answer of a tier, before a step that computes nothing."""
+        if len(self._loads):
+            self._arrived.wait(LONGEST_WAIT_S)
+
+    def note_step(self, num_prefilled: int, num_tokens: int, seconds: float) -> None:
+        """Note the time of a step, from which the time of computing is predicted for loads."""
+        self._rate.note(num_prefilled, num_tokens, seconds)
+        self._offers.note_step(seconds)
+
+    def offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
+        """Queue the tokens of a request for the tiers; ``num_settled`` of them are computed.
+
+        If epochs are counted and hits may rest on older ones, only what one epoch has computed leaves the process.
+        """
+        if self._space.config.max_epoch_lag and request.epochs != (self._space.weights_epoch,) * 2:
+            return
+        self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
+
+    @property
+    def stores_ends(self) -> bool:
+        """Whether prefixes are stored with windows or states, which are there only where a step has ended."""
+        return self._layout.has_ends
+
+    def admitted(self, request: Request, num_hit_tokens: int) -> None:
+        """Note how many tokens of a request's hit a tier has brought for it."""
+        own = self._records.get(request)
+        if own is not None:
+            own.admitted(num_hit_tokens)
+
+    def computed(self, request: Request) -> None:
+        """Count these tokens, since a step that computed behind them was acknowledged."""
+        own = self._records.get(request)
+        if own is not None:
+            own.computed()
+
+    def left(self, request: Request) -> None:
+        """Count these tokens where a life of the request is over, if its receipt has the hit; else none was used."""
+        own = self._records.get(request)
+        if own is not None and request.receipt.num_hit > own.num_hit_before:
+            own.num_hit_before = request.receipt.num_hit
+            own.computed()
+
+    def notes(self, request: Request) -> tuple[TierNote, ...]:
+        """What became of what tiers had for a request."""
+        return tuple(self._records[request].notes) if request in self._records else NO_NOTES
+
+    def num_loaded_tokens(self, request: Request) -> dict[str, int]:
+        """Tokens of a request's hits that tiers brought for it, by medium."""
+        return dict(self._records[request].num_hit_tokens) if request in self._records else {}
+
+    def ended(self, request: Request) -> None:
+        """Forget a request; a load that only it waits for ends."""
+        self._loads.leave(request)
+        self._records.pop(request, None)
+
+    # Hand-off to another engine
+
+    def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:
+        """Store what is computed, and list the entries of a prompt in shared tiers."""
+        self.flush(timeout_s)
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        num_tokens = self._loads.num_loadable(chain, len(token_ids))
+        return entries_of(self._tiers, self._layout, chain, self._identity().fingerprint, num_tokens)
+
+    def take_over(self, hand_off: HandOff, token_ids: Int32Array, keys: RequestKeys) -> int:
+        """List the entries of a hand-off; return how many leading tokens of the prompt can be loaded now."""
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        announce(hand_off, self._tiers, self._layout, chain, self._identity().fingerprint)
+        return self._loads.num_loadable(chain, len(token_ids))
+
+    # All of it
+
+    def forget(self, token_ids: Int32Array, keys: RequestKeys, start: int) -> int:
+        """Remove a prefix from position ``start`` on, and what continues it, from every tier; count the entries."""
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        chain = self._layout.new_chain(keys)
+        chain.extend(token_ids)
+        size = self._layout.block_size
+        runs = chain.runs[start // self._layout.run_tokens :]
+        if self._layout.has_ends:
+            runs += [chain.end(place) for place in range(start // size + 1, chain.num_blocks + 1)]
+        return sum(tier.store.withdraw(runs) for tier in self._tiers) if runs else 0
+
+    def withdraw(self, digests: frozenset[bytes] | None) -> None:
+        """Remove content that turned out bad: blocks with these digests, and what continues them; None: all content.
+
+        It is neither loaded nor stored again in the life of this engine. The space is in the middle of an operation:
+        it publishes nothing of the loads of such content.
+        """
+        self._offers.drop()
+        if digests is None:
+            for tier in self._tiers:
+                tier.store.reset()
+            return
+        self._withdrawn |= digests
+        keys = [*digests, *map(end_key_of, digests)]
+        for tier in self._tiers:
+            tier.store.withdraw_keys(keys)
+
+    def reset(self) -> None:
+        """Remove all content of every tier."""
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        for tier in self._tiers:
+            tier.store.reset()
+
+    def renew(self) -> None:
+        """Begin stores for new weights; what is stored under the old ones stays where it is, and is not loaded.
+
+        A tier that does not answer is left out from now on, with one line in the log.
+        """
+        self._offers.drop()
+        self._loads.end_all(TierCause.WITHDRAWN)
+        identity = self._identity()
+        for tier in list(self._tiers):
+            try:
+                tier.renew(identity)
+            except ConfigurationError as problem:
+                self._tiers.remove(tier)
+                LOG.warning("tier %s is left out after new weights: %s", tier.name, problem)
+        self._offers.drop()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Copy and offer all that waits, and wait until it is stored; return whether that came about."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._offers.advance(is_idle=True)
+            is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
+            if not is_quiet or self._offers.is_empty:
+                return is_quiet
+
+    def drain_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of all entries since the last call, by medium; none unless ``EngineConfig.events``."""
+        return self._events.drain([(tier.medium, tier.store) for tier in self._tiers])
+
+    def entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries whose events were drained, by medium. O(entries)."""
+        return self._events.entries()
+
+    def weights(self) -> dict[str, float]:
+        """Return for each medium with loads so far the measured saving: 1 less the time of loading over computing.
+
+        Of several tiers of one medium the least; between 0 and 1.
+        """
+        weights: dict[str, float] = {}
+        for tier in self._tiers:
+            computing_s = self._rate.predict_s(tier.num_loaded_tokens)
+            if tier.num_loaded_tokens and computing_s:
+                medium = published_medium(tier.medium)
+                saved = max(0.0, 1.0 - tier.loaded_s / computing_s)
+                weights[medium] = min(saved, weights.get(medium, 1.0))
+        return weights
+
+    def statistics(self) -> tuple[TierStatistics, ...]:
+        """Take a snapshot of each tier."""
+        return tuple(tier.statistics() for tier in self._tiers)
+
+    def close(self, timeout_s: float) -> bool:
+        """Flush, and end the stores; return whether all was stored."""
+        is_stored = self.flush(timeout_s)
+        self._loads.end_all(TierCause.WITHDRAWN)
+        self._drop.detach()
+        self._dropped.forget()
+        _close(self._tiers)
+        self._bytes.close()
+        return is_stored
+
+
+class _Withdrawals(SpaceObserver):
+    """Passes what a space withdraws on to an engine's tiers, as long as there are any."""
+
+    def __init__(self, withdraw: "weakref.WeakMethod[Callable[[frozenset[bytes] | None], None]]") -> None:
+        self._withdraw = withdraw
+
+    def withdrawn(self, digests: frozenset[bytes] | None) -> None:
+        """Content was declared bad."""
+        withdraw = self._withdraw()
+        if withdraw is not None:
+            withdraw(digests)
+
+
+def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
+    """Store what the process has computed, before it ends."""
+    tiers = engine_tiers()
+    if tiers is not None:
+        tiers.close(AT_EXIT_S)
+
+
+def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
+    """Close the stores of an engine that was dropped and not closed."""
+    atexit.unregister(at_exit)
+    dropped.close()
+
+
+def _close(tiers: Sequence[OpenTier], timeout_s: float = 0.0) -> None:
+    """Let stores write for some time, and end them."""
+    until = time.monotonic() + timeout_s
+    for tier in tiers:
+        if timeout_s:
+            tier.store.wait_until_quiet(max(0.0, until - time.monotonic()))
+        tier.store.close()

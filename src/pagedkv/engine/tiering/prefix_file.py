@@ -1,0 +1,166 @@
+"""A prefix as a file: what an engine has cached of a prompt, as frames that follow one another, and back.
+
+::
+
+    | frame of run 0 | frame of run 1 | ... | frame of the end |
+
+The frames are those of tiers (docs/tier-format.md). The end has the blocks behind the last whole run, and windows and
+states. A file is served only by the same model with the same weights and layout, and only if every byte is right.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from pagedkv.contract.answers import Shortage
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.engine.tiering.content import StoredContent
+from pagedkv.space import BlockSpace
+from pagedkv.tiering import BlockBytes, EntryLayout, fill, longest_end
+from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
+
+__all__ = ["bring_frames", "cached_frames", "read_prefix", "write_prefix"]
+
+ANY_TOKEN: Final = np.int32(0)
+STAGING_NBYTES: Final = 2**26
+
+
+def write_prefix(
+    path: Path, content: StoredContent, space: BlockSpace, token_ids: Int32Array, keys: RequestKeys
+) -> int:
+    """Write what is cached of a prompt; return how many leading tokens that is. 0: nothing is cached, and no file made.
+
+    The file appears whole, or not at all. Raises OSError.
+    """
+    num_tokens, frames = cached_frames(content, space, token_ids, keys)
+    if not num_tokens:
+        return 0
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            for frame in frames:
+                file.write(frame)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return num_tokens
+
+
+def read_prefix(path: Path, content: StoredContent, space: BlockSpace, keys: RequestKeys) -> int:
+    """Bring a prefix from a file into the cache; return how many tokens it has. 0: there are too few free blocks.
+
+    Raises:
+        ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
+        OSError: it cannot be read.
+    """
+    return bring_frames(str(path), path.read_bytes(), content, space, keys)
+
+
+def cached_frames(
+    content: StoredContent, space: BlockSpace, token_ids: Int32Array, keys: RequestKeys
+) -> tuple[int, Iterator[bytes]]:
+    """Return how many leading tokens of a prompt are cached, and their frames, which are read one by one."""
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    tokens = np.append(token_ids, ANY_TOKEN)  # a match never hits the last token
+    hit = longest_end(space, tokens, keys, len(token_ids), layout.alignment)
+    if hit is None:
+        return 0, iter(())
+    chain = layout.new_chain(keys)
+    chain.extend(token_ids[: hit.num_tokens])
+    entries = [(run, layout.blocks_of_run(number, hit.block_ids)) for number, run in enumerate(chain.runs)]
+    entries.append((chain.end(chain.num_blocks), layout.blocks_of_end(hit.num_tokens, hit.block_ids)))
+    return hit.num_tokens, _frames(content, layout, entries)
+
+
+def _frames(
+    content: StoredContent, layout: EntryLayout, entries: Sequence[tuple[Run, Sequence[Int32Array]]]
+) -> Iterator[bytes]:
+    identity = content.identity(layout.blocks_per_run)
+    largest = max(sum(len(ids) * layout.block_nbytes[group] for group, ids in enumerate(each)) for _, each in entries)
+    block_bytes = content.open_block_bytes(2 * largest + STAGING_NBYTES)
+    for run, blocks in entries:
+        yield write_frame(identity, run, [_read(block_bytes, group, ids) for group, ids in enumerate(blocks)])
+
+
+def bring_frames(
+    what: str,
+    buffer: bytes | memoryview,
+    content: StoredContent,
+    space: BlockSpace,
+    keys: RequestKeys,
+    *,
+    prompt: Int32Array | None = None,
+) -> int:
+    """Bring the frames of a prefix into the cache; return how many tokens it has. 0: there are too few free blocks.
+
+    Args:
+        what: what has the frames, for errors; buffer: the frames.
+        content, space, keys: of the engine, and of the requests that computed the prefix.
+        prompt: the prompt that the prefix must begin, int32 ``[n]``; None: any.
+
+    Raises:
+        ConfigurationError: it is not a prefix of this model, or of this prompt, or was damaged; nothing is changed.
+    """
+    layout = EntryLayout(space.config.groups, content.nbytes)
+    frames = frames_of(buffer)
+    if isinstance(frames, Refusal):
+        raise _refused(what, frames)
+    if not frames:
+        raise _refused(what, None)
+    tokens = np.concatenate([frame.token_ids for frame in frames])
+    if prompt is not None and not np.array_equal(tokens, prompt[: len(tokens)]):
+        raise ConfigurationError(f"{what} is no prefix of this prompt: pass the prompt that was handed over")
+    chain = layout.new_chain(keys)
+    chain.extend(tokens)
+    expected = [*chain.runs, chain.end(chain.num_blocks)]
+    _require_equal(what, frames, expected, content.identity(layout.blocks_per_run))
+    num_tokens = chain.num_blocks * layout.block_size
+    load = space.load(tokens, num_tokens, keys=keys)
+    if load is None or isinstance(load, Shortage):
+        return 0 if load else num_tokens
+    entries = [
+        (layout.blocks_of_load(load, num_tokens, number if number < len(chain.runs) else None), frame.parts)
+        for number, frame in enumerate(frames)
+        if number == len(chain.runs) or (number + 1) * layout.run_tokens > load.num_hit_tokens
+    ]
+    is_filled = load.num_tokens == num_tokens and _fill(content.open_block_bytes(STAGING_NBYTES), entries)
+    space.finish_load(load, num_tokens if is_filled else 0)
+    if not is_filled:
+        raise ConfigurationError(f"{what} is not a prefix of this model: its parts have other lengths")
+    return num_tokens
+
+
+def _read(block_bytes: BlockBytes, group: int, block_ids: Int32Array) -> memoryview:
+    """Copy blocks to the host. Raises ConfigurationError: they cannot be read any more."""
+    copied = block_bytes.read(group, block_ids)
+    if copied is None:  # staging memory has room for two entries
+        raise ConfigurationError("the blocks cannot be read: the other ranks of this engine have ended")
+    copied.ticket.wait()
+    return copied.rows.reshape(-1).data
+
+
+def _fill(block_bytes: BlockBytes, entries: Sequence[tuple[Sequence[Int32Array], Sequence[memoryview]]]) -> bool:
+    """Copy parts into blocks; return whether they have the right lengths."""
+    tickets = fill(block_bytes, entries)
+    block_bytes.close()
+    return tickets is not None
+
+
+def _require_equal(what: str, frames: Sequence[OpenFrame], expected: Sequence[Run], identity: Identity) -> None:
+    """Refuse frames that are not those of a prefix of this model."""
+    for frame, run in zip(frames, expected, strict=False):
+        refusal = frame.compare(identity, run)
+        if refusal is not None:
+            raise _refused(what, refusal)
+    if len(frames) != len(expected):
+        raise ConfigurationError(f"{what} is not a whole prefix: it has {len(frames)} frames of {len(expected)}")
+
+
+def _refused(what: str, refusal: Refusal | None) -> ConfigurationError:
+    why = "it is empty" if refusal is None else f"{refusal.reason}: {refusal.detail}"
+    return ConfigurationError(f"{what} is not a prefix of this model: {why}")

@@ -1,0 +1,25 @@
+"""Sizes of a model's KV cache: the bytes of a token's keys and values in each group.
+
+In the order in which data flows::
+
+    json_file     a small JSON file, read whole or refused
+    config        checked access to the keys of one config.json
+    dtypes        bytes of an element
+    attention     elements that one attention layer keeps of a token
+    states        bytes that one recurrent layer keeps of a sequence
+    layer_rules   the rule of each layer: full, window, chunk, recurrent, nothing
+    families      the meaning of the keys for each ``model_type``; all others are refused
+    parameters    the exact number of weights, if the config determines it
+    memory        ModelMemory and LayerGroup: the result
+    presets       the configs of well-known models
+    reader        read_model(): a file or a preset in, a ModelMemory out
+    sizing        pools and blocks from a ModelMemory and bytes
+
+All are pure functions of a file's content: nothing is downloaded, and of pools only the group specification is used.
+"""
+
+from pagedkv.models.memory import LayerGroup, ModelMemory
+from pagedkv.models.presets import model_names
+from pagedkv.models.reader import read_model
+
+__all__ = ["LayerGroup", "ModelMemory", "model_names", "read_model"]

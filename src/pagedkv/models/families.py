@@ -1,0 +1,201 @@
+"""The meaning of the keys for each ``model_type``. A type that is not in this table is refused.
+
+A family defines the rule of each layer if the file lists none, the memory of an attention layer for a token, the memory
+of a recurrent layer, and the *size keys* that its configs may have. A size key changes the size of the cache. A config
+with a size key that its family does not list is refused, since the result would be silently wrong. Key names and
+defaults are those of the configuration classes of Hugging Face transformers, where each ``model_type`` is defined.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Final
+
+from pagedkv.models.attention import (
+    KeptByAttention,
+    every_head,
+    grouped_heads,
+    heads_of_falcon,
+    heads_of_gpt_bigcode,
+    latents,
+    plain_heads,
+)
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.layer_rules import (
+    RuleReader,
+    all_full,
+    attention_at,
+    attention_every,
+    chunk_unless_no_rope,
+    layers_must_be_listed,
+    pattern_of_letters,
+    window_below_top,
+    window_everywhere,
+    window_except_every,
+)
+from pagedkv.models.states import (
+    gated_delta_state_nbytes,
+    mamba2_state_nbytes,
+    mamba_state_nbytes,
+    nemotron_state_nbytes,
+)
+
+__all__ = ["Family", "family_of"]
+
+NO_DEFAULTS: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to read the configs of one kind of model.
+
+    Args:
+        rules: returns the rule of each layer, where the config has no list of layer types.
+        attention: returns the memory of one attention layer.
+        state_nbytes: returns the memory of one recurrent layer; None where there is none.
+        size_keys: the size keys that configs of this family may have.
+        defaults: values of keys that files of this family omit.
+    """
+
+    rules: RuleReader
+    attention: Callable[[ModelConfig], KeptByAttention]
+    state_nbytes: Callable[[ModelConfig], int] | None = None
+    size_keys: frozenset[str] = frozenset()
+    defaults: Mapping[str, object] = field(default_factory=lambda: NO_DEFAULTS)
+
+
+WINDOW_KEYS: Final = frozenset({"sliding_window", "sliding_window_pattern", "_sliding_window_pattern"})
+MAMBA_KEYS: Final = frozenset({"mamba_d_state", "attn_layer_period", "attn_layer_indices"})
+LINEAR_KEYS: Final = frozenset({"linear_num_value_heads", "full_attention_interval"})
+LATENT_KEYS: Final = frozenset({"kv_lora_rank"})
+NEMOTRON_KEYS: Final = frozenset({"ssm_state_size", "hybrid_override_pattern"})
+CHUNK_KEYS: Final = frozenset({"attention_chunk_size"})
+SHARING_KEYS: Final = frozenset({"num_kv_shared_layers"})
+UNSUPPORTED_KEYS: Final = frozenset(
+    {
+        "attention_k_eq_v",  # Gemma 4: keys serve as values
+        "attn_type_list",  # MiniMax
+        "block_configs",  # pruned models, each layer with its own heads
+        "block_types",  # RecurrentGemma
+        "cross_attention_layers",  # Llama 3.2 Vision
+        "global_head_dim",  # Gemma 4
+        "index_head_dim",  # DeepSeek-V3.2: a further key for each token
+        "linear_attn_config",  # Kimi Linear
+        "num_global_key_value_heads",  # Gemma 4
+        "num_key_value_heads_per_layer",  # DeciLM
+    }
+)
+SIZE_KEYS: Final = (
+    WINDOW_KEYS | MAMBA_KEYS | LINEAR_KEYS | LATENT_KEYS | NEMOTRON_KEYS | CHUNK_KEYS | SHARING_KEYS | UNSUPPORTED_KEYS
+)
+
+
+def _with_head_dim(family: Family, head_dim: int) -> Family:
+    """Return a family with its class's head dimension, for files that omit it although it is not hidden / heads."""
+    return replace(family, defaults={**family.defaults, "head_dim": head_dim})
+
+
+MULTI_HEAD: Final = Family(all_full, every_head)
+PLAIN: Final = Family(all_full, plain_heads)
+GROUPED: Final = Family(all_full, grouped_heads)
+ALL_WINDOWED: Final = Family(window_everywhere, grouped_heads, size_keys=WINDOW_KEYS)
+LISTED_WINDOWS: Final = replace(ALL_WINDOWED, rules=layers_must_be_listed)
+QWEN: Final = Family(window_below_top, grouped_heads, size_keys=WINDOW_KEYS)
+LATENT: Final = Family(all_full, latents, size_keys=LATENT_KEYS)
+GEMMA_2: Final = Family(window_except_every(2), grouped_heads, size_keys=WINDOW_KEYS, defaults={"head_dim": 256})
+GEMMA_3: Final = Family(
+    window_except_every(6),
+    grouped_heads,
+    size_keys=WINDOW_KEYS,
+    # The published files omit keys that equal the class's defaults: the 4B model states no heads at all.
+    defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
+)
+GATED_DELTA: Final = Family(
+    attention_every,
+    grouped_heads,
+    gated_delta_state_nbytes,
+    LINEAR_KEYS | WINDOW_KEYS,
+    {"full_attention_interval": 4, "head_dim": 256},
+)
+
+MULTI_HEAD_TYPES: Final = ("bloom", "codegen", "gpt2", "gptj", "gpt_neox", "opt")
+PLAIN_TYPES: Final = ("granite", "granitemoe", "llama", "olmo", "olmo2", "olmoe", "phi")
+GROUPED_TYPES: Final = (
+    *("apertus", "arcee", "cohere", "ernie4_5_moe", "glm4_moe", "granitemoeshared"),
+    *("nemotron", "smollm3", "stablelm"),
+)
+GROUPED_128_TYPES: Final = ("ernie4_5", "glm", "glm4", "minimax_m2", "seed_oss")
+WINDOWED_TYPES: Final = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
+QWEN_TYPES: Final = (
+    *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    *("qwen3_moe", "qwen3_vl_moe_text"),
+)
+QWEN_128_TYPES: Final = ("qwen3", "qwen3_vl_text")
+LATENT_TYPES: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+GATED_DELTA_TYPES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
+    {
+        **dict.fromkeys(MULTI_HEAD_TYPES, MULTI_HEAD),
+        **dict.fromkeys(PLAIN_TYPES, PLAIN),
+        **dict.fromkeys(GROUPED_TYPES, GROUPED),
+        **dict.fromkeys(GROUPED_128_TYPES, _with_head_dim(GROUPED, 128)),
+        **dict.fromkeys(WINDOWED_TYPES, ALL_WINDOWED),
+        **dict.fromkeys(QWEN_TYPES, QWEN),
+        **dict.fromkeys(QWEN_128_TYPES, _with_head_dim(QWEN, 128)),
+        **dict.fromkeys(LATENT_TYPES, LATENT),
+        **dict.fromkeys(GATED_DELTA_TYPES, GATED_DELTA),
+        "falcon": replace(PLAIN, attention=heads_of_falcon),
+        "gpt_bigcode": replace(PLAIN, attention=heads_of_gpt_bigcode),
+        "gemma": _with_head_dim(GROUPED, 256),
+        "gemma2": GEMMA_2,
+        "gemma3_text": GEMMA_3,
+        "gemma3n_text": _with_head_dim(replace(LISTED_WINDOWS, size_keys=WINDOW_KEYS | SHARING_KEYS), 256),
+        "cohere2": replace(GEMMA_2, rules=window_except_every(4), defaults=NO_DEFAULTS),
+        "gpt_oss": _with_head_dim(LISTED_WINDOWS, 64),
+        "olmo3": LISTED_WINDOWS,
+        "llama4_text": _with_head_dim(Family(chunk_unless_no_rope, grouped_heads, size_keys=CHUNK_KEYS), 128),
+        "jamba": Family(attention_every, grouped_heads, mamba_state_nbytes, MAMBA_KEYS | WINDOW_KEYS),
+        "bamba": Family(attention_at, grouped_heads, mamba2_state_nbytes, MAMBA_KEYS),
+        "granitemoehybrid": Family(layers_must_be_listed, plain_heads, mamba2_state_nbytes, MAMBA_KEYS),
+        "nemotron_h": _with_head_dim(
+            Family(pattern_of_letters, grouped_heads, nemotron_state_nbytes, NEMOTRON_KEYS | MAMBA_KEYS | WINDOW_KEYS),
+            128,
+        ),
+    }
+)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """Return the family that reads a config.
+
+    Args:
+        config: the part for the language model.
+
+    Raises:
+        ConfigurationError: the model is of an unknown kind, has an encoder, or has a size key that its family does not
+            list.
+    """
+    if config.flag("is_encoder_decoder", default=False):
+        raise config.fault(
+            "is_encoder_decoder", "is true; only decoders have the KV cache modelled here", "Name a decoder's config"
+        )
+    model_type = config.text("model_type")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        near = get_close_matches(model_type, FAMILIES, n=3) or ["llama", "qwen3", "mistral"]
+        raise config.fault(
+            "model_type",
+            f"is {model_type[:40]!r}, a kind of model not known here",
+            f"If its keys and values are those of a known kind, write that kind instead (such as {', '.join(near)})",
+        )
+    for key in sorted(SIZE_KEYS - family.size_keys):
+        # Null, false, 0 and an empty list mean that the feature is not used.
+        if config.values.get(key):
+            raise config.fault(
+                key,
+                f"is set, which is not known of the model_type {model_type!r}",
+                "Its effect on the KV cache is unknown; remove the key if it has none",
+            )
+    return family

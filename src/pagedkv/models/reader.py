@@ -1,0 +1,166 @@
+"""read_model(): turns a preset's name or a config.json into a ModelMemory.
+
+It determines which of the two the user means, and combines the parts: rules and sizes of the layers become groups. What
+it does not understand it refuses: every fault is a ConfigurationError with file, key, expectation and remedy.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, assert_never
+
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.models.config import ModelConfig
+from pagedkv.models.dtypes import kv_element_nbytes, model_element_nbytes
+from pagedkv.models.families import Family, family_of
+from pagedkv.models.json_file import read_json_object
+from pagedkv.models.layer_rules import (
+    KINDS,
+    LayerRule,
+    LayerRules,
+    is_state,
+    listed_rules,
+    without_shared_layers,
+)
+from pagedkv.models.memory import LayerGroup, ModelMemory
+from pagedkv.models.parameters import count_parameters, expert_share
+from pagedkv.models.presets import PRESETS, Preset, model_names
+
+__all__ = ["read_model"]
+
+CONFIG_FILE: Final = "config.json"
+NUM_SUGGESTIONS: Final = 3
+LEAST_LIKENESS: Final = 0.4
+CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
+BYTES_OF_FP8: Final = 1
+
+
+def read_model(name_or_path: str, kv_dtype: str | None = None) -> ModelMemory:
+    """Read the memory of a model.
+
+    Args:
+        name_or_path: a preset's name (:func:`~pagedkv.models.model_names` lists them, in any case of letters),
+            the path of a ``config.json``, or a folder with one. A preset takes precedence; ``./name`` is always a path.
+        kv_dtype: type of keys and values: "auto" or None for the model's own, "fp8", "bf16", "fp16" or "fp32".
+            States of recurrent layers keep their own type.
+
+    Raises:
+        ConfigurationError: there is no such preset or file, or the config is not understood.
+
+    >>> read_model("llama-3.1-8b").token_nbytes
+    131072
+    """
+    preset = PRESETS.get(name_or_path.lower())
+    if preset is not None:
+        name = name_or_path.lower()
+        return _memory(name, ModelConfig(f"the preset {name}", preset.config), preset, kv_dtype)
+    path = _config_path(name_or_path)
+    config = ModelConfig(str(path), read_json_object(path))
+    return _memory(name_or_path, config, None, kv_dtype)
+
+
+def _config_path(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    try:
+        if path.is_dir():
+            return path / CONFIG_FILE
+        if path.exists():
+            return path
+    except OSError:
+        pass  # the name is too long for a path
+    raise ConfigurationError(
+        f"{name_or_path[:100]!r} is neither a model preset nor a {CONFIG_FILE} or a folder with one. "
+        f"Nearest presets: {', '.join(_nearest(name_or_path))}; "
+        "`pagedkv presets` lists all of them"
+    )
+
+
+def _nearest(name: str) -> list[str]:
+    """Return presets that a user may have meant, comparing names of repositories on the hub too."""
+    last_part = name[-100:].lower().rpartition("/")[2]
+    return get_close_matches(last_part, model_names(), NUM_SUGGESTIONS, LEAST_LIKENESS) or ["llama-3.1-8b"]
+
+
+def _memory(name: str, whole: ModelConfig, preset: Preset | None, kv_dtype: str | None) -> ModelMemory:
+    # The whole config is checked too: an encoder-decoder may be declared outside of the language model's part.
+    config = whole.language_model()
+    if whole.flag("is_encoder_decoder", default=False):
+        config = whole
+    family = family_of(config)
+    config = config.with_defaults(family.defaults)
+    rules = without_shared_layers(config, listed_rules(config) or family.rules(config))
+    dtype_nbytes = model_element_nbytes(config)
+    num_parameters, num_active = _parameters(config, preset)
+    return ModelMemory(
+        name=name,
+        num_parameters=num_parameters,
+        num_active_parameters=num_active,
+        expert_share=expert_share(config),
+        weights_nbytes=_weights_nbytes(config, preset, num_parameters),
+        dtype_nbytes=dtype_nbytes,
+        max_context=config.optional_count(*CONTEXT_KEYS),
+        num_layers=len(rules),
+        groups=_groups(config, family, rules, kv_element_nbytes(config, kv_dtype)),
+    )
+
+
+def _groups(config: ModelConfig, family: Family, rules: LayerRules, element_nbytes: int) -> tuple[LayerGroup, ...]:
+    present = sorted(
+        {rule for rule in rules if rule is not None}, key=lambda rule: (KINDS.index(rule.kind), rule.extent)
+    )
+    return tuple(_group(config, family, rule, rules.count(rule), element_nbytes) for rule in present)
+
+
+def _group(config: ModelConfig, family: Family, rule: LayerRule, num_layers: int, element_nbytes: int) -> LayerGroup:
+    token_nbytes = state_nbytes = pair_flops = 0
+    if is_state(rule.kind):
+        if family.state_nbytes is None:
+            raise config.fault(
+                "layer_types",
+                f"has linear attention, which is not known of the model_type {config.text('model_type')!r}",
+                "Write a model_type with states of these layers, such as qwen3_next",
+            )
+        state_nbytes = family.state_nbytes(config)
+    else:
+        kept = family.attention(config)
+        token_nbytes, pair_flops = kept.token_numel * element_nbytes, kept.pair_flops
+    return LayerGroup(
+        name=_group_name(rule),
+        kind=rule.kind,
+        extent=rule.extent,
+        num_layers=num_layers,
+        token_nbytes=num_layers * token_nbytes,
+        state_nbytes=num_layers * state_nbytes,
+        pair_flops=num_layers * pair_flops,
+    )
+
+
+def _group_name(rule: LayerRule) -> str:
+    match rule.kind:
+        case "full":
+            return "full"
+        case "recurrent":
+            return "state"
+        case "window" | "chunk":
+            return f"{rule.kind}_{rule.extent}"
+        case _:
+            assert_never(rule.kind)
+
+
+def _parameters(config: ModelConfig, preset: Preset | None) -> tuple[int | None, int | None]:
+    if preset is not None and preset.num_parameters is not None:
+        return preset.num_parameters, preset.num_active_parameters
+    counted = count_parameters(config)
+    return (None, None) if counted is None else (counted.num_parameters, counted.num_active)
+
+
+def _weights_nbytes(config: ModelConfig, preset: Preset | None, num_parameters: int | None) -> int | None:
+    """Size the weights; None if their number or their quantisation is unknown."""
+    if preset is not None and preset.weights_nbytes is not None:
+        return preset.weights_nbytes
+    if num_parameters is None:
+        return None
+    quantization = config.values.get("quantization_config")
+    if not quantization:
+        return num_parameters * model_element_nbytes(config)
+    is_fp8 = isinstance(quantization, dict) and quantization.get("quant_method") == "fp8"
+    return num_parameters * BYTES_OF_FP8 if is_fp8 else None

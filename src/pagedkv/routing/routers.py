@@ -1,0 +1,321 @@
+"""Router: chooses the replica that serves a request; the result is a :class:`~pagedkv.routing.Choice` with its reason.
+
+The cost of a replica is measured in prompt tokens::
+
+    cost = prompt tokens queued there + decode_tokens x decoding requests
+         + lack_weight x (tokens of this prompt - credit)
+    credit = tokens cached on the device (or promised) + weight of the medium x tokens that a tier has behind them
+
+Queued tokens delay this request. Tokens that are not cached delay it too, and also take time from other requests, so
+they weigh more. With ``lack_weight`` 1, the second request of a burst would compute its prefix on an idle replica,
+since it would be ready there as soon as after the first request. (Dynamo's router adds the same terms, in blocks; its
+documentation, release 1.2.)
+
+A replica that has recently computed more than its share, by more than ``most_over_share``, is not chosen, whatever it
+has cached, so that one popular prefix does not occupy one replica while others are idle.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Literal, TypeAlias, final
+
+from pagedkv.contract.arguments import as_choice, as_number
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
+from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.contract.spec import TokenIds
+from pagedkv.routing.choice import Candidate, Choice, RoutingReason
+from pagedkv.routing.promises import Promises
+from pagedkv.routing.prompts import HashedPrompt
+from pagedkv.routing.replica_index import Note, ReplicaIndex
+from pagedkv.routing.replica_loads import ReplicaLoads
+
+__all__ = ["ROUTINGS", "Router", "Routing", "RoutingRules"]
+
+Routing: TypeAlias = Literal["prefix", "least-loaded", "round-robin"]
+ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "least-loaded", "round-robin")
+
+
+HOST: Final = "CPU"
+NO_TIERS: Final[Mapping[str, int]] = {}
+
+
+def as_weight(value: float, name: str) -> float:
+    """Check a weight. Raises ConfigurationError: it is not between 0 and 1."""
+    if not 0 <= as_number(value, name) <= 1:
+        raise ConfigurationError(f"{name} must be between 0 and 1, got {value}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """The numbers of a router.
+
+    Args:
+        decode_tokens: cost of a decoding request, in prompt tokens.
+        lack_weight: cost of each token of the prompt that a replica would have to compute.
+        most_over_share: a replica is not chosen if its recently computed tokens, this prompt's included, exceed the
+            mean of all replicas by more than this fraction and by more than ``share_slack_tokens``.
+        share_slack_tokens: excess over the mean that is always allowed, in tokens.
+        memory_s: seconds in which the weight of recently computed tokens decays by a factor of e.
+        promise_s: promises last for one to two of these periods.
+        host_weight: credit for each token that a replica can load from host memory; a cached one counts 1.
+        tier_weight: the same for other media, until :meth:`Router.weigh` sets a measured one.
+
+    Raises:
+        ConfigurationError: a number is negative, a period is 0, or a weight is above 1.
+    """
+
+    decode_tokens: float = 64.0
+    lack_weight: float = 2.0
+    most_over_share: float = 0.1
+    share_slack_tokens: float = 16_384.0
+    memory_s: float = 60.0
+    promise_s: float = 2.0
+    host_weight: float = 0.75
+    tier_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("decode_tokens", "lack_weight", "most_over_share", "share_slack_tokens"):
+            if as_number(getattr(self, name), name) < 0:
+                raise ConfigurationError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("memory_s", "promise_s"):
+            if as_number(getattr(self, name), name) <= 0:
+                raise ConfigurationError(f"{name} must be above 0 seconds, got {getattr(self, name)}")
+        for name in ("host_weight", "tier_weight"):
+            as_weight(getattr(self, name), name)
+
+
+@final
+class Router:
+    """Routes requests to the replicas of an index.
+
+    Args:
+        index: the replicas' cached blocks; the router adds and removes its replicas.
+        routing: ``prefix``: by cost; ``least-loaded``: by the cost without cached blocks; ``round-robin``: in turn.
+        rules: the numbers of the cost.
+        note: called with all inputs and choices from the first one on, such as :class:`~pagedkv.routing.RecordWriter`.
+
+    Raises:
+        ConfigurationError: an unknown routing.
+    """
+
+    def __init__(
+        self,
+        index: ReplicaIndex,
+        routing: Routing = "prefix",
+        rules: RoutingRules | None = None,
+        *,
+        note: Note | None = None,
+    ) -> None:
+        self.index = index
+        self.rules = rules or RoutingRules()
+        as_choice(routing, ROUTINGS, "routing")
+        self._routing = routing
+        self._loads = ReplicaLoads(self.rules.memory_s)
+        self._promises = Promises(index.cached_groups, self.rules.promise_s)
+        self._turns = count()
+        self._weights: dict[str, float] = {HOST: self.rules.host_weight}
+        self.num_by_reason: dict[RoutingReason, int] = dict.fromkeys(RoutingReason, 0)
+        self._note = note
+        if note is not None:
+            note("router", 0.0, {"routing": routing, "rules": self.rules})
+            index.note_inputs(note)
+        for name in index.names:
+            self._loads.add_replica(name)
+            self._noted("join", None, replica=name)
+
+    @property
+    def loads(self) -> ReplicaLoads:
+        """Outstanding work of each replica."""
+        return self._loads
+
+    def add_replica(self, name: str, now_s: float = 0.0) -> None:
+        """Add a replica. Raises ConfigurationError if the index has it already, or has 64 replicas."""
+        self.index.add_replica(name, now_s)
+        self._loads.add_replica(name)
+        self._noted("join", now_s, replica=name)
+
+    def remove_replica(self, name: str) -> tuple[int, ...]:
+        """Remove a replica; return the numbers of its outstanding requests, which the caller should route again."""
+        self._promises.clear(self.index.number_of(name))
+        self.index.remove_replica(name)
+        self._noted("leave", None, replica=name)
+        return self._loads.remove_replica(name)
+
+    def weigh(self, medium: str, weight: float, now_s: float) -> None:
+        """Set the credit for a token in a medium below device memory, as measured: 1 less loading over computing it.
+
+        Args:
+            medium: name of the medium, as in events.
+            weight: between 0 and 1.
+            now_s: the caller's time.
+
+        Raises:
+            ConfigurationError: the weight is out of range.
+        """
+        if self._weights.get(medium) == as_weight(weight, f"the weight of {medium}"):
+            return
+        self._weights[medium] = weight
+        self._noted("weight", now_s, medium=medium, weight=weight)
+
+    def weight(self, medium: str) -> float:
+        """Return the credit for a token in a medium below device memory."""
+        return self._weights.get(medium, self.rules.tier_weight)
+
+    def apply(
+        self, name: str, lifetime: str, batch: int, events: Collection[CacheEvents | TierEvents], now_s: float
+    ) -> bool:
+        """Apply a batch of events, as :meth:`ReplicaIndex.apply`, and end the promises of its blocks."""
+        self._promises.settle(events, self.index.number_of(name))
+        return self.index.apply(name, lifetime, batch, events, now_s)
+
+    def note_alive(self, name: str, lifetime: str, next_batch: int, now_s: float) -> bool:
+        """Apply a heartbeat, as :meth:`ReplicaIndex.note_alive`."""
+        return self.index.note_alive(name, lifetime, next_batch, now_s)
+
+    def restore(
+        self, name: str, lifetime: str, next_batch: int, blocks: Collection[StoredBlocks | TierEvents], now_s: float
+    ) -> None:
+        """Replace the index of a replica by a snapshot, as :meth:`ReplicaIndex.restore`. Promises are not changed."""
+        self.index.restore(name, lifetime, next_batch, blocks, now_s)
+
+    def choose(
+        self,
+        request: int,
+        token_ids: TokenIds,
+        now_s: float,
+        *,
+        keys: RequestKeys = NO_KEYS,
+        among: Iterable[str] | None = None,
+    ) -> Choice:
+        """Choose a replica for a request, and count the request as outstanding there until :meth:`ended`.
+
+        Args:
+            request: the caller's number of the request.
+            token_ids: the prompt, int32 ``[n]``. A long one is kept for a while (:meth:`ReplicaIndex.hash`), and not
+                copied for that if the array is read-only and owns its memory.
+            keys: its extra keys and salt.
+            now_s: the caller's time.
+            among: replicas that may be chosen; None: all.
+
+        Raises:
+            ConfigurationError: no replica may be chosen, one is unknown, or the request is already outstanding.
+
+        Cost: O(tokens + blocks x replicas).
+        """
+        return self.choose_hashed(request, self.index.hash(token_ids, keys), now_s, among=among)
+
+    def choose_hashed(
+        self, request: int, prompt: HashedPrompt, now_s: float, *, among: Iterable[str] | None = None
+    ) -> Choice:
+        """Choose a replica as :meth:`choose` does, for a prompt hashed by :meth:`ReplicaIndex.hash`."""
+        names = self.index.names if among is None else tuple(among)
+        if not names:
+            raise ConfigurationError(
+                "there is no replica to choose from: the router has none, or the given set is empty"
+            )
+        self._promises.advance(now_s)
+        confirmed, hits = self.index.hits_and_promised(prompt, self._promises.generations)
+        tiers = self._tier_hits(prompt, hits)
+        candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed, tiers)
+        chosen, reason = self._decide(candidates)
+        self._loads.begin(request, chosen.name, prompt.num_tokens - round(chosen.credit), now_s)
+        num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
+        self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
+        self.num_by_reason[reason] += 1
+        if self._note is not None:
+            of_prompt = {"num_tokens": prompt.num_tokens, "digests": prompt, "among": None if among is None else names}
+            self._noted("arrival", now_s, request=request, **of_prompt, chosen=chosen.name, reason=str(reason))
+        others = tuple(each for each in candidates if each.name != chosen.name)
+        return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
+
+    def prefilled(self, request: int) -> None:
+        """Record that a request's first token has arrived."""
+        self._loads.prefilled(request)
+        self._noted("first_token", None, request=request)
+
+    def ended(self, request: int) -> None:
+        """Record that a request has ended, answered or not."""
+        self._loads.end(request)
+        self._noted("end", None, request=request)
+
+    def _noted(self, kind: str, now_s: float | None, **values: object) -> None:
+        if self._note is not None:
+            self._note(kind, now_s, values)
+
+    def _tier_hits(self, prompt: HashedPrompt, hits: Sequence[int]) -> dict[int, dict[str, int]]:
+        """Return the tokens of a prompt that replicas can load, by number of the replica and medium."""
+        media = self.index.tier_media
+        if not media:
+            return {}
+        return self.index.tier_hits(prompt, hits, sorted(media, key=lambda medium: (-self.weight(medium), medium)))
+
+    def _candidates(  # noqa: PLR0913, PLR0917 - a prompt, and its tokens by replica
+        self,
+        names: Sequence[str],
+        now_s: float,
+        num_tokens: int,
+        hits: Sequence[int],
+        confirmed: Sequence[int],
+        tiers: Mapping[int, Mapping[str, int]],
+    ) -> list[Candidate]:
+        """Compute the cost of each replica; ``hits``, ``confirmed``, ``tiers`` are indexed by the replica's number."""
+        index, rules, counts_hits = self.index, self.rules, self._routing == "prefix"
+        numbers = [index.number_of(name) for name in names]
+        loads = [self._loads.load(name, now_s) for name in names]
+        mean = sum(load.recent_tokens for load in loads) / len(names)
+        candidates = []
+        for name, number, load in zip(names, numbers, loads, strict=True):
+            num_hit = hits[number]
+            of_tiers = tiers.get(number, NO_TIERS)
+            credit = num_hit + sum(self.weight(medium) * count for medium, count in of_tiers.items())
+            num_new = num_tokens - credit
+            share = mean + num_new / len(names)
+            most = max(share * (1 + rules.most_over_share), share + rules.share_slack_tokens)
+            lacks = num_new if counts_hits else num_tokens
+            cost = load.num_prefill_tokens + rules.lack_weight * lacks + rules.decode_tokens * load.num_decoding
+            candidates.append(
+                Candidate(
+                    name,
+                    index.state(name),
+                    num_hit,
+                    num_hit - confirmed[number],
+                    load.num_prefill_tokens,
+                    load.num_decoding,
+                    load.recent_tokens,
+                    cost,
+                    load.recent_tokens + num_new > most,
+                    tuple(of_tiers.items()),
+                    credit,
+                )
+            )
+        return candidates
+
+    def _decide(self, candidates: list[Candidate]) -> tuple[Candidate, RoutingReason]:
+        if len(candidates) == 1:
+            return candidates[0], RoutingReason.ONLY
+        if self._routing == "round-robin":
+            return candidates[next(self._turns) % len(candidates)], RoutingReason.IN_TURN
+        cheapest = min(candidates, key=_by_cost)
+        if self._routing == "least-loaded":
+            return cheapest, RoutingReason.LEAST_LOADED
+        chosen = cheapest
+        if cheapest.is_over_share:
+            chosen = min((each for each in candidates if not each.is_over_share), key=_by_cost, default=cheapest)
+        most = max(each.credit for each in candidates)
+        if chosen is not cheapest:
+            reason = RoutingReason.BALANCE
+        elif not most:
+            reason = RoutingReason.NOT_CACHED
+        elif chosen.credit < most:
+            reason = RoutingReason.SHORTER_QUEUE
+        else:
+            some_lack = any(each.credit < most for each in candidates)
+            reason = RoutingReason.MOST_CACHED if some_lack else RoutingReason.LEAST_LOADED
+        return chosen, reason
+
+
+def _by_cost(candidate: Candidate) -> tuple[float, float, str]:
+    return candidate.cost, candidate.recent_tokens, candidate.name

@@ -1,0 +1,229 @@
+"""The phase of a step that admits waiting requests and swaps swapped-out ones in, in the order of their keys.
+
+If the pools have too few blocks for a request, all requests after it wait too; otherwise smaller requests could
+overtake it without end. If only its tenant's cap leaves too few blocks, only the further requests of that tenant wait,
+since requests of other tenants do not use blocks under this cap.
+
+A prompt is admitted if all its blocks fit at once. One that can never fit so, since it is longer than a pool of
+windows, holds fewer while it is computed in chunks: it is admitted once no other request runs.
+"""
+
+from typing import Final, Literal
+
+from pagedkv.contract.answers import Shortage
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.spec import AllocStatus, keeps_whole_prefix
+from pagedkv.scheduling.batch import Admission, BatchDraft
+from pagedkv.scheduling.growing import schedule_chunk
+from pagedkv.scheduling.keeping import supersede
+from pagedkv.scheduling.promises import num_promised_slots, promise
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.state import SchedulerState
+from pagedkv.space import PrefixHit
+
+__all__ = ["admit_waiting", "fits_alone"]
+
+BEYOND_CAP: Final = -1
+"""Result of an admission in place of a number of tokens: the request waits because of its tenant's cap."""
+
+
+def fits_alone(state: SchedulerState, request: Request, *, within_limits: bool = True) -> bool:
+    """Return whether a request could be served alone, by its number of sequences and its full-attention blocks.
+
+    Its tenant's cap and the floors of other tenants limit it too, unless ``within_limits`` is False.
+
+    Raises ConfigurationError if there is no such tenant.
+    """
+    config = state.space.config
+    needed = dict.fromkeys(config.pool_names, 0)
+    for group in config.groups:
+        if keeps_whole_prefix(group):
+            num_shared = request.num_prompt_tokens // group.block_size
+            num_blocks = -(-request.most_tokens // group.block_size)
+            needed[group.pool] += num_shared + request.num_sequences * (num_blocks - num_shared)
+    most_blocks = state.space.most_blocks(request.intent.tenant)
+    if not within_limits:  # all but the null blocks
+        most_blocks = {pool: num_blocks - 1 for pool, num_blocks in config.blocks_by_pool().items()}
+    return (
+        request.num_sequences <= state.config.max_sequences
+        and request.most_tokens <= config.max_tokens
+        and all(count <= most_blocks[pool] for pool, count in needed.items())
+    )
+
+
+def admit_waiting(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
+    """Admit waiting requests, and swap swapped-out ones in, in order of their keys, as long as they fit.
+
+    Returns the rest of the budget.
+    """
+    skipped: set[str | None] = set()  # tenants whose first request waits because of the tenant's cap
+    while (request := state.next_to_run(skipped)) is not None:
+        if state.num_sequences_with(request) > state.config.max_sequences:
+            break
+        if request.rows:
+            if not _swap_in(state, draft, request):
+                if not _is_swapped_beyond_cap(state, request):
+                    break
+                skipped.add(request.intent.tenant)
+        elif budget <= 0 or (num_taken := _admit(state, draft, request, budget)) is None:
+            break
+        elif num_taken == BEYOND_CAP:
+            skipped.add(request.intent.tenant)
+        else:
+            budget -= num_taken
+    return budget
+
+
+def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:
+    """Whether a swapped-out request needs more blocks than its tenant's cap leaves."""
+    shares = {share.pool: share for share in state.space.tenant_shares(request.intent.tenant)}
+    needed = dict.fromkeys(shares, 0)
+    for index, group in enumerate(state.space.config.groups if shares else ()):
+        needed[group.pool] += int(state.space.num_blocks(request.rows, index).sum())
+    return any(count > shares[pool].cap - shares[pool].num_taken for pool, count in needed.items())
+
+
+def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
+    """Swap a request in if there is room for its next tokens and for the promises; return whether it was."""
+    num_slots = -(-num_promised_slots(state, request) // len(request.rows))
+    if request.num_known + num_slots > state.space.config.max_tokens:
+        return False
+    if state.space.can_swap_in(request.rows, num_lookahead=num_slots) is not AllocStatus.OK:
+        return False
+    moves = state.space.swap_in(request.rows)
+    assert not isinstance(moves, Shortage), f"can_swap_in answered OK, but blocks are missing: {moves}"
+    state.swapped.remove(request)
+    promise(state, request)
+    state.join(request)
+    draft.resumed.append(request)
+    return True
+
+
+def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
+    """Admit a waiting request, the first of its tenant; return the number of tokens that it uses of the budget.
+
+    Returns None if the pools have too few blocks, BEYOND_CAP if its tenant's cap leaves too few. A request that begins
+    to wait for a load uses 0 tokens, and the requests after it are considered.
+    """
+    if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since add()
+        return _reject(state, draft, request)
+    request.load_tokens()
+    match = state.space.match(
+        _hittable(state, request),
+        keys=request.keys,
+        max_hit_tokens=request.max_hit_tokens,
+        max_replay_tokens=budget - 1 if state.replays else 0,  # the token after the hit is computed as well
+    )
+    status = _admission_status(state, request, match)
+    request.most_chunk = 0
+    if status is AllocStatus.LATER:
+        return BEYOND_CAP if _is_beyond_cap(state, request, match) else None
+    if status is AllocStatus.NEVER:
+        status = _status_by_chunks(state, request, budget, match)
+        if status is not AllocStatus.OK:
+            return None if status is AllocStatus.LATER else _reject(state, draft, request)
+    state.waiting.pop(request)
+    if state.loader is not None and state.loader.begins_load(request, _hittable(state, request), match):
+        state.loading.append(request)
+        return 0
+    return _allocate(state, draft, request, budget, match)
+
+
+def _reject(state: SchedulerState, draft: BatchDraft, request: Request) -> int:
+    """Reject the first waiting request of a tenant; return 0, the tokens that it uses of the budget."""
+    state.waiting.pop(request)
+    request.drop()
+    draft.rejected.append(request)
+    return 0
+
+
+def _hittable(state: SchedulerState, request: Request) -> Int32Array:
+    """Return the tokens that may hit and be published: all known ones, or those of the prompt."""
+    return request.known_token_ids[: request.num_prompt_tokens if _publish(state, request) == "prompt" else None]
+
+
+def _publish(state: SchedulerState, request: Request) -> bool | Literal["prompt"]:
+    """Return which tokens of a request others may hit, as the argument ``publish`` of the space."""
+    if request.intent.publish == "none":
+        return False
+    return True if state.config.publishes_answers and request.intent.publish == "all" else "prompt"
+
+
+def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
+    """Return whether a prompt fits, with the promised slots left free."""
+    tokens, keys, tenant = _hittable(state, request), request.keys, request.intent.tenant
+    num_more = len(request.known_token_ids) - len(tokens)
+    status = state.space.can_allocate(
+        tokens, keys=keys, num_lookahead=num_more, num_sequences=request.num_sequences, match=match, tenant=tenant
+    )
+    num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
+    if not num_slots:
+        return status
+    if len(tokens) + num_more + num_slots > state.space.config.max_tokens:
+        return AllocStatus.LATER
+    with_promises = state.space.can_allocate(
+        tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
+    )  # num_slots counts all sequences, also of other tenants, so no tenant's cap applies here
+    if with_promises is AllocStatus.OK and tenant is not None:
+        num_own = num_promised_slots(state, request, of_tenant=True)
+        with_promises = state.space.can_allocate(
+            tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
+        )
+    return AllocStatus.OK if with_promises is AllocStatus.OK else AllocStatus.LATER
+
+
+def _status_by_chunks(state: SchedulerState, request: Request, budget: int, match: PrefixHit) -> AllocStatus:
+    """Return whether a prompt that does not fit as a whole fits in chunks, alone; set the largest that do."""
+    tokens, keys, tenant = request.known_token_ids, request.keys, request.intent.tenant
+    match = state.space.match(tokens, keys=keys, max_hit_tokens=match.num_tokens)
+    most_chunk = min(budget, len(tokens))
+    while most_chunk:
+        status = state.space.can_allocate(
+            tokens, keys=keys, num_sequences=request.num_sequences, max_chunk=most_chunk, match=match, tenant=tenant
+        )
+        if status is not AllocStatus.NEVER:
+            request.most_chunk = most_chunk
+            return AllocStatus.LATER if state.running else status
+        most_chunk //= 2
+    return AllocStatus.NEVER
+
+
+def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) -> bool:
+    """Whether a waiting request needs more blocks than its tenant's cap leaves, promises included."""
+    if request.intent.tenant is None:
+        return False
+    tokens = _hittable(state, request)
+    num_more = len(request.known_token_ids) - len(tokens) + num_promised_slots(state, request, of_tenant=True)
+    return state.space.exceeds_cap(
+        tokens, tenant=request.intent.tenant, keys=request.keys, num_lookahead=num_more, match=match
+    )
+
+
+def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
+    """Allocate the first blocks of a request; return the number of tokens that it uses of the budget."""
+    num_hit_tokens = match.num_tokens
+    request.checkpoint = match.checkpoint
+    if state.splits_leases:
+        request.stops = tuple(place.num_tokens for place in request.intent.breakpoints)
+    budget -= match.num_replayed
+    first_chunk = _hittable(state, request)[: request.end_of_chunk(num_hit_tokens, budget)]
+    continues = request.receipt if request.num_preemptions and state.space.config.receipts else None
+    allocation = state.space.allocate(
+        first_chunk,
+        keys=request.keys,
+        match=match,
+        continues=continues,
+        publish=_publish(state, request),
+        tenant=request.intent.tenant,
+    )
+    assert not isinstance(allocation, Shortage), f"can_allocate answered OK, but blocks are missing: {allocation}"
+    request.rows = [allocation.row]
+    promise(state, request)
+    schedule_chunk(state, draft, request, num_hit_tokens, len(first_chunk))
+    state.join(request)
+    draft.admitted.append(Admission(request, num_hit_tokens))
+    if state.leases is not None:
+        state.leases.renew(state.space, request, num_hit_tokens)
+    if request.replaces is not None:
+        supersede(state.space, request)
+    return len(first_chunk) - num_hit_tokens + match.num_replayed

@@ -1,0 +1,204 @@
+"""SchedulerState: the waiting, running, swapped-out and decoding requests, shared by all phases."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Collection
+from operator import attrgetter
+
+from pagedkv.contract.answers import Shortage
+from pagedkv.contract.spec import keeps_state, keeps_whole_prefix
+from pagedkv.scheduling.batch import Batch
+from pagedkv.scheduling.config import SchedulingConfig
+from pagedkv.scheduling.decoding import MOST_AHEAD, Decoding, may_decode
+from pagedkv.scheduling.keeping import LeaseBook, lease_breakpoints, release
+from pagedkv.scheduling.loader import Loader
+from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.waiting import NONE_SKIPPED, WaitingQueue
+from pagedkv.space import BlockSpace
+
+__all__ = ["SchedulerState"]
+
+BY_KEY = attrgetter("key")
+
+
+class SchedulerState:
+    """The state of a scheduler.
+
+    Args:
+        config: the limits.
+        space: the block space.
+        loader: loads prefixes from tiers; None: prefixes are computed.
+
+    Attributes:
+        waiting, running, swapped: the waiting, running and swapped-out requests, in order of their keys.
+        loading: the requests that wait for a load, in the order in which they began to wait.
+        prefilling: running requests with known tokens that are not scheduled, in order of their keys.
+        in_flight: unfinished batches, oldest first.
+        block_size: the largest block size of the groups, in tokens.
+        keeps_states: whether prompts are split at checkpoints of recurrent states, which takes one more step.
+        replays: whether evicted windows may be computed again.
+        leases: the leases at breakpoints; None if the space has no leases.
+        splits_leases: whether chunks end at breakpoints, since windows and states can be leased only at a chunk's end.
+        num_changes: incremented whenever the running rows change.
+        is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
+    """
+
+    def __init__(self, config: SchedulingConfig, space: BlockSpace, loader: Loader | None = None) -> None:
+        self.config = config
+        self.space = space
+        self.loader = loader
+        self.waiting = WaitingQueue()
+        self.loading: list[Request] = []
+        self.running: list[Request] = []
+        self.swapped: list[Request] = []
+        self.prefilling: list[Request] = []
+        self.in_flight: deque[Batch] = deque()
+        self.num_changes = 0
+        self.is_draining = False
+        self.block_size = max(group.block_size for group in space.config.groups)
+        config_of_space = space.config
+        self.keeps_states = config_of_space.prefix_caching and any(
+            keeps_state(group) and group.prefix_caching for group in config_of_space.groups
+        )
+        self.replays = bool(config_of_space.replaying)
+        self.leases = LeaseBook() if config_of_space.leases and config_of_space.prefix_caching else None
+        self.splits_leases = self.leases is not None and not all(map(keeps_whole_prefix, config_of_space.groups))
+        self._decoding: Decoding | None = None
+        self._has_newcomers = False
+
+    def join(self, request: Request) -> None:
+        """Make a request that has its blocks a running one."""
+        insort(self.running, request, key=BY_KEY)
+        self.num_changes += 1
+        if request.num_unscheduled:
+            insort(self.prefilling, request, key=BY_KEY)
+        else:
+            self._has_newcomers = True
+
+    def prefill_again(self, request: Request) -> None:
+        """Schedule known tokens of a running request again."""
+        if request not in self.prefilling:
+            insort(self.prefilling, request, key=BY_KEY)
+
+    def leave(self, request: Request) -> None:
+        """Remove a request from the running ones."""
+        if request.decoding is not None:
+            self.close_decoding()
+        self.running.remove(request)
+        self.num_changes += 1
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+
+    def free(self, request: Request, *, is_over: bool) -> None:
+        """Remove a request from the running ones, and free its blocks.
+
+        ``is_over``: whether it ends; False: it is preempted.
+        """
+        self.leave(request)
+        self.free_rows(request, request.rows, is_over=is_over)
+
+    def free_rows(self, request: Request, rows: list[int], *, is_over: bool = True) -> None:
+        """Free rows of a request, by its intent if ``is_over``, and add their receipts to the request."""
+        if self.space.config.counts_epochs and request not in self.swapped:
+            for span in (span for row in rows for span in self.space.epochs(row)):
+                request.note_epochs(span.oldest, span.newest)
+        if is_over:
+            request.note_receipts(release(self.space, request, rows))
+        else:
+            request.note_receipts(self.space.free(rows, num_generated=[request.num_generated] * len(rows)))
+
+    def note_computed(self, request: Request, num_computed: int) -> None:
+        """Lease the tokens before breakpoints that a request has reached."""
+        if self.leases is not None and request.intent.breakpoints and not request.is_done:
+            lease_breakpoints(self.space, self.leases, request, num_computed)
+
+    def num_sequences_with(self, newcomer: Request) -> int:
+        """Count the sequences of all running requests and of one more, including those still to be forked."""
+        return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
+
+    def next_to_run(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
+        """Return the first of the waiting and swapped-out requests, except those of skipped tenants; None if none."""
+        waiting = self.waiting.first(skipped) if self.waiting else None
+        if not self.swapped:
+            return waiting
+        swapped = next((request for request in self.swapped if request.intent.tenant not in skipped), None)
+        if swapped is not None and (waiting is None or swapped.key < waiting.key):
+            return swapped
+        return waiting
+
+    def will_be_free(self, shortage: Shortage) -> bool:
+        """Whether the missing blocks will be free when the steps in flight are acknowledged."""
+        num_free = shortage.num_free if shortage.share is None else shortage.share.num_permitted
+        return shortage.num_needed <= num_free + self.space.num_deferred_blocks(shortage.pool)
+
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether a request of a tenant waits, runs or is swapped out. O(running, loading and swapped-out requests)."""
+        under_way = (*self.running, *self.swapped, *self.loading)
+        return self.waiting.has_tenant(tenant) or any(request.intent.tenant == tenant for request in under_way)
+
+    def is_in_flight(self, awaited: object) -> bool:
+        """Whether an unfinished batch samples the awaited tokens."""
+        return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a batch in flight computes anything."""
+        return any(len(batch.plan.compute.rows) for batch in self.in_flight)
+
+    # Sequences that decode together
+
+    def gather_decoding(self) -> Decoding | None:
+        """Return the requests that can decode now; None if there are none."""
+        if self.config.overlap:
+            return self._gather_ahead()
+        if self._decoding is not None and not self._decoding.num_ahead and not self._has_newcomers:
+            return self._decoding
+        if self._decoding is not None and not self._decoding.num_ahead:
+            self.close_decoding()
+        ready = [request for request in self.running if request.is_ready and request.decoding is None]
+        if ready:
+            self.close_decoding()
+            self._decoding = Decoding(ready)
+        self._has_newcomers = False
+        return self._decoding if ready else None
+
+    def _gather_ahead(self) -> Decoding | None:
+        """Return the requests that can decode now, including those that append an unknown token; None if none."""
+        current = self._decoding
+        is_simple = not self._has_newcomers and len(self.in_flight) < MOST_AHEAD
+        if current is not None and is_simple and current.may_continue:
+            return current
+        self._has_newcomers = False
+        ready = [request for request in self.running if may_decode(request) and not self._is_held(request)]
+        if not ready:
+            return None
+        if current is None or tuple(ready) != current.requests:
+            self.close_decoding()
+            self._decoding = Decoding(ready)
+        return self._decoding
+
+    def _is_held(self, request: Request) -> bool:
+        """Whether a request's next tokens belong to a finished batch, and have not been supplied."""
+        return bool(request.awaited) and not self.is_in_flight(request.awaited[0])
+
+    def without_request(self, decoding: Decoding, request: Request) -> Decoding | None:
+        """Remove a request that no longer runs from the sequences that the open step decodes."""
+        others = [other for other in decoding.requests if other is not request]
+        for other in others:
+            other.awaited = ()  # the open step's token, which the new object counts
+        self._decoding = Decoding(others, is_scheduled=True) if others else None
+        return self._decoding
+
+    def is_current(self, decoding: Decoding) -> bool:
+        """Whether the requests that decode together have not changed since."""
+        return decoding is self._decoding
+
+    def close_decoding(self) -> None:
+        """Close the current ``Decoding``; its progress is written back to its requests."""
+        if self._decoding is not None:
+            self._decoding.close()
+            self._decoding = None
+
+    def note_newcomer(self) -> None:
+        """Record that a further running request can decode."""
+        self._has_newcomers = True

@@ -1,0 +1,139 @@
+"""AnswerFormats: constrains an answer to a JSON schema, a regular expression, or a tool call."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.server.errors import ApiError
+from pagedkv.server.parsing import parser_name
+
+if TYPE_CHECKING:
+    from pagedkv.server.grammars import Grammars
+
+__all__ = ["AnswerFormats", "Formats"]
+
+
+class Formats(Protocol):
+    """Makes token matchers: see :meth:`AnswerFormats.matcher`."""
+
+    def matcher(
+        self,
+        response_format: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: object = None,
+        *,
+        several: bool = True,
+        after: str | None = None,
+    ) -> TokenMatcher | None:
+        """Return the matcher that constrains an answer; None: the answer is unconstrained."""
+        ...
+
+
+@final
+class AnswerFormats:
+    """Makes token matchers from the format fields of requests.
+
+    Args:
+        tokenizer: a tokenizer of transformers.
+        vocabulary_size: columns of the logits.
+        end_ids: tokens that end an answer.
+        tool_parser: name of the parser that reads calls; forced calls are written in its format.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - of transformers, or like it
+        vocabulary_size: int,
+        end_ids: Collection[int],
+        tool_parser: str,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._end_ids = sorted(end_ids)
+        self._tool_parser = tool_parser
+
+    def matcher(
+        self,
+        response_format: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: object = None,
+        *,
+        several: bool = True,
+        after: str | None = None,
+    ) -> TokenMatcher | None:
+        """Return the matcher that constrains an answer; None: the answer is unconstrained.
+
+        Args:
+            response_format: its type is ``text``, ``json_object``, ``json_schema`` or ``regex``.
+            tools: offered tools.
+            tool_choice: in OpenAI's form; ``required`` or a function's name forces a call.
+            several: whether the answer may have more than one call.
+            after: a marker, such as the end of reasoning; the answer is unconstrained up to it.
+
+        Raises:
+            ApiError: a field is invalid, or the server has no parser of calls.
+            RequestError: the schema or expression cannot be enforced.
+            MissingExtraError: llguidance is not installed.
+        """
+        named = _named_tool(tool_choice)
+        if named is not None or tool_choice == "required":
+            return self._call(tools, named, several=several, after=after)
+        return None if response_format is None else self._format(response_format, after)
+
+    @cached_property
+    def _grammars(self) -> "Grammars":
+        from pagedkv.server.grammars import Grammars  # noqa: PLC0415 - an extra of its own
+
+        return Grammars(self._tokenizer, self._vocabulary_size, eos_token_ids=self._end_ids or None)
+
+    def _call(
+        self, tools: Sequence[Mapping[str, Any]], named: str | None, *, several: bool, after: str | None
+    ) -> TokenMatcher:
+        if not tools:
+            raise ApiError(400, "tool_choice asks for a call, and no tools are offered", param="tool_choice")
+        parser = parser_name(self._tool_parser, self._tokenizer)
+        if parser == "none":
+            raise ApiError(
+                400,
+                "this server parses no tool calls of this model: its tool_parser must be hermes, llama or mistral",
+                param="tool_choice",
+            )
+        return self._grammars.tool_call(tools, parser, named=named, several=several and named is None, after=after)
+
+    def _format(self, response_format: Mapping[str, Any], after: str | None) -> TokenMatcher | None:
+        match response_format.get("type"):
+            case "text":
+                return None
+            case "json_object":
+                return self._grammars.json_object(after=after)
+            case "json_schema":
+                json_schema = response_format.get("json_schema", response_format)
+                schema = json_schema.get("schema") if isinstance(json_schema, Mapping) else None
+                if not isinstance(schema, Mapping):
+                    raise ApiError(400, "response_format needs json_schema.schema, a schema", param="response_format")
+                return self._grammars.json_schema(schema, strict=bool(json_schema.get("strict")), after=after)
+            case "regex":
+                if not isinstance(response_format.get("regex"), str):
+                    raise ApiError(400, "response_format needs regex, a pattern", param="response_format")
+                return self._grammars.regex(response_format["regex"], after=after)
+            case other:
+                raise ApiError(
+                    400,
+                    "the type of response_format must be text, json_object, json_schema or regex, got "
+                    f"{str(other)[:50]!r}",
+                    param="response_format",
+                )
+
+
+def _named_tool(tool_choice: object) -> str | None:
+    """Return the name of the function that must be called, or None. Raises ApiError."""
+    if tool_choice is None or tool_choice in ("auto", "none", "required"):
+        return None
+    function = tool_choice.get("function", tool_choice) if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise ApiError(
+            400, "tool_choice must be auto, none, required, or a function with its name", param="tool_choice"
+        )
+    return name

@@ -1,0 +1,241 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: answers to a conversation, whole or streamed."""
+
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.server.access import Caller
+from pagedkv.server.anthropic.breakpoints import breakpoints_of
+from pagedkv.server.anthropic.content import ContentBlocks
+from pagedkv.server.anthropic.conversations import Conversation, answer_message, conversation_of
+from pagedkv.server.anthropic.diagnostics import (
+    Fingerprint,
+    MessageMemory,
+    cache_miss_reason,
+    fingerprint_of,
+)
+from pagedkv.server.anthropic.requests import CountRequest, MessagesRequest
+from pagedkv.server.anthropic.usage import as_usage
+from pagedkv.server.errors import ApiError
+from pagedkv.server.event_stream import event
+from pagedkv.server.exchange import Exchange
+from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
+from pagedkv.server.json_response import json_response
+from pagedkv.server.openai.request_fields import as_params
+from pagedkv.server.openai.requests import SamplingFields
+from pagedkv.server.parsing import PlainParser
+from pagedkv.server.service import Service, new_id
+
+__all__ = ["Messages"]
+
+
+@final
+class Messages:
+    """Serves both paths.
+
+    Args:
+        service: the engine and what all protocols share.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._memory = MessageMemory()
+
+    async def create(self, body: MessagesRequest, caller: Caller, receive: Receive) -> Response:
+        """Answer a conversation.
+
+        Raises:
+            ApiError: the conversation cannot be served.
+            ClientGoneError: the client has disconnected.
+        """
+        service = self._service
+        service.require_model(body.model)
+        conversation = conversation_of(body)
+        request = await service.run_text_work(
+            body.nbytes, partial(as_generation_request, service, body, conversation, caller)
+        )
+        exchange = Exchange(service, request, receive)
+        answer = MessageAnswer(service, body, request, self._memory, fingerprint_of(body, conversation))
+        if body.stream:
+            return await exchange.streamed(answer.chunks, lambda problem: _encoded(problem.as_anthropic()))
+        return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
+
+    def count(self, body: CountRequest, caller: Caller) -> dict[str, Any]:
+        """Count the tokens of a conversation's prompt. Raises ApiError."""
+        self._service.require_model(body.model)
+        prepared = self._service.chats.prepare(conversation_of(body).chat(), caller)
+        return {"input_tokens": len(prepared.token_ids)}
+
+
+def as_generation_request(
+    service: Service, body: MessagesRequest, conversation: Conversation, caller: Caller
+) -> GenerationRequest:
+    """Turn a client's request into one for the engine. Raises ApiError."""
+    prompt = service.chats.prepare(conversation.chat(), caller)
+    tools = conversation.functions()
+    choice = _tool_choice(body)
+    may_call = bool(tools) and choice != "none"
+    several = not (body.tool_choice and body.tool_choice.disable_parallel_tool_use)
+    new_parser = service.parsers(tools if may_call else [], prompt)
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(_answer_format(body), tools, choice, several=several, after=after)
+    fields = SamplingFields(
+        temperature=body.temperature, top_p=body.top_p, top_k=body.top_k or None, stop=body.stop_sequences
+    )
+    return GenerationRequest(
+        "/v1/messages",
+        new_id("msg_"),
+        caller,
+        [prompt],
+        as_params(fields, max_tokens=body.max_tokens, logprobs=None, processors=() if forced is None else (forced,)),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
+        breakpoints=breakpoints_of(conversation, body.cache_control, prompt, service.chats, caller),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """Writes the answer to one request.
+
+    Args:
+        service: has the model's name and counts usage.
+        body: the client's request.
+        request: the engine's request.
+        memory: fingerprints of earlier messages.
+        fingerprint: that of this message.
+    """
+
+    service: Service
+    body: MessagesRequest
+    request: GenerationRequest
+    memory: MessageMemory
+    fingerprint: Fingerprint
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write the response."""
+        (answer,) = answers
+        content = ContentBlocks()
+        deque(content.add(answer.parts), maxlen=0)
+        deque(content.finish(), maxlen=0)
+        self._keep_answer(generation, content)
+        return {
+            **self._head(),
+            "content": content.blocks,
+            **self._end(generation, answer),
+            "usage": as_usage(self.service.usage(generation.outputs), generation.leased),
+            "diagnostics": self._diagnosed(generation),
+            **generation.leases_refused,
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write the events of a stream.
+
+        When a stream begins, the number of cached tokens is not known yet: the first usage counts the whole prompt as
+        input, and the last usage has the true parts.
+        """
+        usage = {"input_tokens": len(self.request.prompts[0].token_ids), "output_tokens": 0}
+        head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _encoded({"type": "message_start", "message": {**head, "diagnostics": self._pending()}})
+        yield _encoded({"type": "ping"})
+        content = ContentBlocks()
+        last: AnswerEvent | None = None
+        async for last in generation.events():
+            for each in content.add(last.parts):
+                yield _encoded(each)
+        assert last is not None, "an answer without an end"
+        for each in content.finish():
+            yield _encoded(each)
+        self._keep_answer(generation, content)
+        final_usage = as_usage(self.service.usage(generation.outputs), generation.leased)
+        end: dict[str, Any] = {"type": "message_delta", "delta": self._end(generation, last), "usage": final_usage}
+        end.update(generation.leases_refused)
+        diagnosed = self._diagnosed(generation)
+        if self.body.diagnostics is not None:
+            end["diagnostics"] = diagnosed
+        yield _encoded(end)
+        yield _encoded({"type": "message_stop"})
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.request.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.config.model_name,
+        }
+
+    def _end(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
+        """Return why an answer ended."""
+        reason = "end_turn"
+        if answer.finish_reason == "length":
+            reason = "max_tokens"
+        elif isinstance(answer.stop, str):
+            reason = "stop_sequence"
+        elif generation.writers[0].has_calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": answer.stop if isinstance(answer.stop, str) else None}
+
+    def _keep_answer(self, generation: Generation, content: ContentBlocks) -> None:
+        message = answer_message(content.blocks)
+        self.service.keep_answer(generation, 0, message)
+
+    def _pending(self) -> dict[str, Any] | None:
+        """Return the diagnosis for a stream's first event, where null means that it is still to come."""
+        options = self.body.diagnostics
+        if options is None or options.previous_message_id is None:
+            return None
+        if self.memory.find(self.request.caller, options.previous_message_id) is None:
+            return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+        return {"cache_miss_reason": None}
+
+    def _diagnosed(self, generation: Generation) -> dict[str, Any] | None:
+        """Compare the request with the earlier message that it names, and keep its fingerprint for later requests."""
+        options = self.body.diagnostics
+        if options is None:
+            return None
+        (output,) = generation.outputs
+        usage = self.service.usage(generation.outputs)
+        now = replace(self.fingerprint, num_reusable=usage.num_read + usage.num_written)
+        caller = self.request.caller
+        reason = None
+        if options.previous_message_id is not None:
+            before = self.memory.find(caller, options.previous_message_id)
+            reason = cache_miss_reason(before, now, usage.num_read, output.explanation, caller)
+        self.memory.keep(caller, self.request.request_id, now)
+        return None if reason is None else {"cache_miss_reason": reason}
+
+
+def _tool_choice(body: MessagesRequest) -> object:
+    """Return the choice in OpenAI's form. Raises ApiError."""
+    if body.tool_choice is None:
+        return None
+    match body.tool_choice.type:
+        case "any":
+            return "required"
+        case "tool":
+            if body.tool_choice.name is None:
+                raise ApiError(400, "tool_choice of type tool needs the name of a tool", param="tool_choice")
+            return {"type": "function", "function": {"name": body.tool_choice.name}}
+        case other:
+            return other
+
+
+def _answer_format(body: MessagesRequest) -> dict[str, Any] | None:
+    """Return the format in OpenAI's form. Raises ApiError."""
+    answer_format = None if body.output_config is None else body.output_config.format
+    if answer_format is None:
+        return None
+    if answer_format.get("type") != "json_schema":
+        raise ApiError(400, "the type of output_config.format must be json_schema", param="output_config")
+    return {"type": "json_schema", "json_schema": {"schema": answer_format.get("schema"), "strict": True}}
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    return event(msgspec.json.encode(content), content["type"])

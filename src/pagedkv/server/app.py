@@ -1,0 +1,209 @@
+"""The HTTP application: its paths, their access checks, and its error responses.
+
+The packages of the protocols implement the paths.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final, TypeVar, cast
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from pagedkv.server.access import Caller
+from pagedkv.server.anthropic.messages import Messages
+from pagedkv.server.anthropic.requests import CountRequest, MessagesRequest
+from pagedkv.server.bodies import Body, documented, read_body, schemas_of
+from pagedkv.server.body_limit import BodyLimit
+from pagedkv.server.descriptions import describe_answers
+from pagedkv.server.error_answers import add_error_answers
+from pagedkv.server.errors import ApiError
+from pagedkv.server.json_response import json_response
+from pagedkv.server.metrics import Metrics
+from pagedkv.server.openai.chat import complete_chat
+from pagedkv.server.openai.completions import complete_text
+from pagedkv.server.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from pagedkv.server.openai.responses import Responses
+from pagedkv.server.openai.tokens import detokenize, model_card, models, tokenize
+from pagedkv.server.service import Service
+
+__all__ = ["create_app"]
+
+B = TypeVar("B", bound=Body)
+
+BODIES: Final[list[type[BaseModel]]] = [
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    CountRequest,
+]
+
+TRACE_HEADERS: Final = ("traceparent", "tracestate")
+
+
+def create_app(service: Service, *, tracer_provider: object = None) -> FastAPI:
+    """Make the application.
+
+    Args:
+        service: the service; the application starts and stops it.
+        tracer_provider: a provider of OpenTelemetry; each request makes one span. None: no spans.
+
+    Raises:
+        MissingExtraError: a provider is given, and OpenTelemetry is not installed.
+    """
+    if tracer_provider is not None:
+        from pagedkv.server.tracing import Tracing  # noqa: PLC0415 - an extra of its own
+
+        service.on_served.append(Tracing(service, cast("Any", tracer_provider)).served)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - as FastAPI calls it
+        service.start()
+        yield
+        service.is_draining = True
+        await service.stop()
+
+    app = FastAPI(
+        title="pagedkv",
+        version=version("pagedkv"),
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.add_middleware(BodyLimit, max_nbytes=service.config.max_body_nbytes)
+    add_error_answers(app, service.note_refused)
+    _add_health(app, service)
+    _add_openai(app, service)
+    _add_anthropic(app, service)
+    _describe(app)
+    return app
+
+
+def caller_of(service: Service, request: Request) -> Caller:
+    """Return the caller of a request. Raises ApiError."""
+    caller = service.access.identify(request.headers)
+    trace = tuple((name, request.headers[name]) for name in TRACE_HEADERS if name in request.headers)
+    return replace(caller, trace=trace) if trace else caller
+
+
+async def _read(service: Service, request: Request, model: type[B]) -> B:
+    """Read the body of a request for answers. Raises ApiError; for a full queue before the body is parsed."""
+    await request.body()
+    service.require_place()
+    return await read_body(request, model)
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await complete_chat(service, await _read(service, request, ChatRequest), caller, request.receive)
+
+    @app.post("/v1/completions", openapi_extra=documented(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await complete_text(service, await _read(service, request, CompletionRequest), caller, request.receive)
+
+    responses = Responses(service)
+
+    @app.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
+    async def create_response(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await responses.create(await _read(service, request, ResponsesRequest), caller, request.receive)
+
+    @app.post("/tokenize", openapi_extra=documented(TokenizeRequest))
+    async def tokenizing(request: Request) -> Response:
+        caller = caller_of(service, request)
+        body = await read_body(request, TokenizeRequest)
+        return json_response(await service.run_text_work(body.nbytes, partial(tokenize, service, body, caller)))
+
+    @app.post("/detokenize", openapi_extra=documented(DetokenizeRequest))
+    async def detokenizing(request: Request) -> Response:
+        caller_of(service, request)
+        return json_response(detokenize(service, await read_body(request, DetokenizeRequest)))
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> Response:
+        caller_of(service, request)
+        return json_response(models(service))
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(request: Request, name: str) -> Response:
+        caller_of(service, request)
+        service.require_model(name)
+        return json_response(model_card(service))
+
+
+def _add_anthropic(app: FastAPI, service: Service) -> None:
+    messages = Messages(service)
+
+    @app.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+    async def create_message(request: Request) -> Response:
+        caller = caller_of(service, request)
+        return await messages.create(await _read(service, request, MessagesRequest), caller, request.receive)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        caller = caller_of(service, request)
+        body = await read_body(request, CountRequest)
+        return json_response(await service.run_text_work(body.nbytes, partial(messages.count, body, caller)))
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    metrics = Metrics(service)
+    service.on_served.append(metrics.served)
+    service.on_step.append(metrics.stepped)
+    service.on_slow.append(metrics.slowed)
+    service.on_refused.append(metrics.refused)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Answer 200 while the engine can serve."""
+        return Response(status_code=200 if service.is_alive else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Answer 200 while the server accepts new requests, and has an engine that can serve them."""
+        return Response(status_code=200 if service.is_ready else 503)
+
+    @app.get("/metrics")
+    async def numbers(request: Request) -> Response:
+        """Answer with the server's metrics, for Prometheus. Where API keys exist, an administrator's key is needed."""
+        if not caller_of(service, request).is_admin:
+            raise ApiError(403, "metrics need an administrator's key")
+        await metrics.read_engine()
+        text, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
+
+    @app.get("/version")
+    async def own_version() -> Response:
+        return json_response({"version": app.version})
+
+
+def _describe(app: FastAPI) -> None:
+    """Add the schemas of all bodies and answers to the application's OpenAPI document."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(schemas_of(BODIES))
+            describe_answers(schema)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]

@@ -1,0 +1,18 @@
+"""An engine in a process of its own, so that HTTP and the engine do not share one interpreter.
+
+::
+
+    the server's process                                      the engine's process
+    Service -- ProcessEngine -- commands, by a socket pair --> EngineChild -- EngineThread -- LLM
+                    `---------- <-- news after each step -----------'
+    inspector -- ProcessInspected -- questions, by another -->    InspectionChild -- InspectedEngine
+                      `------------- <-- one reply to each ------------'
+
+Reading order: ``messages`` (what is sent), ``frames`` (how), ``child`` (the engine's process), ``process_engine`` (the
+server's side). The same for the inspector: ``inspection_messages``, ``inspection_child``, ``process_inspected``.
+"""
+
+from pagedkv.server.engine_process.messages import EventEndpoints, ProcessSpec
+from pagedkv.server.engine_process.process_engine import ProcessEngine
+
+__all__ = ["EventEndpoints", "ProcessEngine", "ProcessSpec"]

@@ -1,0 +1,219 @@
+"""ServedEngine: the interface of an engine that a service needs; LocalEngine: an engine in this process.
+
+The interface has neither steps nor blocks, so that replicas in other processes can implement it too
+(:mod:`pagedkv.cluster`).
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, Self, TypeVar, final
+
+from pagedkv.contract.errors import EngineError
+from pagedkv.contract.spec import keeps_state
+from pagedkv.engine import LLM, AnswerStream, AsyncLLM, Intent, SamplingParams, StepRecord
+from pagedkv.server.answer_formats import AnswerFormats, Formats
+from pagedkv.server.engine_numbers import EngineNumbers
+
+__all__ = ["EngineFacts", "LocalEngine", "Route", "ServedEngine"]
+
+T = TypeVar("T")
+
+TIERS_S: Final = 10.0
+"""Seconds for which tiers may go on storing when the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Properties of an engine that do not change while it serves.
+
+    Args:
+        max_tokens: tokens of the longest sequence, answer included.
+        block_size: least common multiple of the groups' block sizes, in tokens.
+        alignment: the same of the groups but recurrent states, which are kept at the ends of prompts as well.
+        tenants: names of the configured tenants.
+        is_caching: whether prefixes are cached.
+        uses_predictions: whether the engine drafts tokens from a request's prediction.
+        vocabulary_size: columns of the model's logits.
+        end_ids: the model's own end tokens.
+    """
+
+    max_tokens: int
+    block_size: int
+    alignment: int
+    tenants: frozenset[str]
+    is_caching: bool
+    uses_predictions: bool
+    vocabulary_size: int
+    end_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, llm: LLM) -> Self:
+        """Read the properties of an engine."""
+        core, space = llm.core, llm.core.space.config
+        return cls(
+            space.max_tokens,
+            math.lcm(*(group.block_size for group in space.groups)),
+            math.lcm(*(group.block_size for group in space.groups if not keeps_state(group))),
+            frozenset(space.tenants or ()),
+            space.prefix_caching,
+            core.config.predicted_tokens > 0,
+            core.vocabulary_size,
+            frozenset(core.model_end_ids),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The replica that serves a request, and the reason of the choice.
+
+    Args:
+        replica: the replica's name.
+        reason: the reason in a few words.
+        explanation: the reason in full, with a line for each replica that was considered.
+    """
+
+    replica: str
+    reason: str
+    explanation: str
+
+
+class ServedEngine(Protocol):
+    """Serves requests of token ids."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Properties that do not change while the engine serves."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can serve."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now, instead of waiting for a replica."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is known to be full, so that a request would be refused; False if that is not known."""
+        ...
+
+    @property
+    def last_numbers(self) -> EngineNumbers:
+        """The result of the last :meth:`numbers`."""
+        ...
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
+        """Begin to serve. Raises EngineError.
+
+        Args:
+            max_waiting: most requests that wait; further ones are refused.
+            on_step: called with the record of each step: in the engine's thread, or in the event loop where the engine
+                has a process of its own. Never called for replicas.
+        """
+        ...
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from an event loop; returns at once. Raises as :meth:`AsyncLLM.generate`."""
+        ...
+
+    def route_of(self, stream: AnswerStream) -> Route | None:
+        """Return the replica that serves an accepted request; None for an engine without replicas."""
+        ...
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return an object that makes token matchers for the formats and forced calls of requests."""
+        ...
+
+    async def numbers(self) -> EngineNumbers:
+        """Read the engine's current numbers; after the engine has ended, return the last ones."""
+        ...
+
+    async def stop(self) -> None:
+        """End all requests, and the engine."""
+        ...
+
+
+@final
+class LocalEngine:
+    """An engine in this process, driven by a thread of its own.
+
+    Args:
+        llm: the engine.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.facts = EngineFacts.of(llm)
+        self.last_numbers = EngineNumbers.of(llm)
+        self._running: AsyncLLM | None = None
+        self._max_waiting = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can serve."""
+        return self._running is not None and not self._running.has_ended
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine can serve."""
+        return self.is_alive
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is full."""
+        return self._running is not None and self._running.num_waiting >= self._max_waiting
+
+    def start(self, max_waiting: int, on_step: Callable[[StepRecord], None]) -> None:
+        """Start the engine's thread. Raises EngineError where another thread already runs the engine."""
+        self._max_waiting = max_waiting
+        self._running = AsyncLLM(self.llm, max_waiting=max_waiting, when_full="refuse", on_step=on_step)
+
+    def generate(
+        self, prompt: Sequence[int], params: SamplingParams, *, intent: Intent, deadline_s: float | None
+    ) -> AnswerStream:
+        """Submit a request from an event loop. Raises as :meth:`AsyncLLM.generate`."""
+        return self.running.generate(prompt, params, intent=intent, deadline_s=deadline_s)
+
+    def route_of(self, stream: AnswerStream) -> Route | None:  # noqa: ARG002 - as of ServedEngine
+        """Return None: a local engine has no replicas."""
+        return None
+
+    def formats(self, tokenizer: Any, tool_parser: str) -> Formats:  # noqa: ANN401 - of transformers, or like it
+        """Return an object that makes token matchers for the formats and forced calls of requests."""
+        return AnswerFormats(tokenizer, self.facts.vocabulary_size, self.facts.end_ids, tool_parser)
+
+    def call_soon(self, work: Callable[[LLM], T]) -> Future[T]:
+        """Run ``work`` in the engine's thread; any thread may call this. Raises as :meth:`AsyncLLM.call_soon`."""
+        return self.running.call_soon(work)
+
+    async def between_steps(self, work: Callable[[LLM], T]) -> T:
+        """Run ``work`` in the engine's thread. Raises as :meth:`AsyncLLM.between_steps`."""
+        return await self.running.between_steps(work)
+
+    async def numbers(self) -> EngineNumbers:
+        """Read the engine's numbers between two steps, in its thread; after it has ended, return the last ones."""
+        with suppress(EngineError):
+            self.last_numbers = await self.between_steps(EngineNumbers.of)
+        return self.last_numbers
+
+    async def stop(self) -> None:
+        """End the engine's thread, and all requests under way."""
+        if self._running is not None:
+            await self._running.aclose()
+            await asyncio.to_thread(self.llm.flush_tiers, TIERS_S)
+
+    @property
+    def running(self) -> AsyncLLM:
+        """The engine's thread. Raises EngineError if it has not been started."""
+        if self._running is None:
+            raise EngineError("the engine has not been started")
+        return self._running

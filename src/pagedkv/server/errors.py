@@ -1,0 +1,151 @@
+"""ApiError: the error response to a request that cannot be served, in the form of each protocol.
+
+::
+
+    status  OpenAI's type            Anthropic's type        when
+    400     invalid_request_error    invalid_request_error   the request is invalid, or exceeds the model or the memory
+    401     authentication_error     authentication_error    no API key, or an unknown one
+    403     permission_error         permission_error        a key without the rights that the path needs
+    404     not_found_error          not_found_error         no such path, model or message
+    413     invalid_request_error    request_too_large       the body is larger than the server takes
+    429     rate_limit_error         rate_limit_error        the queue is full: Retry-After has the seconds to wait
+    405     invalid_request_error    invalid_request_error   no such method of a path
+    500     server_error             api_error               a fault of the server
+    501     server_error             api_error               a package that the request needs is not installed
+    503     server_error             overloaded_error        the engine has stopped, or the server is shutting down
+    504     timeout                  timeout_error           the deadline passed before the answer was complete
+"""
+
+from typing import Any, Final
+
+from pagedkv.contract.errors import (
+    ConfigurationError,
+    EngineError,
+    MissingExtraError,
+    QueueFullError,
+    RequestError,
+    TokenError,
+)
+
+__all__ = ["ApiError", "as_api_error"]
+
+OPENAI_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    504: "timeout",
+}
+
+ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+NOT_RETRIED: Final = frozenset({500, 501, 504})
+"""Statuses of requests that would fail again. Official clients retry any status from 500 on, unless a header forbids
+it."""
+
+
+FIRST_SERVER_ERROR: Final = 500
+REFUSALS: Final = frozenset({"draining"})
+REASONS: Final = {
+    400: "invalid",
+    401: "no_key",
+    403: "not_allowed",
+    404: "not_found",
+    405: "no_such_method",
+    413: "body_too_large",
+    422: "invalid",
+    429: "queue_full",
+}
+"""Labels in metrics of errors that have no code of their own."""
+
+
+class ApiError(Exception):
+    """A refused request, or an answer that ended before it was complete.
+
+    Args:
+        status: the HTTP status.
+        message: a sentence for the client: what was wrong, where, and what to do, without content of other requests.
+        param: the invalid field.
+        code: a word for programs, such as ``model_not_found``.
+        retry_after_s: seconds after which the client may retry.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was computed for the request: it was invalid, not allowed, or the queue was full."""
+        return self.status < FIRST_SERVER_ERROR or self.code in REFUSALS
+
+    @property
+    def reason(self) -> str:
+        """The reason as a word for metrics: the code, else a word for the status."""
+        return self.code or REASONS.get(self.status, "other")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the response."""
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return {**headers, "x-should-retry": "false"} if self.status in NOT_RETRIED else headers
+
+    def as_openai(self) -> dict[str, Any]:
+        """Return the response body for OpenAI's clients."""
+        kind = OPENAI_TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """Return the response body for Anthropic's clients."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def as_api_error(problem: Exception, retry_after_s: int = 1) -> ApiError:
+    """Translate an error of the engine.
+
+    Args:
+        problem: raised while a request was accepted or served.
+        retry_after_s: seconds in the Retry-After header when the queue is full.
+    """
+    match problem:
+        case ApiError():
+            return problem
+        case QueueFullError():
+            return ApiError(429, str(problem), code="queue_full", retry_after_s=retry_after_s)
+        case RequestError() | TokenError() | ConfigurationError():
+            return ApiError(400, str(problem))
+        case MissingExtraError():
+            return ApiError(501, str(problem))
+        case EngineError():
+            return ApiError(503, "the engine has stopped, and the server must be started again", code="engine_ended")
+        case _:
+            return ApiError(500, "the server failed to serve this request; its log has the reason")

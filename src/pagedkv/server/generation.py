@@ -1,0 +1,257 @@
+"""Generation: the answers to one HTTP request of any protocol, while they are generated.
+
+A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent` values. Then
+:attr:`Generation.outputs` has the engine's outputs, with tokens and receipts.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import final
+
+from pagedkv.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
+from pagedkv.engine.outputs import FinishReason
+from pagedkv.server.access import Caller
+from pagedkv.server.answer_writer import AnswerWriter
+from pagedkv.server.errors import ApiError
+from pagedkv.server.parsing import AnswerParser, Part
+
+__all__ = ["AnswerEvent", "Generation", "GenerationRequest", "PreparedPrompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt in the form that the engine takes.
+
+    Args:
+        token_ids: tokens of the prompt.
+        conversation: digest of the conversation (:mod:`.kept_answers`); None: the prompt is not a conversation.
+        num_kept_tokens: leading tokens that were taken from the kept tokens of the last answer.
+    """
+
+    token_ids: Sequence[int]
+    conversation: bytes | None = None
+    num_kept_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationRequest:
+    """A client's request in the engine's terms: what a protocol gives to the service.
+
+    Args:
+        endpoint: the path of the HTTP request.
+        request_id: identity of the response.
+        caller: the sender of the request.
+        prompts: the prompts, at least one.
+        params: sampling parameters of every prompt.
+        decode: turns token ids into text.
+        new_parser: makes a parser that finds reasoning and tool calls in an answer.
+        deadline_s: seconds from submission to the deadline; None: no deadline.
+        priority: requests of a higher priority are scheduled first.
+        breakpoints: numbers of leading prompt tokens to keep cached, each with its time.
+        prediction: the client's prediction of the answer, as token ids.
+    """
+
+    endpoint: str
+    request_id: str
+    caller: Caller
+    prompts: Sequence[PreparedPrompt]
+    params: SamplingParams
+    decode: Callable[[Sequence[int]], str]
+    new_parser: Callable[[], AnswerParser]
+    deadline_s: float | None = None
+    priority: int = 0
+    breakpoints: tuple[Breakpoint, ...] = ()
+    prediction: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """New content of one answer.
+
+    Args:
+        index: index of the answer; those of the first prompt come first.
+        parts: new text, reasoning and calls that later tokens cannot change.
+        token_ids: new tokens.
+        logprobs: log-probabilities of each new token, if requested.
+        finish_reason: why the answer ended; set in its last event.
+        stop: the token id or text that ended it.
+    """
+
+    index: int
+    parts: Sequence[Part]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop: int | str | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Generation:
+    """Answers under way.
+
+    Args:
+        request: the request.
+        streams: streams of the engine, one for each prompt.
+        writers: a writer for each answer, those of the first prompt first.
+        outputs: the engine's outputs, one for each prompt, once :meth:`events` or :meth:`finished` has ended.
+    """
+
+    request: GenerationRequest
+    streams: Sequence[AnswerStream]
+    writers: Sequence[AnswerWriter] = field(init=False)
+    outputs: Sequence[RequestOutput] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Make a writer for each answer."""
+        request = self.request
+        self.writers = tuple(
+            AnswerWriter(request.decode, request.params.stop, request.new_parser())
+            for _ in range(len(self.streams) * request.params.n)
+        )
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Yield new content until all answers have ended. Closing the generator ends the requests.
+
+        Raises:
+            ApiError: an answer ended before it was complete, or the engine failed.
+        """
+        try:
+            if len(self.streams) == 1:
+                while updates := await self.streams[0].take():
+                    for each in joined_updates(updates):
+                        yield self._event(0, each)
+            else:
+                async for place, update in _merged(self.streams):
+                    yield self._event(place, update)
+            self.outputs = [await stream.output() for stream in self.streams]
+        finally:
+            await self.aclose()
+
+    async def finished(self) -> list[AnswerEvent]:
+        """Wait for all answers; return each as one event. Raises as :meth:`events`.
+
+        Tokens are read once, at the end: waking a task for each token would cost 20 us per token.
+        """
+        try:
+            if len(self.streams) == 1:
+                self.outputs = [await _answered(self.streams[0])]
+            else:
+                self.outputs = await asyncio.gather(*map(_answered, self.streams))
+        finally:
+            await self.aclose()
+        return [
+            self._event(place, update)
+            for place, stream in enumerate(self.streams)
+            for update in sorted(joined_updates(stream.taken()), key=lambda update: update.index)
+        ]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine has ended all answers."""
+        return all(stream.is_over for stream in self.streams)
+
+    @property
+    def results(self) -> list[RequestOutput]:
+        """Outputs of the prompts whose answers have ended, also those that were aborted."""
+        return [stream.result for stream in self.streams if stream.result is not None]
+
+    @property
+    def num_generated(self) -> int:
+        """Number of tokens of the longest answer so far. O(answers + unread updates)."""
+        read = max((len(writer.token_ids) for writer in self.writers), default=0)
+        return read + max((stream.num_unread for stream in self.streams), default=0)
+
+    @property
+    def leased(self) -> tuple[Breakpoint, ...]:
+        """Breakpoints of an ended request that became leases; the others were refused."""
+        taken = self.outputs[0].breakpoint_tokens if self.outputs else ()
+        return tuple(each for each, num_tokens in zip(self.request.breakpoints, taken, strict=False) if num_tokens)
+
+    @property
+    def leases_refused(self) -> dict[str, int]:
+        """The response's field that counts the refused breakpoints; empty if all became leases."""
+        num_refused = len(self.request.breakpoints) - len(self.leased)
+        return {"cache_leases_refused": num_refused} if num_refused else {}
+
+    async def over(self) -> None:
+        """Wait until the engine has ended all answers, with or without errors."""
+        for stream in self.streams:
+            with suppress(Exception):
+                await stream.output()
+
+    async def aclose(self) -> None:
+        """End the answers still under way; their blocks are free within a step."""
+        for stream in self.streams:
+            await stream.aclose()
+
+    def _event(self, place: int, update: TokenUpdate) -> AnswerEvent:
+        require_answered(update.finish_reason)
+        index = place * self.request.params.n + update.index
+        parts = self.writers[index].take(update)
+        return AnswerEvent(index, parts, update.token_ids, update.logprobs, update.finish_reason, update.stop)
+
+
+def require_answered(reason: FinishReason | None) -> None:
+    """Raise an ApiError for an answer that ended before it was complete."""
+    match reason:
+        case "deadline":
+            raise ApiError(504, "the deadline passed before the answer was complete", code="deadline")
+        case "rejected":
+            raise ApiError(400, "the request does not fit into the memory of the server, even alone", code="too_large")
+        case "failed":
+            raise ApiError(500, "the sampling of this request failed", code="sampling_failed")
+        case "aborted":
+            raise ApiError(503, "the server ended the request", code="aborted")
+        case _:
+            return
+
+
+async def _merged(streams: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
+    """Yield the updates of several streams as they arrive."""
+    waiting = {asyncio.ensure_future(stream.take()): place for place, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                place = waiting.pop(each)
+                if updates := each.result():
+                    waiting[asyncio.ensure_future(streams[place].take())] = place
+                for update in joined_updates(updates):
+                    yield place, update
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+async def _answered(stream: AnswerStream) -> RequestOutput:
+    """Wait for the end of a prompt's answers. Raises ApiError if one ended before it was complete."""
+    output = await stream.output()
+    for completion in output.completions:
+        require_answered(completion.finish_reason)
+    return output
+
+
+def joined_updates(updates: Sequence[TokenUpdate]) -> Sequence[TokenUpdate]:
+    """Join the updates of each answer, so that a slow reader gets one piece of text. O(updates + tokens)."""
+    if len(updates) == 1:
+        return updates
+    by_answer: dict[int, list[TokenUpdate]] = {}
+    for each in updates:
+        by_answer.setdefault(each.index, []).append(each)
+    return [each[0] if len(each) == 1 else _joined(each) for each in by_answer.values()]
+
+
+def _joined(updates: Sequence[TokenUpdate]) -> TokenUpdate:
+    last = updates[-1]
+    logprobs = [each.logprobs for each in updates if each.logprobs is not None]
+    return TokenUpdate(
+        last.prompt,
+        last.index,
+        tuple(token for each in updates for token in each.token_ids),
+        last.finish_reason,
+        tuple(one for each in logprobs for one in each) if logprobs else None,
+        last.stop,
+    )

@@ -1,0 +1,192 @@
+"""Grammars: compiles the format that a request demands of its answer, for one tokenizer.
+
+All formats are written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any, Final, final
+
+from pagedkv.contract.arguments import as_count
+from pagedkv.contract.errors import ConfigurationError, RequestError
+from pagedkv.contract.extras import needing
+from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.server.grammars.forced_calls import as_literal, call_rules, is_token
+from pagedkv.server.grammars.matcher import GrammarMatcher
+
+with needing("grammar", "pagedkv.server.grammars"):
+    from llguidance import LLMatcher, LLTokenizer, regex_to_lark
+    from tokenizers import Tokenizer
+
+__all__ = ["Grammars"]
+
+BLANKS: Final = r"[\x20\x0A\x0D\x09]{1,32}"
+"""White space between two elements of JSON. Its length is bounded, since some models would otherwise write blanks until
+the answer's limit."""
+
+PLACE: Final = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+
+@final
+class Grammars:
+    """Makes matchers for :class:`~pagedkv.engine.SamplingParams`'s ``logits_processors``.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``, or one of transformers that has one (``backend_tokenizer``).
+        vocab_size: columns of the logits.
+        eos_token_ids: tokens that end an answer; None: the tokenizer's ``eos_token_id``.
+        max_cached: compiled grammars that are kept, the least recently used ones dropped first.
+
+    Raises:
+        ConfigurationError: llguidance cannot read the tokenizer, or the tokenizer has no token that ends an answer.
+        MissingExtraError: llguidance is not installed (raised on import).
+
+    Building takes about a second for 100,000 tokens. All methods are thread-safe. Methods that return a matcher take
+    ``after``: a marker, such as ``</think>``, up to which the answer is unconstrained; None: the grammar applies from
+    the first token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,  # noqa: ANN401 - of tokenizers or transformers
+        vocab_size: int,
+        *,
+        eos_token_ids: Sequence[int] | None = None,
+        max_cached: int = 256,
+    ) -> None:
+        self._max_cached = as_count(max_cached, "max_cached", least=1)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+        self._tokenizer = _read_tokenizer(tokenizer, as_count(vocab_size, "vocab_size", least=1), eos_token_ids)
+
+    def json_schema(self, schema: Mapping[str, Any], *, strict: bool, after: str | None = None) -> TokenMatcher:
+        """Return a matcher of JSON texts that a schema allows.
+
+        Args:
+            schema: a JSON schema. llguidance rounds its numbers to 64-bit floats: integers are exact up to ``2**53``.
+            strict: whether a keyword that cannot be enforced is refused; else it is ignored.
+            after: a marker up to which the answer is unconstrained.
+
+        Raises:
+            RequestError: llguidance refuses the schema; the message has its reason.
+        """
+        return self._matcher(f"answer: {_json(schema, strict=strict)}\n", after, "the JSON schema")
+
+    def json_object(self, *, after: str | None = None) -> TokenMatcher:
+        """Return a matcher of all JSON objects."""
+        return self.json_schema({"type": "object"}, strict=True, after=after)
+
+    def regex(self, pattern: str, *, after: str | None = None) -> TokenMatcher:
+        """Return a matcher of texts that match a regular expression as a whole.
+
+        Args:
+            pattern: in the syntax of Rust's regex crate: no look-around, no back-references.
+            after: a marker up to which the answer is unconstrained.
+
+        Raises:
+            RequestError: llguidance refuses the pattern; the message has its reason.
+        """
+        return self._matcher(f"answer: /{regex_to_lark(pattern, '')}/\n", after, "the regular expression")
+
+    def tool_call(  # noqa: PLR0913 - the fields of a request about calls
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        parser_name: str,
+        *,
+        named: str | None = None,
+        several: bool = False,
+        strict: bool = False,
+        after: str | None = None,
+    ) -> TokenMatcher:
+        """Return a matcher of answers that call tools, in the format that a parser reads.
+
+        Args:
+            tools: offered functions, as OpenAI's requests have them.
+            parser_name: ``hermes``, ``llama`` or ``mistral``.
+            named: the tool that must be called; None: any of them.
+            several: whether the answer may have more than one call.
+            strict: whether a keyword of the parameters' schemas that cannot be enforced is refused; else it is ignored.
+            after: a marker up to which the answer is unconstrained.
+
+        Raises:
+            RequestError: there is no such tool or format, or llguidance refuses the parameters' schemas.
+        """
+        chosen = [tool for tool in tools if named is None or tool["function"]["name"] == named]
+        if not chosen:
+            offered = ", ".join(repr(tool["function"]["name"]) for tool in tools) or "none"
+            raise RequestError(f"tool {named!r} must be called, and is not offered; offered: {offered}")
+        rules = call_rules(
+            chosen, parser_name, self._marker, lambda schema: _json(schema, strict=strict), several=several
+        )
+        return self._matcher(rules, after, "the schema of the tools")
+
+    def _marker(self, text: str) -> str:
+        """Write a marker as a terminal: as a token id if the tokenizer has it as one special token, else as text."""
+        token_ids = self._tokenizer.tokenize_str(text, parse_special=True)
+        if len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0]):
+            return f"<[{token_ids[0]}]>"
+        return as_literal(text)
+
+    def _matcher(self, rules: str, after: str | None, what: str) -> TokenMatcher:
+        if after is None:
+            grammar = f"start: answer\n{rules}"
+        else:
+            marker = self._marker(after)
+            free = f"free: FREE {marker}\n" if is_token(marker) else f"free[lazy]: FREE {marker}\n"
+            grammar = f"start: free answer\n{free}FREE: /(.|\\n)*/\n{rules}"
+        matcher = self._compile(grammar, what).deep_copy()
+        return GrammarMatcher(matcher, self._tokenizer.vocab_size, frozenset(self._tokenizer.eos_tokens))
+
+    def _compile(self, grammar: str, what: str) -> LLMatcher:
+        """Return the compiled grammar. Callers copy it and never advance it."""
+        with self._lock:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        matcher = LLMatcher(self._tokenizer, grammar)
+        if matcher.is_error():
+            raise RequestError(f"{what} cannot be served: {_reason(matcher.get_error())}")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > self._max_cached:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
+    """Write a schema as a terminal, with its reading options. Raises RequestError."""
+    reading = {"whitespace_pattern": BLANKS, "lenient": not strict}
+    try:
+        return f"%json {json.dumps({**schema, 'x-guidance': reading}, allow_nan=False)}"
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise RequestError(f"the JSON schema is not JSON: {problem}") from problem
+
+
+def _reason(error: str) -> str:
+    """Return llguidance's reason, without the place in the grammar and the quoted lines."""
+    lines = PLACE.sub("", error.strip()).splitlines() or ["no reason is known"]
+    return " ".join([lines[0], *(line.strip() for line in lines[1:] if line.startswith("error:"))])
+
+
+def _read_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] | None) -> LLTokenizer:  # noqa: ANN401
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigurationError(
+            f"grammars need a fast tokenizer, of tokenizers or transformers, got {type(tokenizer).__name__}"
+        )
+    if eos_token_ids is None:
+        eos = getattr(tokenizer, "eos_token_id", None)
+        eos_token_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if not eos_token_ids:
+        raise ConfigurationError("grammars need the tokens that end an answer: give eos_token_ids")
+    plain = Tokenizer.from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    try:
+        return LLTokenizer(plain.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except ValueError as problem:
+        raise ConfigurationError(f"llguidance cannot read the tokenizer: {problem}") from problem

@@ -1,0 +1,195 @@
+"""``POST /v1/chat/completions``: answers to a conversation, whole or streamed."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive
+
+from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.server.access import Caller
+from pagedkv.server.event_stream import DONE, event
+from pagedkv.server.exchange import Exchange
+from pagedkv.server.explanations import as_explanation
+from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
+from pagedkv.server.json_response import json_response
+from pagedkv.server.openai.answers import (
+    as_delta,
+    as_finish_reason,
+    as_logprobs,
+    as_message,
+    as_usage,
+)
+from pagedkv.server.openai.breakpoints import breakpoints_of
+from pagedkv.server.openai.request_fields import (
+    answer_format,
+    as_chat,
+    as_params,
+    as_priority,
+    offered_tools,
+    predicted_text,
+    refuse_unserved,
+)
+from pagedkv.server.openai.requests import ChatRequest
+from pagedkv.server.parsing import Part, PlainParser
+from pagedkv.server.service import Service, new_id
+
+__all__ = ["ChatCompletion", "complete_chat"]
+
+
+async def complete_chat(service: Service, body: ChatRequest, caller: Caller, receive: Receive) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        ApiError: the conversation cannot be served.
+        ClientGoneError: the client has disconnected.
+    """
+    service.require_model(body.model)
+    refuse_unserved(body)
+    request = await service.run_text_work(body.nbytes, partial(as_generation_request, service, body, caller))
+    exchange = Exchange(service, request, receive)
+    answer = ChatCompletion(service, body, request)
+    if body.stream:
+        return await exchange.streamed(answer.chunks, lambda problem: event(msgspec.json.encode(problem.as_openai())))
+    return json_response(await exchange.whole(answer.whole), headers=exchange.headers)
+
+
+def as_generation_request(service: Service, body: ChatRequest, caller: Caller) -> GenerationRequest:
+    """Turn a client's request into one for the engine. Raises ApiError."""
+    chat = as_chat(body)
+    prompt = service.chats.prepare(chat, caller)
+    tools = offered_tools(body)
+    may_call = bool(tools) and body.tool_choice != "none"
+    new_parser = service.parsers(tools if may_call else [], prompt)
+    several = body.parallel_tool_calls is not False
+    after = service.end_of_reasoning(prompt)
+    forced = service.formats.matcher(answer_format(body), tools, body.tool_choice, several=several, after=after)
+    processors: Sequence[TokenMatcher] = () if forced is None else (forced,)
+    return GenerationRequest(
+        "/v1/chat/completions",
+        new_id("chatcmpl-"),
+        caller,
+        [prompt],
+        as_params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            processors=processors,
+        ),
+        service.decoding(keeps_special=not isinstance(new_parser(), PlainParser)),
+        new_parser,
+        body.deadline_s,
+        as_priority(body, caller),
+        breakpoints_of(body, chat, prompt, service.chats, caller),
+        _prediction(service, body),
+    )
+
+
+def _prediction(service: Service, body: ChatRequest) -> tuple[int, ...]:
+    """Return the tokens of a prediction; empty if the engine does not use predictions. Raises ApiError."""
+    text = predicted_text(body)
+    return tuple(service.encode_plain(text)) if text and service.uses_predictions else ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """Writes the answers to one request.
+
+    Args:
+        service: has the model's name and counts usage.
+        body: the client's request.
+        request: the engine's request.
+    """
+
+    service: Service
+    body: ChatRequest
+    request: GenerationRequest
+
+    def whole(self, generation: Generation, answers: Sequence[AnswerEvent]) -> dict[str, Any]:
+        """Write a response with all answers."""
+        choices = [self._choice(generation, answer) for answer in answers]
+        return {
+            "id": self.request.request_id,
+            "object": "chat.completion",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+            "choices": choices,
+            "usage": self._usage(generation),
+            **generation.leases_refused,
+            **self._explained(generation),
+        }
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Write events: one that begins each answer, those of new content, and one with usage if requested."""
+        write = self._writer()
+        for index in range(len(generation.writers)):
+            yield write({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        gathered: list[list[Part]] = [[] for _ in generation.writers]
+        async for each in generation.events():
+            gathered[each.index] += each.parts
+            choice = self._chunk_choice(generation, each)
+            if choice is not None:
+                yield write(choice)
+        for index, parts in enumerate(gathered):
+            self.service.keep_answer(generation, index, as_message(parts))
+        more = self._explained(generation)
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            more = {"usage": self._usage(generation), **generation.leases_refused, **more}
+        if more:
+            yield write(None, **more)
+        yield DONE
+
+    def _choice(self, generation: Generation, answer: AnswerEvent) -> dict[str, Any]:
+        writer = generation.writers[answer.index]
+        message = as_message(answer.parts)
+        self.service.keep_answer(generation, answer.index, message)
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": None if answer.logprobs is None else as_logprobs(answer.logprobs, self.request.decode),
+            "finish_reason": as_finish_reason(answer.finish_reason, has_calls=writer.has_calls),
+        }
+
+    def _chunk_choice(self, generation: Generation, each: AnswerEvent) -> dict[str, Any] | None:
+        delta = as_delta(each.parts)
+        if not delta and each.finish_reason is None and not each.logprobs:
+            return None
+        has_calls = generation.writers[each.index].has_calls
+        choice: dict[str, Any] = {
+            "index": each.index,
+            "delta": delta,
+            "finish_reason": as_finish_reason(each.finish_reason, has_calls=has_calls),
+        }
+        if each.logprobs is not None:
+            choice["logprobs"] = as_logprobs(each.logprobs, self.request.decode)
+        return choice
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        return as_usage(self.service.usage(generation.outputs), is_predicted=bool(self.request.prediction))
+
+    def _explained(self, generation: Generation) -> dict[str, Any]:
+        if not self.body.explain:
+            return {}
+        return {"cache_explanation": as_explanation(generation.outputs[0].explanation, self.request.caller)}
+
+    def _writer(self) -> Callable[..., bytes]:
+        head = {
+            "id": self.request.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(self.service.wall_clock()),
+            "model": self.service.config.model_name,
+        }
+        encode = msgspec.json.encode
+        start = encode(head)[:-1] + b',"choices":['
+
+        def write(choice: dict[str, Any] | None, **more: object) -> bytes:
+            choices = b"" if choice is None else encode(choice)
+            rest = encode(more)[1:-1]
+            return event(start + choices + b"]" + (b"," + rest if rest else b"") + b"}")
+
+        return write

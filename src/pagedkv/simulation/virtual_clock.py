@@ -1,0 +1,325 @@
+"""The virtual clock: requests arrive, steps take the time of the cost model, and meters are notified.
+
+The loop over steps is here. The meters decide what is measured, and the caller supplies the space. For very many runs,
+a caller can supply meters that measure little.
+
+If steps overlap, a step is scheduled when the previous one begins, and begins when the previous one ends::
+
+    clock       0              a              b
+    steps       | step 1       | step 2       | step 3
+    scheduled   1, 2           3              4             each but the first without the tokens of the step before it
+    finished                   1              2
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from pagedkv import scheduling
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import TraceError
+from pagedkv.contract.events import TierEvents
+from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.planner.traces.request import Request, TokenizedRequest
+from pagedkv.planner.traces.tokens import tokenize
+from pagedkv.scheduling import Batch
+from pagedkv.simulation.config import ServingConfig
+from pagedkv.simulation.cost import CostModel
+from pagedkv.simulation.queue_file import QueueFile
+from pagedkv.simulation.running_rows import RunningRows, rows_of
+from pagedkv.simulation.scripted_sampler import ScriptedSampler
+from pagedkv.simulation.step_meters import StepMeters
+from pagedkv.simulation.step_work import StepWork, work_of
+from pagedkv.simulation.tiers import SimulatedTiers
+from pagedkv.space import BlockSpace
+
+__all__ = ["VirtualClock"]
+
+MOST_WAITING: Final = 4096
+"""Requests that wait in the scheduler, some 2 KiB each, before further ones wait in the file; or the number that may
+run."""
+
+
+class VirtualClock:
+    """Serves requests on a virtual clock.
+
+    Args:
+        config: the pools and the rules.
+        costs: duration of steps.
+        space: the block space, configured by ``config``.
+        meters: notified of every event; of a request that waits in the file, only when it leaves the file.
+        uses_queue_file: whether requests far back in the queue wait in a file. This does not change their service, but
+            those that cannot be served are reported later.
+    """
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        costs: CostModel,
+        space: BlockSpace,
+        meters: StepMeters,
+        *,
+        uses_queue_file: bool = True,
+    ) -> None:
+        self._config = config
+        self._costs = costs
+        self._tokens_per_block = config.tokens_per_block
+        self._space = space
+        self._meters = meters
+        self._tiers = self._open_tiers()
+        self._scheduler = scheduling.Scheduler(config.scheduling_config(), space, self._tiers)
+        self._sampler = ScriptedSampler(config.seed, has_beams=config.beam_width is not None)
+        self._rows = rows_of([])
+        self._num_changes = 0
+        self._now_s = 0.0
+        self._num_scheduled = 0
+        self._last_arrival_s = 0.0
+        self._flight: tuple[Batch, float] | None = None  # the step that runs, and its seconds
+        self._queue_file = QueueFile()
+        self._uses_queue_file = (
+            uses_queue_file and not config.tenants
+        )  # requests of other tenants overtake a tenant at its cap
+        self._most_waiting = max(MOST_WAITING, config.max_sequences)  # no step admits more
+        self._priority: int | None = None
+        self._intents: dict[str | None, scheduling.CacheIntent] = {
+            name: scheduling.CacheIntent(tenant=name) for name in config.tenants or ()
+        }
+
+    def drain_tier_events(self) -> tuple[TierEvents, ...]:
+        """Take the events of tiers' entries since the last call, by medium."""
+        return () if self._tiers is None else self._tiers.drain_events()
+
+    def tier_entries(self) -> tuple[TierEvents, ...]:
+        """Return all entries of tiers whose events were drained, by medium."""
+        return () if self._tiers is None else self._tiers.entries()
+
+    def _open_tiers(self) -> SimulatedTiers | None:
+        """Open the tiers of the configuration; None: there are none."""
+        tiers = [each for each in self._config.tiers if each.nbytes]
+        if not tiers:
+            return None
+        nbytes = self._config.entry_block_nbytes
+        return SimulatedTiers(tiers, self._space, nbytes, self._loaded)
+
+    def _loaded(self, request: scheduling.Request) -> None:
+        """Return a request whose load has ended to the queue for admission."""
+        self._scheduler.loaded(request)
+
+    @property
+    def now_s(self) -> float:
+        """The virtual time."""
+        return self._now_s
+
+    @property
+    def space(self) -> BlockSpace:
+        """The block space. Only the clock changes it."""
+        return self._space
+
+    @property
+    def scheduler(self) -> scheduling.Scheduler:
+        """The scheduler. Only the clock calls what changes it."""
+        return self._scheduler
+
+    @property
+    def tiers(self) -> SimulatedTiers | None:
+        """The tiers; None without any. Only the clock calls what changes them."""
+        return self._tiers
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests offered so far."""
+        return self._meters.num_requests + len(self._queue_file)
+
+    def offer(self, request: Request | TokenizedRequest) -> None:
+        """Add the next request, after running all steps that begin before its arrival.
+
+        Raises:
+            TraceError: it arrives before the previous request.
+        """
+        if request.arrival_s < self._last_arrival_s:
+            raise TraceError(
+                "the trace",
+                None,
+                f"request {self.num_requests + 1} arrives at {request.arrival_s} s, the one before it at "
+                f"{self._last_arrival_s} s",
+                "Sort it: `sorted_by_arrival`",
+            )
+        self._last_arrival_s = request.arrival_s
+        arrival_s = request.arrival_s / self._config.load
+        self._run_until(arrival_s)
+        if self._now_s < arrival_s:
+            self._hold(arrival_s - self._now_s)
+            self._now_s = arrival_s
+        self._enqueue(request)
+
+    def finish(self) -> None:
+        """Run until all requests are served."""
+        self._run_until(float("inf"))
+
+    # The queue
+
+    def _enqueue(self, request: Request | TokenizedRequest) -> None:
+        """Queue a request: in the file if the queue is long and all priorities are equal, else in the scheduler."""
+        if self._priority not in {None, request.priority}:
+            self._uses_queue_file = False
+            self._refill_from_file(len(self._queue_file))
+        self._priority = request.priority
+        if self._uses_queue_file and (len(self._queue_file) or self._scheduler.num_waiting >= self._most_waiting):
+            self._queue_file.push(request)
+        else:
+            self._add(request)
+
+    def _refill_from_file(self, most: int) -> None:
+        """Move at most ``most`` of the file's first requests to the scheduler's queue."""
+        for _ in range(min(most, len(self._queue_file))):
+            self._add(self._queue_file.pop())
+
+    def _add(self, request: Request | TokenizedRequest) -> None:
+        scheduled = self._scheduled_request(request)
+        arrival_s = request.arrival_s / self._config.load
+        self._meters.arrived(scheduled, arrival_s, has_content=request.has_content, tenant=request.tenant)
+        if not self._scheduler.add(scheduled):
+            self._meters.rejected(scheduled)
+
+    def _scheduled_request(self, request: Request | TokenizedRequest) -> scheduling.Request:
+        number = self._meters.num_requests
+        config = self._config
+        load = partial(tokenize, request, number) if isinstance(request, Request) else lambda: request
+        return scheduling.Request(
+            number=number,
+            num_prompt_tokens=request.input_length,
+            max_new_tokens=request.output_length,
+            load=self._sampler.loader(number, load),
+            num_sequences=config.beam_width or config.num_samples or request.num_samples,
+            priority=request.priority,
+            keys=NO_KEYS if request.salt is None else RequestKeys(salt=request.salt.encode()),
+            runs_ahead=config.beam_width is None,
+            intent=self._intents.get(request.tenant or "", scheduling.NO_INTENT),
+        )
+
+    # The clock
+
+    def run_step(self, before_s: float) -> bool:
+        """Run the next step if it begins before ``before_s``, in seconds; return whether a step was run."""
+        if self.is_idle or self._now_s >= before_s:
+            return False
+        self._run_step(before_s)
+        return True
+
+    @property
+    def num_scheduled(self) -> int:
+        """Steps scheduled so far, those among them for which there was nothing to compute."""
+        return self._num_scheduled
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is waiting or running."""
+        return self._scheduler.is_idle and self._flight is None
+
+    def _run_until(self, end_s: float) -> None:
+        """Run the steps that begin before ``end_s``."""
+        while self._now_s < end_s and not self.is_idle:
+            self._run_step(end_s)
+
+    def _run_step(self, before_s: float) -> None:
+        """Run a step; if all requests wait for loads, advance to the next event of a tier, at most to ``before_s``."""
+        if self._config.overlap:
+            self._run_overlapped(before_s)
+            return
+        batch, work, step_s = self._schedule()
+        if self._waits_for_load(work):
+            self._finish_step(batch, 0.0)
+            self._await_load(before_s)
+            return
+        self._meters.planned(batch, self._running_rows(), work)
+        self._hold(step_s)
+        self._meters.stepped(step_s)
+        self._now_s += step_s
+        self._finish_step(batch, step_s)
+
+    def _run_overlapped(self, before_s: float) -> None:
+        """Schedule the next step, then end the running one."""
+        before, self._flight = self._flight, None
+        waits = False
+        if not self._scheduler.is_idle:
+            batch, work, step_s = self._schedule()
+            self._flight = batch, 0.0
+            waits = self._waits_for_load(work)
+            if work.num_new_tokens or work.num_swapped_tokens:  # else nothing could be scheduled without tokens
+                self._meters.planned(batch, self._running_rows(), work)
+                self._meters.stepped(step_s)
+                self._flight = batch, step_s
+        if before is not None:
+            batch, step_s = before
+            self._hold(step_s)
+            self._now_s += step_s
+            self._finish_step(batch, step_s)
+            waits = waits and not step_s
+        if waits:
+            self._await_load(before_s)
+
+    def _waits_for_load(self, work: StepWork) -> bool:
+        """Whether a step has no work while prefixes are loaded."""
+        has_loads = self._tiers is not None and self._tiers.num_loads > 0
+        return has_loads and not (work.num_new_tokens or work.num_swapped_tokens)
+
+    def _await_load(self, before_s: float) -> None:
+        """Advance the time to the next event of a tier, at most to ``before_s``."""
+        assert self._tiers is not None, "loads without tiers"
+        event_s = self._tiers.next_event_s(self._now_s)
+        assert event_s is not None, "a load under way has no next event"
+        until_s = max(self._now_s, min(event_s, before_s))
+        self._hold(until_s - self._now_s)
+        self._now_s = until_s
+
+    def _schedule(self) -> tuple[Batch, StepWork, float]:
+        """Schedule a step; return it, its work, and its seconds."""
+        self._num_scheduled += 1
+        self._space.advance(self._now_s)
+        if self._tiers is not None:
+            self._tiers.before_step(self._now_s, none_running=not self._scheduler.running)
+        batch = self._scheduler.schedule()
+        self._meters.scheduled(batch, self._now_s)
+        if self._tiers is not None:
+            for admission in batch.admitted:
+                self._tiers.admitted(admission.request, admission.num_hit_tokens)
+        for preempted in batch.preempted:
+            if preempted.kind == "recompute":
+                self._sampler.forget(preempted.request)
+        work = work_of(batch.plan, self._tokens_per_block)
+        return batch, work, self._step_s(work)
+
+    def _finish_step(self, batch: scheduling.Batch, step_s: float) -> None:
+        self._space.advance(self._now_s)
+        token_ids, parents = self._sampler.sample(batch), self._sampler.parents(batch)
+        progress = self._scheduler.finish(batch, token_ids, parents=parents)
+        self._meters.progressed(progress, self._now_s)
+        if self._tiers is not None:
+            self._tiers.progressed(batch, progress, self._answers, self._now_s)
+            self._tiers.after_step(batch, step_s)
+        for request in (*progress.finished, *batch.rejected):
+            self._sampler.forget(request)
+        while len(self._queue_file) and (num_more := self._most_waiting - self._scheduler.num_waiting) > 0:
+            self._refill_from_file(num_more)
+
+    def _answers(self, request: scheduling.Request) -> Sequence[Int32Array]:
+        """Return what each sequence of a finished request has generated; beams are not offered to tiers."""
+        return [] if self._config.beam_width is not None else self._sampler.answers(request)
+
+    def _step_s(self, work: StepWork) -> float:
+        seconds = self._costs.step_s(
+            work.num_new_tokens, work.num_attended_pairs, work.num_context_tokens, work.num_sequences
+        )
+        return seconds + self._costs.swap_s(work.num_swapped_tokens)
+
+    def _hold(self, duration_s: float) -> None:
+        scheduler = self._scheduler
+        num_waiting = scheduler.num_waiting + len(self._queue_file)
+        self._meters.hold(duration_s, self._running_rows(), num_waiting, scheduler.num_swapped)
+
+    def _running_rows(self) -> RunningRows:
+        """Return the running rows, rebuilt only when they have changed."""
+        if self._meters.uses_rows and self._num_changes != self._scheduler.num_changes:
+            self._num_changes = self._scheduler.num_changes
+            self._rows = rows_of(self._scheduler.running)
+        return self._rows

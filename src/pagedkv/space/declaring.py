@@ -1,0 +1,119 @@
+"""Declaring content computed that came from elsewhere, or ahead of its step.
+
+Refused if a device could still overwrite the declared content, or copy it before it is complete. These rows are
+refused: one with a block that a move of the open plan, or of a plan in flight, writes; one with an uncomputed block
+that a move of the open plan reads (a recurrent state would be advanced before the plan saves it); one that shares
+blocks which a row outside the batch computes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pagedkv.blocks.blocks import NULL_BLOCK
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.errors import StepError
+from pagedkv.space.publishing import publish
+from pagedkv.space.state import Group, SpaceState
+from pagedkv.space.steps import StepLedger
+from pagedkv.tables.declaring import count_shared_unsettled, declare_planned, settle_blocks
+from pagedkv.tables.row_record import set_accepted_of
+from pagedkv.tables.rows import AT, NUM_BLOCKS, NUM_TOKENS, RUNNING, STATUS
+
+__all__ = ["declare", "mark_computed"]
+
+
+def mark_computed(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Count all known tokens of running rows as computed.
+
+    Raises:
+        StepError: see the module's text; nothing was changed.
+    """
+    for feature in state.features:
+        feature.require_declarable(batch)
+    _require_no_moves(state, ledger, batch)
+    _require_no_other_computes(state, ledger, batch)
+    state.is_changing = True
+    declare(state, ledger, batch)
+    state.is_changing = False
+
+
+def declare(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Count all known tokens of these rows as computed; the checks are done."""
+    if ledger.in_flight:
+        is_taken = np.zeros(len(state.rows), np.bool_)
+        is_taken[batch] = True
+        ledger.take_out(is_taken)
+    for group in state.groups:
+        settle_blocks(*group.view, batch, state.relies_on)
+    for observer in state.observers.declaring:
+        observer.declaring(batch)
+    for feature in state.features:
+        feature.declared(batch)
+    for column in state.planned_columns:
+        declare_planned(state.rows, batch, column)
+    state.relies_on[batch] = 0
+    if state.is_overlapped:
+        _end_overlap(state, ledger, batch)
+    for feature in state.features:
+        feature.moved_on(batch)
+
+
+def _end_overlap(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Accept the tokens of overlapped rows that waited for a step, and publish the blocks that this completes."""
+    overlapped = batch[state.num_known[batch] > 0]
+    set_accepted_of(state.rows, overlapped, state.rows[overlapped, NUM_TOKENS])
+    state.num_known[overlapped] = 0
+    publish(state, ledger, overlapped)
+
+
+def _require_no_moves(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    for group in state.groups:
+        written, read = ledger.moved_blocks(group.pool.name)
+        if not (written or read):
+            continue
+        for row in batch.tolist():
+            table = group.arrays.table[row, : int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])].tolist()
+            start = int(state.rows[row, group.planned])
+            uncomputed = table[start // group.block_size :] if start < state.rows[row, NUM_TOKENS] else []
+            if touched := written.intersection(table) | read.intersection(uncomputed):
+                raise StepError(
+                    f"row {row} cannot be declared computed: a plan, open or in flight, copies or swaps its block "
+                    f"{min(touched)} of pool {group.pool.name!r}; plan the step and acknowledge it first"
+                )
+
+
+def _require_no_other_computes(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> None:
+    """Refuse blocks that a row outside the batch computes, in the open step or one in flight.
+
+    If that step failed or that row were freed, a row would have to compute them that has lost a part of its window.
+    """
+    num_shared = sum(count_shared_unsettled(*group.view, batch, state.relies_on) for group in state.groups)
+    if not num_shared:
+        return
+    for group in state.groups:
+        starts = dict(_unsettled_starts(state, ledger, group))
+        for row in set(starts) - set(batch.tolist()):
+            _require_no_common_block(state, group, batch, row, starts[row])
+
+
+def _require_no_common_block(state: SpaceState, group: Group, batch: Int32Array, row: int, start: int) -> None:
+    stop = int(state.rows[row, group.arrays.parameters[AT] + NUM_BLOCKS])
+    computed = group.arrays.table[row, start // group.block_size : stop]
+    shared = np.isin(group.arrays.table[batch], computed[computed != NULL_BLOCK]).any(axis=1)
+    if shared.any():
+        raise StepError(
+            f"row {row} computes blocks that row {int(batch[shared.argmax()])} shares, in the open step or in "
+            "one in flight: declare both computed, or acknowledge the steps first"
+        )
+
+
+def _unsettled_starts(state: SpaceState, ledger: StepLedger, group: Group) -> Iterator[tuple[int, int]]:
+    """Yield rows that compute in the open step or one in flight, and their first positions; the earliest comes last."""
+    status, tokens, planned = (state.rows[:, column] for column in (STATUS, NUM_TOKENS, group.planned))
+    for row in np.flatnonzero((status == RUNNING) & (planned < tokens)).tolist():
+        yield row, int(planned[row])
+    for step in reversed(ledger.in_flight):
+        for row, start in step.live_starts(state.serials, group.index):
+            if status[row] == RUNNING:
+                yield row, start

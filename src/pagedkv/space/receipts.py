@@ -1,0 +1,237 @@
+"""Receipts: what each sequence has taken, so that the sums equal the statistics exactly.
+
+Owns the counts, which exist only if :attr:`SpaceConfig.receipts <pagedkv.SpaceConfig>` is set. The book is an observer
+of the space (:mod:`pagedkv.space.observer`); decision 17 has the rule for each moment. No operation reads or
+depends on the counts.
+
+::
+
+    plan        acknowledge      -> computed, and in part recomputed; also what waited: hit, forked, swapped in
+    in flight   abort            -> aborted
+                free             -> abandoned
+                mark_computed    -> declared, together with tokens that were not planned yet
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.receipt import Receipt
+from pagedkv.space.hits import PrefixHit
+from pagedkv.space.observer import SpaceObserver
+from pagedkv.space.replaying import num_replayed
+from pagedkv.space.state import SpaceState
+from pagedkv.space.steps import InFlightStep
+from pagedkv.tables.receipts import (
+    ABANDONED,
+    ABORTED,
+    COMPUTED,
+    DECLARED,
+    FORKED,
+    FOUND,
+    FOUND_WHOLE,
+    HIT,
+    HIT_INSIDE,
+    IN_FLIGHT,
+    NUM_LINES,
+    NUM_WAITING,
+    REACHED,
+    RECOMPUTED,
+    REPLAYED,
+    RETURNED,
+    RETURNED_IN,
+    SHARED,
+    SWAPPED_IN,
+    charge_blocks,
+    charge_step,
+)
+from pagedkv.tables.rows import NUM_PLANNED, NUM_TOKENS, STATUS, VACANT, GroupArrays
+
+__all__ = ["ReceiptBook"]
+
+NOT_ON_HOST: Final = -1
+
+
+class _Holding(NamedTuple):
+    """The columns in which a group's blocks are counted.
+
+    Args:
+        arrays: the group's arrays; on_device, on_host: columns of the counts, ``NOT_ON_HOST`` without a host pool.
+    """
+
+    arrays: GroupArrays
+    on_device: int
+    on_host: int
+
+
+class ReceiptBook(SpaceObserver):
+    """The counts of all rows, and their sums.
+
+    Attributes:
+        counts: int64 ``[max_sequences, NUM_LINES + pools + host pools]``, what was charged to each row.
+        waiting: int64 ``[max_sequences, NUM_WAITING]``, what may still be charged.
+        totals: int64 ``[NUM_LINES + pools + host pools]``, everything that was ever charged.
+        closed: the same for the rows that were freed.
+    """
+
+    def __init__(self, state: SpaceState) -> None:
+        """Make empty counts, for the rows, tables and pools of a space without sequences."""
+        pools, hosts = tuple(state.pools), tuple(state.host_pools)
+        groups = [(table.pool.name, table.arrays) for table in state.tables]
+        max_sequences = len(state.rows)
+        self._state = state
+        self._freed: tuple[Receipt, ...] = ()
+        self._num_pools = len(pools)
+        width = NUM_LINES + len(pools) + len(hosts)
+        self._holdings = [
+            _Holding(
+                arrays,
+                NUM_LINES + pools.index(pool),
+                NUM_LINES + len(pools) + hosts.index(pool) if pool in hosts else NOT_ON_HOST,
+            )
+            for pool, arrays in groups
+        ]
+        self.counts = np.zeros((max_sequences, width), np.int64)
+        self.waiting = np.zeros((max_sequences, NUM_WAITING), np.int64)
+        self.totals = np.zeros(width, np.int64)
+        self.closed = np.zeros(width, np.int64)
+
+    # Queries
+
+    def receipt(self, row: int) -> Receipt:
+        """Return a row's receipt as it is now."""
+        return self._as_receipt(self.counts[row].tolist(), int(self.waiting[row, REACHED]))
+
+    @property
+    def sum(self) -> Receipt:
+        """Everything that was ever charged."""
+        return self._as_receipt(self.totals.tolist(), 0)
+
+    def _as_receipt(self, numbers: list[int], num_reached: int) -> Receipt:
+        behind = NUM_LINES + self._num_pools
+        on_device, on_host = tuple(numbers[NUM_LINES:behind]), tuple(numbers[behind:])
+        return Receipt(
+            num_computed=numbers[COMPUTED],
+            num_recomputed=numbers[RECOMPUTED],
+            num_hit=numbers[HIT],
+            num_hit_inside=numbers[HIT_INSIDE],
+            num_replayed=numbers[REPLAYED],
+            num_forked=numbers[FORKED],
+            num_swapped_in=numbers[SWAPPED_IN],
+            num_declared=numbers[DECLARED],
+            num_aborted=numbers[ABORTED],
+            num_abandoned=numbers[ABANDONED],
+            block_steps=on_device,
+            host_block_steps=on_host,
+            num_reached=num_reached,
+        )
+
+    def take_freed(self) -> tuple[Receipt, ...]:
+        """Return the receipts of the rows that were freed last, in their order, and drop them."""
+        receipts, self._freed = self._freed, ()
+        return receipts
+
+    # Moments
+
+    def admitted(self, row: int, hit: PrefixHit, num_reached: int) -> None:
+        """Record a sequence's hit, with the part of it inside a block, and the tokens that an earlier life had."""
+        self.waiting[row, FOUND] = hit.num_tokens
+        self.waiting[row, FOUND_WHOLE] = hit.num_whole_tokens
+        self.waiting[row, REACHED] = num_reached
+
+    def forked(self, parent: int, children: Int32Array, num_tokens: int) -> None:
+        """Record that rows begin with ``num_tokens`` tokens of another row."""
+        self.waiting[children, SHARED] = num_tokens
+        self.waiting[children, REACHED] = min(int(self.waiting[parent, REACHED]), num_tokens)
+
+    def planned(self, step: InFlightStep) -> None:
+        """Record the tokens of a planned step."""
+        self.waiting[step.rows, IN_FLIGHT] += step.ends - step.starts
+
+    def acknowledging(self, step: InFlightStep) -> None:
+        """Charge a step that has run, before windows slide. O(rows of the step + max_sequences x groups)."""
+        rows, serials, ranges = self._state.rows, self._state.serials, step.plan.compute
+        replayed = num_replayed(self._state, step)
+        if replayed is not None:
+            is_alive = serials[step.rows] == step.serials
+            self._charge(REPLAYED, step.rows[is_alive], replayed[is_alive])
+        charge_step(
+            self.counts,
+            self.waiting,
+            serials,
+            step.rows,
+            step.serials,
+            ranges.starts,
+            ranges.ends,
+            step.starts,
+            step.ends,
+            step.plan.step_id,
+            self.totals,
+        )
+        for arrays, on_device, on_host in self._holdings:
+            charge_blocks(arrays, rows, self.counts, on_device, on_host, self.totals)
+
+    def aborted(self, step: InFlightStep) -> None:
+        """Charge a step that has failed."""
+        is_alive, ranges = self._state.serials[step.rows] == step.serials, step.plan.compute
+        batch, num_aborted = step.rows[is_alive], (ranges.ends - ranges.starts)[is_alive]
+        self.waiting[batch, IN_FLIGHT] -= num_aborted
+        self._charge(ABORTED, batch, num_aborted)
+
+    def declaring(self, batch: Int32Array) -> None:
+        """Charge rows that are about to be declared computed; no step in flight computes for them any more."""
+        rows = self._state.rows
+        num_tokens = rows[batch, NUM_TOKENS]
+        self._charge(DECLARED, batch, self.waiting[batch, IN_FLIGHT] + num_tokens - rows[batch, NUM_PLANNED])
+        self.waiting[batch, IN_FLIGHT] = 0
+        self.waiting[batch, REACHED] = np.maximum(self.waiting[batch, REACHED], num_tokens)
+
+    def truncating(self, batch: Int32Array, lengths: Int64Array) -> None:
+        """Forget the tokens that are rolled back: those computed in their place are not computed again."""
+        is_shorter = lengths < self._state.rows[batch, NUM_TOKENS]
+        cut = batch[is_shorter]
+        self.waiting[cut, REACHED] = np.minimum(self.waiting[cut, REACHED], lengths[is_shorter])
+
+    def refused(self, refused: Int32Array, limits: Int32Array) -> None:
+        """Lower the reached tokens by refused ones, int32 ``[max_sequences]``; all behind the limits moves down."""
+        reached = self.waiting[:, REACHED]
+        reached -= refused * (reached >= limits)
+
+    def returned(self, batch: Int32Array) -> None:
+        """Record the tokens of rows that are swapped in, in the open step."""
+        self.waiting[batch, RETURNED] = self._state.rows[batch, NUM_PLANNED]
+        self.waiting[batch, RETURNED_IN] = self._state.open_step_id
+
+    def freed(self, batch: Int32Array) -> None:
+        """Charge freed rows, and keep their receipts for :meth:`take_freed`."""
+        self._charge(ABANDONED, batch, self.waiting[batch, IN_FLIGHT])
+        counts, reached = self.counts[batch], self.waiting[batch, REACHED]
+        self._freed = tuple(map(self._as_receipt, counts.tolist(), reached.tolist()))
+        self.closed += counts.sum(axis=0)
+        self.counts[batch] = 0
+        self.waiting[batch] = 0
+
+    def _charge(self, line: int, batch: Int32Array, numbers: npt.NDArray[np.integer]) -> None:
+        """Charge rows, each at most once."""
+        self.counts[batch, line] += numbers
+        self.totals[line] += numbers.sum(dtype=np.int64)
+
+    # Auditing
+
+    def check(self) -> None:
+        """Check that the receipts add up. Raises AssertionError."""
+        rows = self._state.rows
+        added = self.counts.sum(axis=0) + self.closed
+        wrong = np.flatnonzero(added != self.totals)
+        assert len(wrong) == 0, (
+            f"receipts: line {wrong[0]} adds up to {added[wrong[0]]}, the statistics say {self.totals[wrong[0]]}"
+        )
+        is_vacant = rows[:, STATUS] == VACANT
+        assert not self.counts[is_vacant].any(), "receipts: a vacant row has a receipt"
+        assert not self.waiting[is_vacant].any(), "receipts: something waits for a vacant row"
+        assert self.counts.min() >= 0, "receipts: a count is negative"
+        assert self.waiting.min() >= 0, "receipts: less than nothing is in flight"
+        assert (self.counts[:, HIT_INSIDE] <= self.counts[:, HIT]).all(), "receipts: more hit inside blocks than at all"
+        assert (self.counts[:, RECOMPUTED] <= self.counts[:, COMPUTED]).all(), "receipts: more again than at all"

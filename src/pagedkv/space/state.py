@@ -1,0 +1,440 @@
+"""The state of a block space: pools, groups, rows and digest chains, built from a configuration.
+
+Owns construction and the few look-ups that every operation needs. Groups of equal block size share a *lane*, with one
+digest chain for each row, computed once for all of them.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.blocks import (
+    NUM_DEFERRED_LISTS,
+    OPEN_STEP,
+    SETTLED_STEP,
+    PoolFeatures,
+)
+from pagedkv.blocks.eviction.registry import policy_named
+from pagedkv.blocks.extra_keys import ExtraKeyTable
+from pagedkv.blocks.free_queue import free_leased
+from pagedkv.blocks.step_numbers import open_next, renumber
+from pagedkv.contract.answers import Load, Ticket
+from pagedkv.contract.arguments import LARGEST_SIZE
+from pagedkv.contract.arrays import Int32Array, Uint32Array
+from pagedkv.contract.errors import TooManySequencesError
+from pagedkv.contract.keys import RequestKeys
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
+from pagedkv.plan_buffer import PlanLayout
+from pagedkv.space.feature import SpaceFeature
+from pagedkv.space.loops import SpaceLoops
+from pagedkv.space.observer import Observers
+from pagedkv.space.shortage import Room
+from pagedkv.tables.row_record import lower_steps, new_rows
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    FULL,
+    KIND,
+    NUM_PLANNED,
+    PLANNED,
+    RUNNING,
+    SHEDS,
+    SPAN,
+    VACANT,
+    GroupArrays,
+    GroupView,
+    new_draft_arrays,
+    new_group_arrays,
+)
+from pagedkv.tables.rules import first_needed_token
+
+__all__ = ["DraftTable", "Group", "SpaceState"]
+
+NO_LANE: Final = -1
+STEPS_BEFORE_RENUMBERING: Final = 2**30
+MOST_FORMER_EPOCHS: Final = 4  # for explanations
+NO_EPOCHS: Final[tuple[str, ...]] = ()
+
+
+@dataclass(slots=True)
+class Loading:
+    """The record of a load that is under way (:mod:`pagedkv.space.loading`).
+
+    Args:
+        parents: for each group the block before the loaded blocks, or the null block.
+        digests: for each lane the digests of all blocks of the prefix, uint32 ``[n, 8]``.
+        tickets: the tickets that hold its blocks, one a pool.
+        is_frozen: whether its content must not be published, since the cache was reset or the memory given back.
+        oldest_epoch: the oldest epoch that contributed to it, if epochs are counted.
+    """
+
+    parents: list[int]
+    digests: list[Uint32Array]
+    tickets: list[Ticket]
+    is_frozen: bool = False
+    oldest_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group of layers: its rule, its table, and the pools it draws from.
+
+    Args:
+        index: position in the configuration.
+        spec: the group's rule, from the configuration.
+        arrays: table and parameters.
+        pool: the device pool of its blocks.
+        host_pool: the pool for its swapped-out blocks, or None.
+        lane: index of the digest chain that it shares with groups of the same block size; -1 outside prefix caching.
+        planned: the column of the rows with the number of tokens that are planned in this group.
+        block_size: tokens a block (for a recurrent state without prefix caching: all tokens).
+        keeps_whole_prefix: whether the rule never drops a block (full attention).
+        view: the first arguments of compiled loops over its rows: ``loop(*group.view, ...)``.
+    """
+
+    index: int
+    spec: GroupSpec
+    arrays: GroupArrays
+    pool: BlockPool
+    host_pool: BlockPool | None
+    lane: int
+    planned: int
+    block_size: int
+    keeps_whole_prefix: bool
+    view: GroupView
+
+    @property
+    def stays_out(self) -> bool:
+        """Whether this group is outside prefix caching while the space has it."""
+        return self.lane == NO_LANE
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether plans may begin a row's range elsewhere than in other groups: outside caching, or with replay."""
+        return self.planned != NUM_PLANNED
+
+    @property
+    def replays(self) -> bool:
+        """Whether windows that are gone can be replayed (computed again)."""
+        return self.has_own_start and not self.stays_out
+
+    def first_needed_token(self, query: int) -> int:
+        """First position, sinks apart, that the computation of position ``query`` and all later ones reads."""
+        kind, span = (int(self.arrays.parameters[column]) for column in (KIND, SPAN))
+        return first_needed_token(kind, span, query)
+
+    def num_slots_blocks(self, num_tokens: int, num_lookahead: int) -> int:
+        """Count the blocks for this many tokens and reserved slots (a recurrent state reserves none)."""
+        if num_lookahead and keeps_state(self.spec):
+            num_lookahead = 0
+        return -(-(num_tokens + num_lookahead) // self.block_size)
+
+    def num_own_blocks(self, num_tokens: int, num_lookahead: int) -> int:
+        """Count the blocks that a fork takes to reserve slots: a copy of the partly filled block, and new ones."""
+        if num_lookahead == 0 or keeps_state(self.spec):
+            return 0
+        return -(-(num_tokens + num_lookahead) // self.block_size) - num_tokens // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTable:
+    """The second table of a group: the blocks of its draft states (:mod:`pagedkv.tables.drafting`).
+
+    Args:
+        index: its number in plans, behind those of the groups.
+        group: the group.
+        arrays: table and parameters.
+    """
+
+    index: int
+    group: Group
+    arrays: GroupArrays
+
+    @property
+    def pool(self) -> BlockPool:
+        """The device pool of its blocks: the group's pool."""
+        return self.group.pool
+
+
+class SpaceState:
+    """All arrays of one block space.
+
+    Attributes:
+        is_changing: set while an operation changes state; still set at the next operation if one was interrupted.
+        pools: device pools by name; host_pools: host pools by the same names; all_pools: both.
+        pool_counts: the counts of the device pools.
+        groups: the groups, in the configuration's order; cached_groups: those in prefix caching (all, if the space has
+            none); outsiders: those outside it; replaying_groups: those whose windows can be replayed; own_starts:
+            outsiders and replaying_groups. planned_columns: the columns of the rows with the planned tokens of any
+            group. lanes: the groups of each digest chain. shedding_groups: those whose windows leave cached only what
+            later prompts can hit. state_groups: those that keep states for prefixes to hit.
+        draft_tables: the second tables of groups that keep draft states; tables: those of the groups, then these.
+            num_draft_states: most open tokens of a row, if a group is a recurrent state.
+        rows: int32 ``[max_sequences, columns]`` (see :mod:`pagedkv.tables.rows`).
+        chains: per lane uint32 ``[max_sequences, 8]``: digest of each row's last digested block.
+        vacant_rows: rows to be handed out, from the end: the row vacated last is warm in the processor's caches.
+        serials: int32 ``[max_sequences]``, grows with every sequence that gets a row, so that old plans are recognized.
+        relies_on: int32 ``[max_sequences]``, last step in which another row computes content that this row shares; if
+            that step is aborted, this row is lost.
+        num_known: int32 ``[max_sequences]``, known tokens of rows that have, or had, unknown ones; 0 for all others
+            (:mod:`pagedkv.tables.filling`). is_overlapped: whether any row ever had unknown tokens.
+        lane_columns: int32 ``[lanes, 2]``, first column and block size of the first group of each lane.
+        held: the blocks, int32 ``[n]``, of every ticket that is not released; num_tickets: tickets ever given out.
+        loads: the loads that are under way; num_loads: loads ever begun.
+        media_keys: keys of the rows whose prompts have media.
+        media_reach: int32 ``[max_sequences]``, where the last medium of a row ends.
+        is_recurrent: whether a group keeps a recurrent state, which only one sequence at a time may advance.
+        plan_layout: what all plans of this space have in common.
+        num_steps_before: the public number of a step minus its number in the blocks' records.
+        weights_epoch: version of the model's weights; identity_epoch: the part of it that belongs to every first
+            block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
+        publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
+            there ever was a limit.
+        version: grows with every operation that changes the space; an answer of an earlier version is out of date.
+        now_s: the caller's clock, in seconds, as last set.
+        only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
+        room: whether there are enough free blocks, for which tenant (:mod:`pagedkv.space.shortage`).
+        observers: the observers of the space, by moment, in the order in which they are called.
+        features: the optional parts of the operations, likewise (:mod:`pagedkv.space.features`).
+            most_blocks_beside: the most blocks that a growing row takes for them.
+    """
+
+    def __init__(self, config: SpaceConfig) -> None:
+        """Build empty pools and tables. O(blocks)."""
+        self.config = config
+        self.is_changing = False
+        self.observers = Observers()
+        self.features: tuple[SpaceFeature, ...] = ()
+        self.most_blocks_beside = 0
+        self.version, self.now_s = 0, 0.0
+        self.room = Room(self)
+        self.pools = self._new_pools(config.blocks_by_pool())
+        self.host_pools = self._new_pools(config.host_blocks_by_pool(), is_host=True)
+        self.all_pools = (*self.pools.values(), *self.host_pools.values())
+        self.pool_counts = [pool.arrays.counts for pool in self.pools.values()]
+        self._clock = self.pool_counts[0]  # all pools count the same steps
+        self.rows = new_rows(
+            config.max_sequences,
+            len(config.groups) + len(config.drafting),
+            num_replaying=len(config.replaying),
+            has_tenants=config.tenants is not None,
+        )
+        self.vacant_rows = list(range(config.max_sequences))[::-1]
+        self.held: dict[Ticket, Int32Array] = {}
+        self.loads: dict[Load, Loading] = {}
+        self.num_tickets = self.num_loads = 0
+        self.media_keys: dict[int, RequestKeys] = {}
+        self.media_reach = np.zeros(config.max_sequences, np.int32)
+        self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
+        self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
+        self.limits_publishing = self.is_overlapped = False
+        self.groups = self._new_groups()
+        self.draft_tables = self._new_draft_tables()
+        self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)
+        self.num_draft_states = min((num_draft_states(spec) for spec in config.groups if keeps_state(spec)), default=0)
+        self.cached_groups = tuple(group for group in self.groups if not group.stays_out)
+        self.outsiders = tuple(group for group in self.groups if group.stays_out)
+        self.own_starts = tuple(self.groups[index] for index in config.own_starts)
+        self.replaying_groups = tuple(self.groups[index] for index in config.replaying)
+        self.shedding_groups = tuple(group for group in self.groups if group.arrays.parameters[SHEDS])
+        self.state_groups = tuple(group for group in self.cached_groups if _keeps_checkpoints(config, group.spec))
+        self.planned_columns = tuple(dict.fromkeys(group.planned for group in self.groups))
+        cached = self.cached_groups[0]
+        is_one_chain = len(self.cached_groups) == 1 and cached.keeps_whole_prefix and config.prefix_caching
+        self.only_chain = cached if is_one_chain else None
+        self.extra_keys = ExtraKeyTable(max(group.block_size for group in self.groups))
+        self.lanes = self._lanes()
+        first = self.groups[0]
+        self.loops = SpaceLoops(first.pool.arrays, first.arrays, self.rows, self.extra_keys.arrays)
+        self.chains: list[Uint32Array] = [np.zeros((config.max_sequences, 8), np.uint32) for _ in self.lanes]
+        self.is_recurrent = any(keeps_state(group.spec) for group in self.groups)
+        self.serials, self.relies_on, self.num_known = np.zeros((3, config.max_sequences), np.int32)
+        self.lane_columns = np.array(
+            [(lane[0].arrays.parameters[AT], lane[0].block_size) for lane in self.lanes], np.int32
+        )
+        self._make_scratch()
+        self.plan_layout = PlanLayout(config)
+        self.num_steps_before = self.num_batches = 0
+        # A sweep visits every block. It is done so rarely that each new key pays for 16 of them.
+        self.keys_before_sweep = max(1024, sum(pool.num_blocks for pool in self.all_pools) // 16)
+
+    def _make_scratch(self) -> None:
+        """Make the scratch arrays of operations, and constant arrays."""
+        config = self.config
+        self.planned_array = np.array(self.planned_columns, np.int32)
+        self.write_counts = np.zeros((len(self.tables), 2), np.int32)
+        self.ones = np.ones(config.max_sequences, np.int32)
+        self.copy_scratch = np.empty((config.max_sequences, 2), np.int32)
+        scratch = np.empty((4, config.max_sequences), np.int32)
+        self.start_scratch, self.row_scratch, self.accepted_scratch, self.touched_scratch = scratch
+        self.refused_scratch = np.zeros(config.max_sequences, np.int32)  # zeros between operations
+
+    def _new_pools(self, num_blocks: dict[str, int], *, is_host: bool = False) -> dict[str, BlockPool]:
+        """Build pools with these numbers of blocks; host pools have no feature but epochs."""
+        config = self.config
+        policy = policy_named(config.eviction)
+        pools = {}
+        for name, count in num_blocks.items():
+            if count == 0:
+                continue
+            block_size = max(group.block_size for group in config.groups if group.pool == name)
+            pools[name] = BlockPool(
+                name,
+                count,
+                block_size,
+                caching=config.prefix_caching,
+                policy=policy,
+                in_order=config.in_order,
+                features=self._features(name, 0 if is_host else count),
+            )
+        return pools
+
+    def _features(self, name: str, num_blocks: int) -> PoolFeatures:
+        """Return the features of a device pool with this many blocks; 0 stands for a host pool."""
+        config = self.config
+        is_device = num_blocks > 0
+        bounds = tuple(
+            (index, most)
+            for index, spec in enumerate(config.groups, 1)
+            if spec.pool == name and (most := most_checkpoints(spec)) is not None
+        )
+        return PoolFeatures(
+            ghosts=config.ghosts_per_block * num_blocks if config.explain else 0,
+            epochs=config.counts_epochs,
+            leases=config.leases and is_device,
+            siblings=config.prefix_caching and config.min_partial_hit > 0 and is_device,
+            bounds=bounds if config.prefix_caching and is_device else (),
+            limits=() if config.tenants is None or not is_device else config.limits_by_pool()[name],
+            events=config.max_events if config.events and is_device else 0,
+            parents=config.events,
+            num_in_sets=self._num_in_sets(name),
+            others_have=config.has_features,
+        )
+
+    def _num_in_sets(self, name: str) -> int:
+        """Count the groups of a pool whose blocks hit only together with those of other groups."""
+        caching = [spec.pool for spec in self.config.groups if spec.prefix_caching and self.config.prefix_caching]
+        return caching.count(name) if len(caching) > 1 else 0
+
+    def _new_groups(self) -> tuple[Group, ...]:
+        config = self.config
+        lane_of_size: dict[int, int] = {}
+        groups = []
+        for index, spec in enumerate(config.groups):
+            arrays = new_group_arrays(index, config)
+            block_size, is_full = int(arrays.parameters[BLOCK_SIZE]), bool(arrays.parameters[KIND] == FULL)
+            planned = int(arrays.parameters[PLANNED])
+            stays_out = config.prefix_caching and not spec.prefix_caching
+            lane = NO_LANE if stays_out else lane_of_size.setdefault(block_size, len(lane_of_size))
+            pool, host_pool = self.pools[spec.pool], self.host_pools.get(spec.pool)
+            view = GroupView(pool.arrays, arrays, self.rows)
+            groups.append(Group(index, spec, arrays, pool, host_pool, lane, planned, block_size, is_full, view))
+        return tuple(groups)
+
+    def _new_draft_tables(self) -> tuple[DraftTable, ...]:
+        drafting = [group for group in self.groups if num_draft_states(group.spec)]
+        return tuple(
+            DraftTable(index, group, new_draft_arrays(index, self.config, num_draft_states(group.spec)))
+            for index, group in enumerate(drafting, len(self.groups))
+        )
+
+    def _lanes(self) -> tuple[tuple[Group, ...], ...]:
+        num_lanes = 1 + max(group.lane for group in self.groups)
+        return tuple(tuple(group for group in self.cached_groups if group.lane == lane) for lane in range(num_lanes))
+
+    @property
+    def identity_epoch(self) -> str:
+        """The part of the weights' version that belongs to blocks' identity."""
+        return self.weights_epoch if isinstance(self.weights_epoch, str) else ""
+
+    @property
+    def open_step_id(self) -> StepId:
+        """Public number of the open step: it never restarts."""
+        return StepId(self.num_steps_before + self.open_step)
+
+    @property
+    def open_step(self) -> int:
+        """Number of the open step, as blocks record it."""
+        return int(self._clock[OPEN_STEP])
+
+    @property
+    def settled_step(self) -> int:
+        """Number of the last settled step, as blocks record it."""
+        return int(self._clock[SETTLED_STEP])
+
+    def advance_open_step(self) -> None:
+        """Begin the next step, in every pool."""
+        for pool in self.all_pools:
+            open_next(pool.arrays.counts)
+        if self.open_step >= STEPS_BEFORE_RENUMBERING:
+            self._renumber_steps()
+
+    def _renumber_steps(self) -> None:
+        """Renumber steps from the last settled one, since blocks record 32 bits. O(blocks), every 2**30 steps."""
+        settled = self.settled_step // NUM_DEFERRED_LISTS * NUM_DEFERRED_LISTS  # deferred blocks stay in their lists
+        for pool in self.all_pools:
+            renumber(pool.arrays, settled, ~free_leased(pool.arrays))
+        self.relies_on[:] = np.maximum(self.relies_on - settled, 0)
+        lower_steps(self.rows, settled)
+        self.num_steps_before += settled
+
+    def require_vacant_rows(self, num_rows: int) -> None:
+        """Raise TooManySequencesError if fewer rows than ``num_rows`` are vacant."""
+        if num_rows > len(self.vacant_rows):
+            raise TooManySequencesError(
+                f"{num_rows} more sequences need {num_rows} rows, but only {len(self.vacant_rows)} of "
+                f"max_sequences = {self.config.max_sequences} are vacant"
+            )
+
+    def take_rows(self, num_rows: int) -> Int32Array:
+        """Take vacant rows for new sequences: int32 ``[num_rows]``. The caller has checked that there are enough."""
+        taken = np.array([self.vacant_rows.pop() for _ in range(num_rows)], np.int32)
+        self._clear_rows(taken, RUNNING)
+        return taken
+
+    def vacate(self, batch: Int32Array) -> None:
+        """Make rows that hold no block vacant. The first row of the batch is the next one to be taken."""
+        self._clear_rows(batch, VACANT)
+        for row in batch.tolist() if self.media_keys else ():
+            self.media_keys.pop(row, None)
+        self.vacant_rows.extend(reversed(batch.tolist()))
+
+    def _clear_rows(self, batch: Int32Array, status: int) -> None:
+        """Make rows those of new, empty sequences, or vacant."""
+        self.loops.clear_rows(self.rows, self.serials, self.relies_on, self.num_known, batch, status)
+        if self.limits_publishing:
+            self.publish_limits[batch] = LARGEST_SIZE
+        for feature in self.features:
+            feature.cleared(batch)
+
+    def take_features(self, features: tuple[SpaceFeature, ...]) -> None:
+        """Begin with these features, in the order in which they act."""
+        self.features = features
+        self.most_blocks_beside = sum(feature.most_blocks_a_row for feature in features)
+
+    def checkpoint_of(self, num_tokens: int, num_hit_tokens: int) -> int:
+        """Return where a chunk of a prompt with a hit should end, since something is kept there; 0 if nowhere."""
+        position = 0
+        for feature in self.features:
+            position = max(position, feature.checkpoint(num_tokens, num_hit_tokens))
+        return position
+
+    def begin_epoch(self, weights_epoch: str) -> None:
+        """Record that the model has other weights."""
+        if weights_epoch != self.weights_epoch:
+            others = [epoch for epoch in self.former_epochs if epoch not in {weights_epoch, self.identity_epoch}]
+            self.former_epochs = (self.identity_epoch, *others[: MOST_FORMER_EPOCHS - 1])
+        self.weights_epoch = weights_epoch
+
+    def next_mark(self) -> int:
+        """Return a number with which no batch of rows was marked before."""
+        self.num_batches = self.num_batches % (2**31 - 1) + 1
+        return self.num_batches
+
+
+def _keeps_checkpoints(config: SpaceConfig, spec: GroupSpec) -> bool:
+    """Return whether a group keeps states for prefixes to hit."""
+    return config.prefix_caching and keeps_state(spec)

@@ -1,0 +1,371 @@
+"""A body in a folder: a file a frame, published by rename, of one or several processes that share the root.
+
+::
+
+    ROOT/usage                             bytes of all frames below ROOT and all writes, guarded by flock
+    ROOT/FINGERPRINT/KK/KEY.frame          a frame; KK are the first two digits of KEY
+    ROOT/FINGERPRINT/writing/KEY.PID.N     a write under way, locked by its writer until it is renamed
+    ROOT/FINGERPRINT/quarantine/           foreign files, moved out of the way
+
+- *Atomic.* A frame is written beside its place and renamed. A crash leaves the old state, or a file in ``writing``,
+  which the next start removes if no process has it locked. Nothing is synchronised to the disk: a frame that a power
+  failure tears is refused by its check.
+- *Shared.* ``usage`` holds the bytes of all frames below the root, those being written included. It is raised before a
+  write begins and lowered after a deletion, under an exclusive flock, so it never counts too little. At the cap, a
+  writer first counts anew, then deletes the least recently used frames of any subtree. So frames and writes of all
+  processes are within the cap. Other processes find such files vanished, which is a miss.
+- *Other identities* are other subtrees. They share the cap and are never read.
+- *Refused:* a root that is or contains a symbolic link on a path of ours, ``..`` in the root's path, and a root that
+  other users may write. Names below the root are made of keys, so they cannot leave it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.tiers.body import Stored, Usage, key_of_name, name_of_key
+from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.direct_files import (
+    AlignedBuffers,
+    can_be_direct,
+    read_direct,
+    whole_sectors,
+    write_all,
+    write_direct,
+)
+from pagedkv.tiers.host_memory import HostMemory
+
+__all__ = ["FolderBody"]
+
+SUFFIX: Final = ".frame"
+WRITING: Final = "writing"
+QUARANTINE: Final = "quarantine"
+COUNTER: Final = struct.Struct("<8sQ")
+COUNTER_MAGIC: Final = b"pkvusage"
+SLACK: Final = 64
+"""An eviction leaves a 64th of the cap free."""
+FEWEST_DIRECT: Final = 2**18
+"""Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
+WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class FolderBody:
+    """Frames below one folder.
+
+    Args:
+        root: the folder; made if it is not there, for its owner alone.
+        fingerprint: of the identity (:class:`~pagedkv.tiers.Identity`); names the subtree.
+        cap_nbytes: most bytes of all frames below the root, those of other subtrees included.
+        direct: read and write past the page cache where the file system can.
+        memory: where large frames are read to, while it has room; None: buffers of the body's own.
+
+    Raises:
+        ConfigurationError: the root is refused; the message has the reason.
+        OSError: it cannot be made or opened.
+    """
+
+    medium = "folder"
+    is_trusted = False
+    is_immediate = False
+
+    def __init__(
+        self,
+        root: str | Path,
+        fingerprint: bytes,
+        cap_nbytes: int,
+        *,
+        direct: bool = True,
+        memory: HostMemory | None = None,
+    ) -> None:
+        self.root = _checked_root(Path(root))
+        self._cap_nbytes = cap_nbytes
+        self._subtree = self.root / fingerprint.hex()[:32]
+        for folder in (self._subtree, self._subtree / WRITING, self._subtree / QUARANTINE):
+            _make_folder(folder)
+        self._direct = direct and can_be_direct(self._subtree / WRITING)
+        self._serial = count()
+        self._made: set[int] = set()
+        self._buffers = AlignedBuffers()
+        self._memory = memory
+        self.num_quarantined = 0
+        self.num_evicted = 0
+        self._remove_left_over()
+
+    def scan(self) -> Iterator[Stored]:
+        """List the frames of the subtree by their modification times; quarantine all other files. O(files)."""
+        for first in range(256):
+            for found in _listed(self._subtree / f"{first:02x}"):
+                key = key_of_name(found.name.removesuffix(SUFFIX)) if found.name.endswith(SUFFIX) else None
+                try:
+                    status = found.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if key is None or key[0] != first or not stat.S_ISREG(status.st_mode):
+                    self._quarantine(Path(found.path))
+                else:
+                    yield Stored(key, status.st_size, status.st_mtime)
+
+    def read(self, key: bytes, nbytes: int, timeout_s: float) -> Buffer | None:
+        """Read a frame and renew its modification time; None if its file is gone or gets shorter meanwhile."""
+        del timeout_s
+        path = self._path(key)
+        try:
+            if self._direct and nbytes >= FEWEST_DIRECT:
+                return read_direct(path, self._take)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                os.utime(descriptor)
+            frame = bytearray(os.fstat(descriptor).st_size)
+            view, at = memoryview(frame), 0
+            while at < len(frame) and (num_read := file.readinto(view[at:])):
+                at += num_read
+        return view[:at]
+
+    def write(self, key: bytes, pieces: Sequence[Buffer], timeout_s: float) -> None:
+        """Make room and create a temporary file under the lock, write it, and rename it under the lock.
+
+        Raises:
+            OSError: ENOSPC if the cap leaves no room; whatever the file system raises. Nothing is left behind.
+        """
+        del timeout_s
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if key[0] not in self._made:
+            _make_folder(self._path(key).parent)
+            self._made.add(key[0])
+        temporary = self._subtree / WRITING / f"{name_of_key(key)}.{os.getpid()}.{next(self._serial)}"
+        with self._locked() as counter:
+            self._make_room(counter, nbytes)
+            descriptor = _begin(temporary, nbytes, counter)
+        try:
+            if self._direct and nbytes >= FEWEST_DIRECT:
+                write_direct(descriptor, pieces, nbytes, self._buffers.take(nbytes))
+            else:
+                write_all(descriptor, pieces)
+            with self._locked() as counter:
+                replaced = _size_of(self._path(key))
+                temporary.rename(self._path(key))
+                counter.add(-replaced)
+        except BaseException:
+            with self._locked() as counter:
+                _end(temporary, nbytes, counter)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def delete(self, key: bytes, timeout_s: float) -> bool:
+        """Delete a frame under the lock."""
+        del timeout_s
+        with self._locked() as counter:
+            return self._unlink(counter, self._path(key)) is not None
+
+    def usage(self) -> Usage:
+        """Count all files below the root, and ask the file system for its free bytes. O(files)."""
+        with self._locked() as counter:
+            ours = sum(status.st_size for _, status in self._frames()) + self._nbytes_of(WRITING)
+            counter.set(ours)
+        free = os.statvfs(self.root)
+        return Usage(ours + self._nbytes_of(QUARANTINE), free.f_bavail * free.f_frsize)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls."""
+
+    def _take(self, nbytes: int) -> memoryview:
+        """Take a buffer of whole sectors."""
+        view = None if self._memory is None else self._memory.take(whole_sectors(nbytes))
+        return self._buffers.take(nbytes) if view is None else view
+
+    def _path(self, key: bytes) -> Path:
+        name = name_of_key(key)
+        return self._subtree / name[:2] / f"{name}{SUFFIX}"
+
+    @contextlib.contextmanager
+    def _locked(self) -> "Iterator[_Counter]":
+        """Hold the root's lock, which excludes all processes and threads that share the root."""
+        descriptor = os.open(self.root / "usage", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield _Counter(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _make_room(self, counter: "_Counter", nbytes: int) -> None:
+        """Delete the least recently used frames of the root until so many bytes fit. The lock is held.
+
+        Counting all files takes long, so a little more is deleted than needed, and the next writes need no count.
+        """
+        used = counter.get()
+        if used is not None and used + nbytes <= self._cap_nbytes:
+            return
+        frames = sorted(self._frames(), key=lambda each: each[1].st_mtime_ns)
+        used = sum(status.st_size for _, status in frames) + self._nbytes_of(WRITING)
+        counter.set(used)
+        target = max(0, self._cap_nbytes - self._cap_nbytes // SLACK - nbytes)
+        for path, _ in frames if used + nbytes > self._cap_nbytes else ():
+            if used <= target:
+                break
+            freed = self._unlink(counter, path)
+            used -= freed or 0
+            self.num_evicted += 1
+        if used + nbytes > self._cap_nbytes:
+            raise OSError(errno.ENOSPC, f"a frame needs {nbytes} bytes of a cap of {self._cap_nbytes}", str(self.root))
+
+    def _nbytes_of(self, name: str) -> int:
+        """Bytes of all files in the folders of this name of all subtrees."""
+        return sum(
+            _size_of(Path(found.path))
+            for subtree in _listed(self.root)
+            if subtree.is_dir(follow_symlinks=False)
+            for found in _listed(Path(subtree.path) / name)
+        )
+
+    def _frames(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """All frames below the root, of all subtrees."""
+        for subtree in _listed(self.root):
+            if not subtree.is_dir(follow_symlinks=False):
+                continue
+            for folder in _listed(Path(subtree.path)):
+                if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):  # noqa: PLR2004 - two digits
+                    continue
+                for found in _listed(Path(folder.path)):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = found.stat(follow_symlinks=False)
+                        if found.name.endswith(SUFFIX) and stat.S_ISREG(status.st_mode):
+                            yield Path(found.path), status
+
+    def _unlink(self, counter: "_Counter", path: Path) -> int | None:
+        """Delete a file and lower the counter; return its bytes, None if it is gone already. The lock is held."""
+        try:
+            nbytes = path.stat(follow_symlinks=False).st_size
+            path.unlink()
+        except FileNotFoundError:
+            return None
+        counter.add(-nbytes)
+        return nbytes
+
+    def _quarantine(self, path: Path) -> None:
+        """Move a foreign file, folder or link out of the way. Links are moved, not followed."""
+        self.num_quarantined += 1
+        with contextlib.suppress(OSError):
+            path.rename(self._subtree / QUARANTINE / f"{path.name[:100]}.{os.getpid()}.{next(self._serial)}")
+
+    def _remove_left_over(self) -> None:
+        """Delete writes of processes that ended: files in ``writing`` that no process has locked."""
+        with self._locked() as counter:
+            for found in _listed(self._subtree / WRITING):
+                try:
+                    descriptor = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                except OSError as problem:
+                    if problem.errno == errno.ELOOP:
+                        self._quarantine(Path(found.path))
+                    continue
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    with contextlib.suppress(OSError):
+                        self._unlink(counter, Path(found.path))
+                except BlockingIOError:
+                    pass
+                finally:
+                    os.close(descriptor)
+
+
+class _Counter:
+    """The bytes of all frames, in the locked file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def get(self) -> int | None:
+        """Return the bytes; None if the file is new or damaged."""
+        content = os.pread(self._descriptor, COUNTER.size, 0)
+        if len(content) != COUNTER.size:
+            return None
+        magic, nbytes = COUNTER.unpack(content)
+        return int(nbytes) if magic == COUNTER_MAGIC else None
+
+    def set(self, nbytes: int) -> None:
+        """Write the bytes."""
+        os.pwrite(self._descriptor, COUNTER.pack(COUNTER_MAGIC, max(0, nbytes)), 0)
+
+    def add(self, nbytes: int) -> None:
+        """Add to the bytes; a damaged counter stays damaged, so that the next writer counts anew."""
+        used = self.get()
+        if used is not None:
+            self.set(used + nbytes)
+
+
+def _checked_root(root: Path) -> Path:
+    """Make the root if it is not there, and refuse one that is not safe."""
+    if ".." in root.parts:
+        raise ConfigurationError(f"the folder of a tier must be named without '..', got {str(root)!r}")
+    root = Path(os.path.abspath(root))  # noqa: PTH100 - resolve() would follow links
+    if root.is_symlink():
+        raise ConfigurationError(f"the folder of a tier must not be a symbolic link: {root}")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = root.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigurationError(f"the folder of a tier is no folder: {root}")
+    if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
+        raise ConfigurationError(
+            f"the folder of a tier must belong to this user and be writable by no other: {root} has mode "
+            f"{stat.S_IMODE(status.st_mode):o} and owner {status.st_uid}. chmod 700 it, or name another"
+        )
+    return root
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and refuse a link or a file in its place."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.is_symlink() or not folder.is_dir():
+        raise ConfigurationError(f"{folder} must be a folder, and no symbolic link")
+
+
+def _listed(folder: Path) -> list["os.DirEntry[str]"]:
+    """List a folder; nothing if it is gone."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
+    """Create and lock a file of ``nbytes``, which count from now on. The root's lock is held.
+
+    The file has its length at once, so that a process that counts anew counts all of it.
+    """
+    counter.add(nbytes)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, nbytes)
+    except OSError:
+        os.close(descriptor)
+        _end(path, nbytes, counter)
+        raise
+    return descriptor
+
+
+def _end(path: Path, nbytes: int, counter: _Counter) -> None:
+    """Delete a file whose write failed, and subtract its bytes. The root's lock is held."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        counter.add(-nbytes)

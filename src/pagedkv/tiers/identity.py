@@ -1,0 +1,195 @@
+"""Identity of stored content outside the process: its layout, its model, and the run of blocks.
+
+A frame is loaded only if layout, model and run all equal the expected ones. Layout and model are canonical JSON (sorted
+keys, no spaces, ASCII), so that other programs can read and write them. Their digest is the name of a store's subtree.
+A run is the blocks of one frame, of all groups. Its key is the chain digest of its last block, which covers all tokens
+up to there, the adapter, the media and the salt.
+"""
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.blocks.digests import ROOT_DIGEST, hash_request_tokens
+from pagedkv.contract.arguments import TokenIds, as_count, as_token_array, require_instance
+from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import NO_KEYS, RequestKeys
+
+__all__ = ["GroupLayout", "Identity", "ModelIdentity", "Run", "runs_of"]
+
+DIGEST_NBYTES: Final = 32
+SALT_DOMAIN: Final = b"pagedkv salt of a frame 1"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """The bytes of one block of one group.
+
+    Args:
+        name: name of the group.
+        block_size: tokens of a block.
+        dtype: the numbers' type, as in NumPy and torch: "bfloat16", "float8_e4m3fn".
+        letters: one letter for each dimension, outermost first: "LKNHC", and "LNC" for latents.
+        shape: size of each dimension.
+        strides: distance of neighbours along each dimension, in elements.
+        scales: factors of fp8 numbers, one for each tensor, or for each head of each tensor; empty for other types.
+    """
+
+    name: str
+    block_size: int
+    dtype: str
+    letters: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        as_count(self.block_size, "the block_size of a layout", least=1)
+        if not len(self.letters) == len(self.shape) == len(self.strides):
+            raise ConfigurationError(
+                f"letters, shape and strides of group {self.name!r} must be as many: "
+                f"{self.letters!r}, {self.shape}, {self.strides}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The model that computed the content.
+
+    Args:
+        name: name of the model, for people who read frames.
+        weights: digest of its weights, at least 16 bytes.
+        adapters: name and content digest of each adapter in use; empty for the base model.
+        versions: name and version of all else that changes keys and values (the engine's numerics, a RoPE scaling).
+    """
+
+    name: str
+    weights: bytes
+    adapters: tuple[tuple[str, bytes], ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        require_instance(self.weights, bytes, "the digest of the weights")
+        if len(self.weights) < DIGEST_NBYTES // 2:
+            raise ConfigurationError(
+                f"the digest of the weights must be at least {DIGEST_NBYTES // 2} bytes, got {len(self.weights)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Layout and model of a store's content.
+
+    Args:
+        groups: the layout of each group, in the order of a frame's parts.
+        model: the model.
+
+    Attributes:
+        layout_text, model_text: both as canonical JSON, as in a frame.
+        fingerprint: SHA-256 of both, from which the subtree of a store gets its name.
+    """
+
+    groups: tuple[GroupLayout, ...]
+    model: ModelIdentity
+    layout_text: bytes = field(init=False, repr=False)
+    model_text: bytes = field(init=False, repr=False)
+    fingerprint: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ConfigurationError("an identity needs the layout of at least one group, got none")
+        layout = [
+            {
+                "name": group.name,
+                "block_size": group.block_size,
+                "dtype": group.dtype,
+                "letters": group.letters,
+                "shape": list(group.shape),
+                "strides": list(group.strides),
+                "scales": [float(scale).hex() for scale in group.scales],
+            }
+            for group in self.groups
+        ]
+        model = {
+            "name": self.model.name,
+            "weights": self.model.weights.hex(),
+            "adapters": sorted([name, digest.hex()] for name, digest in self.model.adapters),
+            "versions": sorted([name, version] for name, version in self.model.versions),
+        }
+        object.__setattr__(self, "layout_text", _canonical(layout))
+        object.__setattr__(self, "model_text", _canonical(model))
+        covered = struct.pack("<I", len(self.layout_text)) + self.layout_text + self.model_text
+        object.__setattr__(self, "fingerprint", hashlib.sha256(covered).digest())
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Identifies the blocks of one frame: their tokens and position, salt, extra keys and chain digests.
+
+    Args:
+        key: chain digest of its last block, 32 bytes.
+        parent: chain digest of the block before its first one; ``ROOT_DIGEST`` at the beginning.
+        first_token: position of its first token.
+        token_ids: int32 ``[tokens]``, the tokens of its blocks.
+        salt: the secret of the tenant. A frame contains only its digest.
+        extra_keys: the encoded adapter and media of its blocks.
+
+    Raises:
+        ConfigurationError: digests that are not 32 bytes, a salt or extra keys that are not bytes.
+        TokenError: token ids that are not int32.
+    """
+
+    key: bytes
+    parent: bytes
+    first_token: int
+    token_ids: npt.NDArray[np.int32]
+    salt: bytes = b""
+    extra_keys: bytes = b""
+
+    def __post_init__(self) -> None:
+        for name, digest in (("key", self.key), ("parent", self.parent)):
+            if not isinstance(digest, bytes) or len(digest) != DIGEST_NBYTES:
+                raise ConfigurationError(f"the {name} of a run must be {DIGEST_NBYTES} bytes, got {digest!r}")
+        require_instance(self.salt, bytes, "the salt of a run")
+        require_instance(self.extra_keys, bytes, "the extra_keys of a run")
+        object.__setattr__(self, "token_ids", as_token_array(self.token_ids))
+
+    @property
+    def salt_digest(self) -> bytes:
+        """Digest of the salt, as in a frame; empty without a salt."""
+        return hashlib.sha256(SALT_DOMAIN + self.salt).digest() if self.salt else b""
+
+    @property
+    def token_bytes(self) -> bytes:
+        """The tokens as little-endian int32."""
+        return self.token_ids.astype("<i4", copy=False).tobytes()
+
+
+def runs_of(token_ids: TokenIds, block_size: int, blocks_per_run: int, keys: RequestKeys = NO_KEYS) -> list[Run]:
+    """Cut a prompt into runs of ``blocks_per_run`` blocks, in order. A shorter rest is left out. O(tokens).
+
+    Raises:
+        ConfigurationError: sizes below 1.
+        TokenError: token ids that are not int32.
+    """
+    blocks_per_run = as_count(blocks_per_run, "blocks_per_run", least=1)
+    digests = hash_request_tokens(token_ids, block_size, keys)
+    tokens = as_token_array(token_ids)
+    unsalted = RequestKeys(keys.lora_name, keys.lora_version, b"", keys.media)
+    runs = []
+    for last in range(blocks_per_run, len(digests) + 1, blocks_per_run):
+        first = last - blocks_per_run
+        begin, end = first * block_size, last * block_size
+        extra = unsalted.first_block_key("") + unsalted.media_key(begin, end)
+        parent = digests[first - 1] if first else ROOT_DIGEST
+        runs.append(Run(digests[last - 1], parent, begin, tokens[begin:end].copy(), keys.salt, extra))
+    return runs

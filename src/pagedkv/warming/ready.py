@@ -1,0 +1,36 @@
+"""Compiling before the first request instead of during it."""
+
+import sys
+from functools import cache
+
+from pagedkv.compilation.cache_folder import find_cache_folder
+from pagedkv.compilation.compiled import is_compiling_at_all
+from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
+from pagedkv.compilation.notice import NOTICE
+from pagedkv.warming.rehearsals import Rehearsal
+from pagedkv.warming.stamps import is_stamped
+from pagedkv.warming.warm_up import compile_all
+
+__all__ = ["make_ready"]
+
+
+@cache
+def make_ready(*rehearsals: Rehearsal) -> None:
+    """Ensure that all loops that these rehearsals reach are on disk, so that none is compiled afterwards.
+
+    Engines and servers call it when they are built, so that no request waits for a compiler. O(1) if the loops are on
+    disk; else all cores compile (:func:`~pagedkv.warming.warm_up`). If nothing can be kept on disk, this process
+    compiles. A process that starts workers calls it first, since otherwise every worker would compile.
+    """
+    if not is_compiling_at_all():
+        return
+    missing = [rehearsal for rehearsal in rehearsals if not is_stamped(rehearsal)]
+    if not missing:
+        return
+    folder = find_cache_folder(PACKAGE_FOLDER)
+    if folder is None or not sys.executable:
+        for rehearsal in missing:
+            rehearsal.run()
+        return
+    NOTICE.say_now(str(folder.path))
+    compile_all(missing)
