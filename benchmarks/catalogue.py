@@ -24,6 +24,7 @@ MODULES: Final = (
     "benchmarks.explaining",
     "benchmarks.draft_states",
     "benchmarks.tenants",
+    "benchmarks.growing_costs",
     "benchmarks.leases",
     "benchmarks.between_passes",
 )

@@ -28,7 +28,7 @@ from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.stepping import settle
 from pagedkv.space.steps import InFlightStep, StepLedger
-from pagedkv.tables.aborting import renew_pending
+from pagedkv.tables.aborting import find_holders, renew_pending
 from pagedkv.tables.row_record import note_change, set_column, set_status
 from pagedkv.tables.rows import (
     AT,
@@ -108,10 +108,13 @@ def _lost_rows(state: SpaceState, moved: dict[str, tuple[set[int], set[int]]], a
     present = np.isin(state.rows[:, STATUS], (RUNNING, SWAPPED))
     lost = set(np.flatnonzero(present & (state.relies_on >= first)).tolist())
     for name, (on_device, on_host) in moved.items():
-        _drop_names(state.pools[name], on_device)
-        if on_host:
-            _drop_names(state.host_pools[name], on_host)
-        lost |= _holders(state, name, RUNNING, on_device) | _holders(state, name, SWAPPED, on_host)
+        for pool, status, undefined in (
+            (state.pools[name], RUNNING, on_device),
+            (state.host_pools.get(name), SWAPPED, on_host),
+        ):
+            if pool is not None and undefined:
+                _drop_names(pool, undefined)
+                lost |= _holders(state, pool, status, undefined)
     for group in state.groups:
         if keeps_state(group.spec):  # it reads its state from the block that it also writes
             lost |= {
@@ -138,19 +141,15 @@ def _destinations(name: str, moves: list[BlockMoves]) -> set[int]:
     return {block for move in moves if move.pool == name for block in move.dst_ids.tolist()}
 
 
-def _holders(state: SpaceState, pool_name: str, status: int, block_ids: set[int]) -> set[int]:
-    """Return the rows of that status that hold any of these blocks."""
-    if not block_ids:
-        return set()
-    rows = np.flatnonzero(state.rows[:, STATUS] == status)
-    wanted = list(block_ids)
-    return {
-        int(row)
-        for group in state.groups
-        if group.pool.name == pool_name
-        for row in rows
-        if np.isin(group.arrays.table[row], wanted).any()
-    }
+def _holders(state: SpaceState, pool: BlockPool, status: int, block_ids: set[int]) -> set[int]:
+    """Return the rows of that status that hold any of these blocks of a pool. O(table entries)."""
+    is_wanted = np.zeros(pool.num_blocks, np.bool_)
+    is_wanted[list(block_ids)] = True
+    is_holder = np.zeros(len(state.rows), np.bool_)
+    for group in state.groups:
+        if pool in {group.pool, group.host_pool}:
+            find_holders(group.arrays, state.rows, status, is_wanted, is_holder)
+    return set(np.flatnonzero(is_holder).tolist())
 
 
 def _aborted_starts(state: SpaceState, aborted: list[InFlightStep], group: Group) -> list[tuple[int, int]]:

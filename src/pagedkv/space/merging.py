@@ -11,6 +11,7 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
+from pagedkv.tables.publishing import INDEX
 
 __all__ = ["merge"]
 
@@ -25,7 +26,8 @@ def merge(state: SpaceState, ledger: StepLedger, duplicates: list[list[Int32Arra
             continue
         found = np.concatenate(parts)
         num_before = int(republishing.max())
-        num_waiting = state.loops.merge_duplicates(*group.view, found, republishing, num_before)
+        indexes, fates = np.unique(found[:, INDEX]), np.zeros(group.pool.num_blocks, np.int32)
+        num_waiting = state.loops.merge_duplicates(*group.view, found, indexes, fates, republishing, num_before)
         if num_waiting:
             ledger.duplicates[group.index].append(found[:num_waiting])
     if republishing.any():

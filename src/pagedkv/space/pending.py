@@ -11,8 +11,14 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.growing import slots_to_reserve
-from pagedkv.tables.pending import collect_pending_writers, dependency_start, hand_over_blocks, lower_start
-from pagedkv.tables.rows import NUM_PLANNED, NUM_TOKENS, RUNNING, STATUS
+from pagedkv.tables.pending import (
+    collect_pending_writers,
+    dependency_start,
+    hand_over_blocks,
+    leave_blocks,
+    lower_start,
+)
+from pagedkv.tables.rows import NUM_PLANNED, NUM_TOKENS
 
 __all__ = ["hand_over", "leave_shared_blocks", "note_reliance", "stop_relying"]
 
@@ -50,34 +56,27 @@ def leave_shared_blocks(state: SpaceState, batch: Int32Array, counts: Int32Array
     """Before a batch grows: let rows that will copy a pending block on write compute it themselves.
 
     The copy is made before the step's forward pass, so tokens of the block that the open step computes are computed
-    twice: by the row in its copy, and by one remaining holder in the original.
+    twice: by the row in its copy, and by one remaining holder in the original. All writers of a block leave it,
+    except the last row to refer to it, which copies nothing.
+
+    Cost: O(table entries) where there are such rows, however many blocks they share.
     """
     for group in state.groups:
         growing = batch[counts + slots_to_reserve(group.arrays, num_lookahead) > 0]
-        for (block, index), writers in _writers_of_pending_blocks(state, group, growing).items():
-            num_copies = min(len(writers), int(group.pool.arrays.records[block, REF_COUNT]) - 1)
-            _leave(state, group, block, index, writers[:num_copies])
-
-
-def _writers_of_pending_blocks(state: SpaceState, group: Group, batch: Int32Array) -> dict[tuple[int, int], list[int]]:
-    """Return, for each shared, partly filled block that the open step computes, the rows of a batch that write it."""
-    places = np.empty(len(batch), np.int32)
-    num_writers = collect_pending_writers(*group.view, batch, places)
-    writers: dict[tuple[int, int], list[int]] = {}
-    for row in batch[places[:num_writers]].tolist():
-        index = int(state.rows[row, NUM_TOKENS]) // group.block_size
-        writers.setdefault((int(group.arrays.table[row, index]), index), []).append(row)
-    return writers
-
-
-def _leave(state: SpaceState, group: Group, block: int, index: int, leaving: list[int]) -> None:
-    """Let each leaving row compute a pending block in its copy, and one staying row in the original."""
-    rows, planned = state.rows, state.rows[:, group.planned]
-    holds = (group.arrays.table[:, index] == block) & (rows[:, STATUS] == RUNNING)
-    holders = np.flatnonzero(holds & (rows[:, NUM_TOKENS] > index * group.block_size))
-    start = max(index * group.block_size, int(planned[holders].min()))
-    for row in leaving:
-        lower_start(group.arrays, rows, row, start)
-    staying = np.setdiff1d(holders, leaving)
-    if len(staying) and planned[staying].min() > start:
-        lower_start(group.arrays, rows, int(staying[0]), start)
+        places = np.empty(len(growing), np.int32)
+        writers = growing[places[: collect_pending_writers(*group.view, growing, places)]]
+        if not len(writers):
+            continue
+        indexes = state.rows[writers, NUM_TOKENS] // group.block_size
+        blocks, of_writer = np.unique(group.arrays.table[writers, indexes], return_inverse=True)
+        numbers = np.zeros(group.pool.num_blocks, np.int32)
+        numbers[blocks] = np.arange(1, len(blocks) + 1)
+        leaves = np.zeros(len(state.rows), np.int32)
+        order = np.argsort(of_writer, kind="stable")
+        rank = np.arange(len(order)) - np.searchsorted(of_writer[order], of_writer[order])
+        num_copies = group.pool.arrays.records[blocks, REF_COUNT] - 1
+        leaving = order[rank < num_copies[of_writer[order]]]
+        leaves[writers[leaving]] = of_writer[leaving] + 1
+        leave_blocks(
+            group.arrays, state.rows, np.unique(indexes), numbers, leaves, np.empty((len(blocks) + 1, 3), np.int32)
+        )

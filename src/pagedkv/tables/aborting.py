@@ -6,9 +6,18 @@ from pagedkv.compilation.compiled import compiled
 from pagedkv.contract.arrays import BoolArray, Int32Array
 from pagedkv.tables.publishing import rewind_tail
 from pagedkv.tables.row_record import publish_to, touch
-from pagedkv.tables.rows import AT, BLOCK_SIZE, NUM_BLOCKS, NUM_PUBLISHED, PLANNED, GroupArrays, blocks_for
+from pagedkv.tables.rows import (
+    AT,
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    NUM_PUBLISHED,
+    PLANNED,
+    STATUS,
+    GroupArrays,
+    blocks_for,
+)
 
-__all__ = ["renew_new", "renew_pending"]
+__all__ = ["find_holders", "renew_new", "renew_pending"]
 
 
 @compiled
@@ -29,6 +38,18 @@ def renew_pending(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch:
             publish_to(rows, row, at, first)
             rewind_tail(pool, group, rows, row)
         touch(rows, row)
+
+
+@compiled
+def find_holders(group: GroupArrays, rows: Int32Array, status: int, is_wanted: BoolArray, is_holder: BoolArray) -> None:
+    """Mark, in ``is_holder[row]``, the rows of one status that hold any block of ``is_wanted[block]``."""
+    for row in range(len(rows)):
+        if rows[row, STATUS] != status:
+            continue
+        for index in range(rows[row, group.parameters[AT] + NUM_BLOCKS]):
+            if is_wanted[group.table[row, index]]:
+                is_holder[row] = True
+                break
 
 
 @compiled

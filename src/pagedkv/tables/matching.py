@@ -197,17 +197,48 @@ def longest_servable(
     extra_ids: Int32Array,
     digests: Uint32Array,
     limit: int,
+    seen: Int32Array,
 ) -> int:
-    """Return the longest prefix of at most ``limit`` tokens for which a group still has all needed blocks."""
+    """Return the longest prefix of at most ``limit`` tokens for which a group still has all needed blocks.
+
+    Args:
+        seen: int32 ``[2]``: the first of the blocks below an earlier limit that are known to be cached, and how many
+            sink blocks are. At first: how many blocks the prompt has, and 0. If limits only fall from call to call,
+            every block is looked up once, however many calls there are.
+    """
     block_size = group.parameters[BLOCK_SIZE]
     length = limit // block_size * block_size
     while length > 0:
-        missing = missing_block(pool, group, tokens, extra_ids, digests, length, length)
+        missing = _first_unseen_missing(pool, group, tokens, extra_ids, digests, length, seen)
         if missing < 0:
             return int(length)
         # Every shorter prefix that reaches into the missing block needs it as well.
         length = missing * block_size
     return 0
+
+
+@compiled
+def _first_unseen_missing(
+    pool: PoolArrays,
+    group: GroupArrays,
+    tokens: Int32Array,
+    extra_ids: Int32Array,
+    digests: Uint32Array,
+    length: int,
+    seen: Int32Array,
+) -> int:
+    """Find a missing block as :func:`missing_block` does, past those that are known to be cached."""
+    first = first_block_to_hold(group, length, length)
+    seen[0] = min(seen[0], length // group.parameters[BLOCK_SIZE])
+    for index in range(seen[0] - 1, first - 1, -1):
+        if find_block(pool, group, tokens, extra_ids, digests, index) == NULL_BLOCK:
+            return index
+        seen[0] = index
+    for index in range(seen[1], min(group.parameters[NUM_SINK_BLOCKS], first)):
+        if find_block(pool, group, tokens, extra_ids, digests, index) == NULL_BLOCK:
+            return index
+        seen[1] = index + 1
+    return -1
 
 
 @compiled

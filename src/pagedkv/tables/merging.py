@@ -10,7 +10,6 @@ from pagedkv.tables.publishing import (
     BLOCK_LIFE,
     CARRIER,
     CARRIER_LIFE,
-    INDEX,
     NUM_DUPLICATE_FIELDS,
     rewind_tail,
 )
@@ -26,15 +25,21 @@ def merge_duplicates(
     group: GroupArrays,
     rows: Int32Array,
     duplicates: Int32Array,
+    indexes: Int32Array,
+    fates: Int32Array,
     republishing: Int32Array,
     num_before: int,
 ) -> int:
     """Merge every duplicate if its content and its carrier's content are settled.
 
-    Blocks that turned out, when they were planned, to be computed by different weights are no duplicates.
+    Blocks that turned out, when they were planned, to be computed by different weights are no duplicates. What happens
+    to each is decided first; then one pass over the tables does it, however many duplicates there are.
 
     Args:
         duplicates: int32 ``[n, NUM_DUPLICATE_FIELDS]``; on return the first ones are those that still wait.
+        indexes: int32 ``[any]``, their logical blocks, ascending and distinct.
+        fates: int32 ``[blocks]``, zeros; receives the carrier that replaces each duplicate, or the negative of a number
+            for rows that have to publish it again.
         republishing: int32 ``[max_sequences]``, zeros at first; receives a number for each row that must publish again,
             since its carrier is gone: in the order of the duplicates, from ``num_before + 1`` on.
 
@@ -44,52 +49,51 @@ def merge_duplicates(
     num_waiting = 0
     for place in range(len(duplicates)):
         entry = duplicates[place]
-        index, block, carrier = entry[INDEX], entry[BLOCK], entry[CARRIER]
+        block, carrier = entry[BLOCK], entry[CARRIER]
         is_held = pool.records[block, REF_COUNT] > 0 and pool.records[block, LIFE] == entry[BLOCK_LIFE]
         if not is_held or pool.records[block, NAME]:
             continue
         if not pool.records[carrier, NAME] or pool.records[carrier, LIFE] != entry[CARRIER_LIFE]:
-            unpublish_everywhere(pool, group, rows, index, block, republishing, num_before + place + 1)
+            if fates[block] == 0:
+                fates[block] = -(num_before + place + 1)
         elif max(pool.records[block, PENDING_STEP], pool.records[carrier, PENDING_STEP]) > settled:
             for field in range(NUM_DUPLICATE_FIELDS):
                 duplicates[num_waiting, field] = entry[field]
             num_waiting += 1
         elif are_alike(pool, block, pool, carrier):
-            replace_everywhere(pool, group, rows, index, block, carrier)
+            fates[block] = carrier
+    _meet_fates(pool, group, rows, indexes, fates, republishing)
     return num_waiting
 
 
 @compiled
-def replace_everywhere(
-    pool: PoolArrays, group: GroupArrays, rows: Int32Array, index: int, block: int, carrier: int
-) -> None:
-    """Replace ``block`` by its carrier in every running row that has it as logical block ``index``."""
-    at = group.parameters[AT]
-    for row in range(len(rows)):
-        if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
-            adopt(pool, carrier)
-            put_entry(group.table, row, index, carrier)
-            release(pool, block, rows[row, LAST_STEP])
-            note_change(rows, row, at, index, index + 1)
-
-
-@compiled
-def unpublish_everywhere(
+def _meet_fates(
     pool: PoolArrays,
     group: GroupArrays,
     rows: Int32Array,
-    index: int,
-    block: int,
+    indexes: Int32Array,
+    fates: Int32Array,
     republishing: Int32Array,
-    number: int,
 ) -> None:
-    """Make every running row that has ``block`` as logical block ``index`` publish it and the blocks after it again."""
+    """In every running row, replace duplicates by their carriers, or have the row publish them again."""
     at = group.parameters[AT]
     for row in range(len(rows)):
-        if rows[row, STATUS] == RUNNING and index < rows[row, at + NUM_BLOCKS] and group.table[row, index] == block:
-            unpublish_from(pool, group, rows, row, index)
-            if republishing[row] == 0:
-                republishing[row] = number
+        if rows[row, STATUS] != RUNNING:
+            continue
+        for place in range(len(indexes)):
+            index = indexes[place]
+            if index >= rows[row, at + NUM_BLOCKS]:
+                break
+            block = group.table[row, index]
+            if fates[block] > 0:
+                adopt(pool, fates[block])
+                put_entry(group.table, row, index, fates[block])
+                release(pool, block, rows[row, LAST_STEP])
+                note_change(rows, row, at, index, index + 1)
+            elif fates[block] < 0:
+                unpublish_from(pool, group, rows, row, index)
+                if republishing[row] == 0 or republishing[row] > -fates[block]:
+                    republishing[row] = -fates[block]
 
 
 @compiled

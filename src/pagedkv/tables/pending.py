@@ -35,7 +35,14 @@ from pagedkv.tables.rows import (
     blocks_for,
 )
 
-__all__ = ["collect_pending_writers", "dependency_start", "hand_over_blocks", "last_pending_step", "lower_start"]
+__all__ = [
+    "collect_pending_writers",
+    "dependency_start",
+    "hand_over_blocks",
+    "last_pending_step",
+    "leave_blocks",
+    "lower_start",
+]
 
 
 @compiled
@@ -131,6 +138,66 @@ def collect_pending_writers(
                 out[num_writers] = place
                 num_writers += 1
     return num_writers
+
+
+@compiled
+def leave_blocks(
+    group: GroupArrays,
+    rows: Int32Array,
+    indexes: Int32Array,
+    numbers: Int32Array,
+    leaves: Int32Array,
+    starts: Int32Array,
+) -> None:
+    """Let each leaving row compute a pending block in its copy, and one staying row in the original.
+
+    Two passes over the running rows, however many blocks are left.
+
+    Args:
+        indexes: int32 ``[any]``, the logical blocks that are left, ascending.
+        numbers: int32 ``[blocks]``, a number from 1 on for each block that is left, else 0.
+        leaves: int32 ``[max_sequences]``, the number of the block that a row leaves, or 0.
+        starts: int32 ``[numbers + 1, 3]``, scratch: by number the earliest start of all its holders, that of those
+            which stay, and the first row that stays.
+    """
+    starts[:] = -1
+    for row in range(len(rows)):
+        if rows[row, STATUS] == RUNNING:
+            _note_starts(group, rows, row, indexes, numbers, leaves[row], starts)
+    for row in range(len(rows)):
+        if leaves[row] != 0:
+            lower_start(group, rows, row, starts[leaves[row], 0])
+    for number in range(1, len(starts)):
+        if starts[number, 1] > starts[number, 0]:
+            lower_start(group, rows, starts[number, 2], starts[number, 0])
+
+
+@compiled
+def _note_starts(
+    group: GroupArrays,
+    rows: Int32Array,
+    row: int,
+    indexes: Int32Array,
+    numbers: Int32Array,
+    leaving: int,
+    starts: Int32Array,
+) -> None:
+    """Note in ``starts``, for each numbered block that a row holds, where the row would begin to compute it."""
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(indexes)):
+        index = indexes[place]
+        if index >= rows[row, group.parameters[AT] + NUM_BLOCKS] or index * block_size >= rows[row, NUM_TOKENS]:
+            break
+        number = numbers[group.table[row, index]]
+        if number == 0:
+            continue
+        start = max(rows[row, group.parameters[PLANNED]], index * block_size)
+        if starts[number, 0] < 0 or start < starts[number, 0]:
+            starts[number, 0] = start
+        if number != leaving and starts[number, 1] < 0:
+            starts[number, 2] = row
+        if number != leaving and (starts[number, 1] < 0 or start < starts[number, 1]):
+            starts[number, 1] = start
 
 
 @compiled

@@ -39,7 +39,7 @@ from pagedkv.tables.rows import (
     first_sure_block,
 )
 
-__all__ = ["NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
+__all__ = ["INDEX", "NUM_DUPLICATE_FIELDS", "count_unpublished", "publish_new_blocks", "rewind_tail"]
 
 # Fields of a duplicate. They include lives, since blocks may have other content by the time it is merged (merging.py).
 # They do not include the row, which may be gone by then, while its forks refer to the block.

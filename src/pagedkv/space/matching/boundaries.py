@@ -49,17 +49,18 @@ def longest_boundary(known: Known) -> Ending:
     length = known.aligned(known.limit)
     settled = [chain.num_settled * chain.group.block_size for chain in known.chains.values()]
     bound = Bound(length, min([length, *settled]))
+    seen = {index: lookup.nothing_seen() for index, lookup in known.lookups.items()}
     while True:
-        lower, block_ids = _lower(known, bound)
+        lower, block_ids = _lower(known, bound, seen)
         if lower == bound:
             return Ending(bound.length, block_ids)
         bound = lower
 
 
-def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
+def _lower(known: Known, bound: Bound, seen: dict[int, Int32Array]) -> tuple[Bound, list[Int32Array]]:
     """Lower a bound for the first reason that applies; if none does, return it with the blocks of such a hit."""
     length, compute_from = bound
-    served = _served_by_all(known, length)
+    served = _served_by_all(known, length, seen)
     if served < length:
         return Bound(served, min(served, compute_from)), []
     is_any_pending, settled = compute_from < length, known.aligned(compute_from)
@@ -73,12 +74,12 @@ def _lower(known: Known, bound: Bound) -> tuple[Bound, list[Int32Array]]:
     return bound, block_ids
 
 
-def _served_by_all(known: Known, length: int) -> int:
+def _served_by_all(known: Known, length: int, seen: dict[int, Int32Array]) -> int:
     """Lower a length to what all groups that drop blocks can serve."""
     longest_servable = known.state.loops.longest_servable
-    for lookup in known.lookups.values():
+    for index, lookup in known.lookups.items():
         num_known = lookup.num_known * lookup.group.block_size
-        length = longest_servable(*lookup.arguments, min(length, num_known))
+        length = longest_servable(*lookup.arguments, min(length, num_known), seen[index])
     return known.aligned(length)
 
 

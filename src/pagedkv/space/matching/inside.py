@@ -80,7 +80,8 @@ class PartialHitFeature(SpaceFeature):
         group, arguments = lookup
         block_size = group.block_size
         if group in known.state.state_groups:
-            at_boundary = known.state.loops.longest_servable(*arguments, min(most, lookup.num_known * block_size))
+            most_known = min(most, lookup.num_known * block_size)
+            at_boundary = known.state.loops.longest_servable(*arguments, most_known, lookup.nothing_seen())
             tails = ends_of_states(lookup, whole, most, self._checkpoints) if self._checkpoints else ()
             return max([at_boundary, *(end for end in tails if state_at(known, lookup, end))])
         most = min(most, (lookup.num_known + 1) * block_size - 1)

@@ -42,6 +42,10 @@ class Lookup(NamedTuple):
         """How many blocks of the prompt have a digest."""
         return len(self.arguments[-1])
 
+    def nothing_seen(self) -> Int32Array:
+        """Return what :func:`~pagedkv.tables.matching.longest_servable` knows before its first call."""
+        return np.array((self.num_known, 0), np.int32)
+
     def parent_of(self, index: int) -> Uint32Array:
         """Digest of the block before a logical block, or the root."""
         parent: Uint32Array = self.arguments[-1][index - 1] if index else ROOT_WORDS
