@@ -9,6 +9,7 @@ import pytest
 
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.serving import ServingOptions
+from pagedkv.cli.sizes import parse_gib
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.engine import EngineConfig
 from pagedkv.models.memory import GIB
@@ -46,7 +47,7 @@ def test_the_table_has_the_defaults_of_a_configuration(place: int) -> None:
 
 @pytest.mark.parametrize(("options", "configuration"), [(ServingOptions, ServingConfig), (EngineOptions, EngineConfig)])
 def test_options_have_the_defaults_of_the_fields_that_they_set(options: Any, configuration: Any) -> None:  # noqa: ANN401 - classes
-    others = {"model", "num_blocks"}  # a name that is read, and a text that is parsed
+    others = {"model", "num_blocks", "watermark"}  # a name that is read, and texts that are parsed
     meant = {field.name: default(field) for field in fields(configuration)}
     typed = {field.name: field.default for field in fields(options) if field.name in meant.keys() - others}
     assert len(typed) >= 4
@@ -54,4 +55,8 @@ def test_options_have_the_defaults_of_the_fields_that_they_set(options: Any, con
 
 
 def test_an_engine_has_as_much_memory_from_either_door() -> None:
-    assert EngineOptions().memory_gib * GIB == EngineConfig().kv_nbytes
+    assert parse_gib(EngineOptions().memory) * GIB == EngineConfig().kv_nbytes
+
+
+def test_a_replay_leaves_as_much_of_a_pool_free_as_its_configuration() -> None:
+    assert ServingOptions().configuration()[0].watermark == ServingConfig(num_blocks=2).watermark

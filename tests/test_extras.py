@@ -11,7 +11,7 @@ import pytest
 import pagedkv
 from pagedkv.cli.app import SUMMARIES
 from pagedkv.contract.errors import MissingExtraError
-from pagedkv.contract.extras import needing
+from pagedkv.contract.extras import needing, to_install
 
 pytestmark = pytest.mark.plain_only
 
@@ -77,7 +77,7 @@ def without(missing: str, program: str, *arguments: object) -> subprocess.Comple
 
 TRACE: Final = ROOT / "examples" / "conversations.jsonl.gz"
 EXTRAS: Final = ("cli", "hf", "record", "report", "server", "tiers")
-CLI, HF, RECORD, REPORT, SERVER, TIERS = (f": pip install 'pagedkv[{extra}]'" for extra in EXTRAS)
+CLI, HF, RECORD, REPORT, SERVER, TIERS = (f": {to_install(extra)}" for extra in EXTRAS)
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -111,7 +111,7 @@ def test_the_command_line_says_that_it_is_not_installed(missing: str) -> None:
             {
                 "generate --model some/model --prompt x": f"pagedkv.engine needs tokenizers{HF}",
                 f"curve {TRACE} --tokenizer tokenizer.json": "--tokenizer needs the package tokenizers"
-                ": pip install 'pagedkv[tokenizer]', or give --chars-per-token instead",
+                f": {to_install('tokenizer')}, or give --chars-per-token instead",
             },
         ),
         *(
@@ -206,7 +206,7 @@ def test_every_module_imports_or_says_what_to_install(missing: str, packages: se
     assert told.keys() >= packages
     for sentence in told.values():
         assert f" needs {missing}" in sentence
-        assert "pip install 'pagedkv[" in sentence
+        assert "pip install '.[" in sentence
 
 
 def test_a_module_of_ours_that_is_missing_is_no_missing_extra() -> None:

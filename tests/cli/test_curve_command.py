@@ -189,7 +189,7 @@ def test_a_model_gives_the_bytes_of_a_token(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--host-memory", "much"), "--host-memory must be a number of bytes"),
+        (("--host-memory", "much"), "--host-memory must be a size such as 16GiB"),
         (("--admission", "second-offer"), "--admission is for tiers: give --host-memory or --disk"),
         (("--disk", "1GB", "--admission", "never"), "admission"),
         (("--disk", ",".join(f"{size}GB" for size in range(1, 18))), "17 curves of tiers are more than 16"),
@@ -370,9 +370,9 @@ def test_a_number_out_of_range_gets_one_line(trace: Path, option: str, value: st
     ("options", "expected"),
     [
         (["--memory", "8", "--capacities", "100"], "with --model give --memory instead"),
-        (["--memory", "8,many"], "--memory must be numbers separated by commas, got '8,many'"),
-        (["--memory", "8,0"], "--memory must be over 0 and at most 1,048,576 GiB, got '8,0'"),
-        (["--memory", "nan"], "--memory must be over 0 and at most 1,048,576 GiB, got 'nan'"),
+        (["--memory", "8,many"], "--memory must be a size such as 16GiB or 500MB, or 16, which is GiB; got 'many'"),
+        (["--memory", "8,0"], "--memory must be over 0 and at most 1,048,576 GiB, got 0"),
+        (["--memory", "nan"], "--memory must be a size such as 16GiB"),
         (["--memory", "0.0001"], "give more memory, or smaller blocks"),
         (["--memory", "8", "--block-size", "0"], "--block-size must be at least 1, got 0"),
     ],

@@ -128,8 +128,8 @@ def test_sessions_in_a_closed_loop_are_said_to_be(trace: Path, cost: Path, tmp_p
     ("options", "message"),
     [
         (("--memory", "1,1"), "--memory must be a list of different values"),
-        (("--memory", "a"), "--memory must be a list of values such as 16,64, got 'a'"),
-        (("--memory", "-1"), "--memory: each must be over 0 and finite, got -1"),
+        (("--memory", "a"), "--memory must be a size such as 16GiB or 500MB, or 16, which is GiB; got 'a'"),
+        (("--memory", "-1"), "--memory must be a size such as 16GiB"),
         ((), "name the hardware to plan for: --gpu 8xh100, or --memory 40"),
         (("--gpu", "h100,h200", "--memory", "3"), "--memory goes with one --gpu"),
         (("--gpu", "h101"), "unknown GPU 'h101'"),

@@ -12,6 +12,7 @@ import pytest
 
 import pagedkv
 from pagedkv.cli.exit_codes import INTERRUPTED_EARLY
+from pagedkv.contract.extras import to_install
 from tests.cli.command import start
 from tests.traces.trace_files import HASH_IDS
 
@@ -119,7 +120,7 @@ def test_the_module_without_the_extra_says_what_is_missing() -> None:
     program = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('pagedkv', run_name='__main__')"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == "pagedkv: the command line needs typer: pip install 'pagedkv[cli]'\n"
+    assert process.stderr == f"pagedkv: the command line needs typer: {to_install('cli')}\n"
 
 
 def test_without_msgspec_the_floors_below_are_still_there() -> None:
@@ -133,4 +134,4 @@ except ModuleNotFoundError as error:
     print(error)
 """
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert process.stdout == "reading traces needs msgspec: pip install 'pagedkv[cli]'\n"
+    assert process.stdout == f"reading traces needs msgspec: {to_install('cli')}\n"

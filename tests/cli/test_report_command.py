@@ -206,7 +206,7 @@ def test_a_missing_extra_is_named(result: Path, output: Path, package: str) -> N
         f"    write_report([{str(result)!r}], Path({str(output)!r}), print, version='', command='')\n"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "pip install 'pagedkv[report]'" in finished.stderr
+    assert "pip install '.[report]'" in finished.stderr
     assert not output.exists()
 
 

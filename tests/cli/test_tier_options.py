@@ -6,8 +6,11 @@ from typing import Any, Final
 
 import pytest
 
+from pagedkv.cli.curve_tiers import CurveTierOptions
 from pagedkv.cli.serving import ServingOptions
+from pagedkv.cli.sizes import parse_gib
 from pagedkv.cli.tier_options import TierOptions
+from pagedkv.models.memory import GIB
 from pagedkv.simulation import SimulatedTier
 from tests.cli.command import run
 from tests.cli.test_golden import TIERS, TURNS
@@ -32,6 +35,13 @@ def test_the_defaults_are_those_of_a_bus_for_each_gpu_and_of_a_disk() -> None:
 def test_without_a_model_a_token_has_256_kib() -> None:
     config, _ = ServingOptions(tier=TierOptions(disk="1TB")).configuration()
     assert config.entry_block_nbytes == [16 * 2**18]
+
+
+@pytest.mark.parametrize("size", ["1", "1GiB", "1024MiB"])
+def test_a_number_alone_is_gib_for_a_tier_as_for_the_device(size: str) -> None:
+    (tier,) = TierOptions(host_memory=size).tiers()
+    (curve_tier,) = CurveTierOptions(host_memory=size).settings()[0]
+    assert tier.nbytes == curve_tier.nbytes == parse_gib(size) * GIB == 2**30
 
 
 def test_the_tables_show_hits_by_medium_loads_and_bytes() -> None:
@@ -67,7 +77,11 @@ def test_the_report_has_the_tiers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--host-memory", "much"), "--host-memory must be a number of bytes, such as 16GiB or 500MB; got 'much'"),
+        (
+            ("--host-memory", "much"),
+            "--host-memory must be a size such as 16GiB or 500MB, or 16, which is GiB; got 'much'",
+        ),
+        (("--disk", "1TB", "--disk-bandwidth", "3"), "--disk-bandwidth 3 has no unit: write 3MB, 3GB"),
         (("--disk-bandwidth", "3GB"), "--disk-bandwidth and --disk-latency are those of a tier: give --disk"),
         (("--host-latency", "0.1"), "--host-bandwidth and --host-latency are those of a tier: give --host-memory"),
         (("--admission", "always"), "--admission and --load-rule are for tiers: give --host-memory or --disk"),

@@ -537,7 +537,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_machine_without_torch_is_told_what_to_install() -> None:
     program = "import sys; sys.modules['torch'] = None; import pagedkv; import pagedkv.device"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "MissingExtraError: pagedkv.device needs torch: pip install 'pagedkv[torch]'" in ran.stderr
+    assert "MissingExtraError: pagedkv.device needs torch: pip install '.[torch]'" in ran.stderr
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

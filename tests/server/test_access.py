@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pagedkv.api_keys import new_key
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.server.access import ApiKeys, OpenAccess, new_key
+from pagedkv.server.access import ApiKeys, OpenAccess
 from pagedkv.server.errors import ApiError
 
 

@@ -41,7 +41,17 @@ def test_what_is_no_tier_is_refused(text: str) -> None:
 
 
 def test_sizes_are_read_with_their_units() -> None:
-    read = {"7": 7, "1k": 1000, "1KB": 1000, "1 KiB": 1024, "2.5MiB": 2621440, "3 gb": 3 * 10**9, "1Ti": 2**40}
+    read = {
+        "7B": 7,
+        "0.5": 2**29,
+        "16": 2**34,
+        "1k": 1000,
+        "1KB": 1000,
+        "1 KiB": 1024,
+        "2.5MiB": 2621440,
+        "3 gb": 3 * 10**9,
+        "1Ti": 2**40,
+    }
     assert {text: parse_nbytes(text) for text in read} == read
     for wrong in ("", "GiB", "-1", "1e3", "1 XB", "0", 0, True, 1.5):
         with pytest.raises(ConfigurationError):

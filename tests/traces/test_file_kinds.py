@@ -56,6 +56,76 @@ def test_a_long_zst_is_read_piece_by_piece(tmp_path: Path) -> None:
     assert len(read(tmp_path / "trace")) == 20_000
 
 
+USAGE: list[dict[str, Any]] = [
+    {"timestamp": datetime(2026, 3, 1, 9, 0, second, tzinfo=UTC), "prompt_tokens": 12, "completion_tokens": 3}
+    for second in (0, 1)
+]
+
+
+def test_flat_tables_of_usage_are_read_in_every_kind_of_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(USAGE), tmp_path / "usage.parquet")
+    (tmp_path / "usage.jsonl").write_text("".join(json.dumps(row, default=str) + "\n" for row in USAGE))
+    cells = "".join(f"{row['timestamp']},{row['prompt_tokens']},{row['completion_tokens']}\n" for row in USAGE)
+    (tmp_path / "usage.csv").write_text(f"timestamp,prompt_tokens,completion_tokens\n{cells}")
+    expected = [(row["timestamp"].timestamp(), 12, 3) for row in USAGE]
+    for name in ("usage.parquet", "usage.jsonl", "usage.csv"):
+        assert read(tmp_path / name) == expected, name
+    cached = {"ts": 5, "input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 3, "status_code": 200}
+    (tmp_path / "cached.jsonl").write_text(json.dumps(cached) + "\n" + json.dumps({**cached, "status_code": 429}))
+    assert read(tmp_path / "cached.jsonl") == [(5.0, 100, 3)]
+
+
+def test_a_flat_table_of_other_names_is_told_the_option_that_reads_it(tmp_path: Path) -> None:
+    rows = [{"began_ts": 5, "n_input": 12, "n_generated": 3, "team": "a"}]
+    (tmp_path / "rows").write_text(json.dumps(rows[0]))
+    told = refused(tmp_path / "rows", (tmp_path / "rows").read_bytes())
+    assert "Name the fields: `fields=arrival=began_ts,input=n_input,output=n_generated`" in told
+    assert read(tmp_path / "rows", columns=parse_columns("arrival=began_ts,input=n_input,output=n_generated")) == [
+        (5.0, 12, 3)
+    ]
+    told = refused(tmp_path / "csv", b"began_ts,n_input,n_generated\n5,12,3\n")
+    assert "`columns=arrival=began_ts,input=n_input,output=n_generated`" in told
+
+
+def test_an_export_of_helicone_needs_no_status(tmp_path: Path) -> None:
+    row = {"request_created_at": "2026-03-01T09:00:00Z", "prompt_tokens": 12, "completion_tokens": 3, "provider": "x"}
+    (tmp_path / "rows").write_text(json.dumps(row))
+    assert [lengths for _, *lengths in read(tmp_path / "rows")] == [[12, 3]]
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        {
+            "traceId": "1",
+            "startTimeUnixNano": "1700000000000000000",
+            "attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "12"}}],
+        },
+        {"start_time_unix_nano": 17 * 10**8 * 10**9, "attributes": {"gen_ai.usage.input_tokens": 12}},
+        {"start_time": 1.7e9, "name": "chat", "gen_ai.usage.input_tokens": 12, "gen_ai.operation.name": "chat"},
+        {
+            "timestamp": 1.7e9,
+            "attributes.gen_ai.usage.input_tokens": 12,
+            "attributes.gen_ai.operation.name": "chat",
+        },
+        {
+            "Timestamp": 1.7e9,
+            "SpanAttributes": {"gen_ai.usage.input_tokens": "12", "gen_ai.operation.name": "chat"},
+        },
+    ],
+)
+def test_flat_spans_are_read(tmp_path: Path, span: dict[str, Any]) -> None:
+    of_answer = {"gen_ai.usage.output_tokens": 3}
+    if isinstance(span.get("attributes"), list):
+        span["attributes"].append({"key": "gen_ai.usage.output_tokens", "value": {"intValue": "3"}})
+    else:
+        span = {**span, "attributes": {**span["attributes"], **of_answer}} if "attributes" in span else span | of_answer
+    (tmp_path / "spans").write_text(json.dumps(span))
+    assert read(tmp_path / "spans") == [(1.7e9, 12, 3)]
+
+
 def test_parquet_is_read_as_the_same_rows_in_json_are(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -89,7 +159,7 @@ def test_a_parquet_table_is_read_by_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "head", "extra"),
-    [(zstd_stream, b"\x28\xb5\x2f\xfd", "pagedkv[zstd]"), (parquet_rows, b"PAR1", "pagedkv[parquet]")],
+    [(zstd_stream, b"\x28\xb5\x2f\xfd", ".[zstd]"), (parquet_rows, b"PAR1", ".[parquet]")],
 )
 def test_a_missing_extra_is_named(
     tmp_path: Path,

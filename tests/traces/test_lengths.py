@@ -182,6 +182,19 @@ def test_prompts_that_were_cut_pile_up_and_that_is_told(tmp_path: Path) -> None:
     assert read(tmp_path, whole)[2] == [allowed]
 
 
+@pytest.mark.parametrize("options", [{}, {"texts": CharacterTokens(3.0)}])
+def test_prompts_that_became_equal_by_the_cut_are_told_too(tmp_path: Path, options: dict[str, Any]) -> None:
+    system = "You are a helpful assistant of the house. " * 3
+    cut = [
+        f"INFO 05-01 12:30:{number:02} [x.py:1] Received request r{number}: prompt: {(system + question)[:100]!r}, "
+        "params: SamplingParams(n=1, max_tokens=9), prompt_token_ids: None, lora_request: None."
+        for number, question in enumerate(["Who?", "Where is it?", "When?", "Why?", "What for?", "How?"])
+    ]
+    short = cut[0].replace(system[:100], "Hello").replace("r0", "r9").replace(":00 [", ":59 [")
+    *_, notes = read(tmp_path, [*cut, short], **options)
+    assert notes[0].startswith("6 of 7 prompts have 100 characters and none has more: if the log cuts prompts")
+
+
 def test_stamps_in_whole_seconds_are_told_and_spread_where_that_is_asked_for(tmp_path: Path) -> None:
     rows = [{"ts": number // 5, "usage": {"prompt_tokens": 9, "completion_tokens": 1}} for number in range(40)]
     requests, _, notes = read(tmp_path, rows)

@@ -24,6 +24,7 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "tokens.",
         "serve": "Serve a model to clients of OpenAI and Anthropic: chat, completions, streams, tool calls, cached "
         "prefixes.",
+        "new-key": "Make an API key for pagedkv serve --api-keys, and its entry for that file.",
         "replay": "Serve a request trace on a virtual clock, with continuous batching, through the production block "
         "space.",
         "curve": "Show what a cache of each size would hit, by each eviction policy and the optimum, and what no cache "
@@ -45,6 +46,8 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The commands with one line of help each. The line repeats the first line of the docstring, so that help need not
 import the command."""
+
+SHORT_HELP: Final = {"help_option_names": ["--help", "-h"]}
 
 
 class PlainFlags:
@@ -88,11 +91,17 @@ def _imported(name: str | None) -> Any:  # noqa: ANN401 - a command of click, as
     with reported(), needing("cli", "the command line"):
         module = import_module(f"pagedkv.cli.commands.{python_name}")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name, cls=PlainCommand)(getattr(module, python_name))
+    alone.command(name, cls=PlainCommand, context_settings=SHORT_HELP)(getattr(module, python_name))
     return typer.main.get_command(alone)
 
 
-app = typer.Typer(cls=LateCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    cls=LateCommands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings=SHORT_HELP,
+)
 for each, summary in SUMMARIES.items():
     app.command(each, help=summary)(lambda: None)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
+from pagedkv.cli.sizes import parse_gib_list
 from pagedkv.contract.budget import blocks_that_fit
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
@@ -14,7 +15,7 @@ from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.planner.capacity.model_curve import CachedModel, CachePoint
 from pagedkv.planner.capacity.space_hits import MOST_TOKENS_A_STEP
 
-__all__ = ["CacheSizes", "SizedModel", "parse_capacities", "parse_gib"]
+__all__ = ["CacheSizes", "SizedModel", "parse_capacities"]
 
 TYPICAL_TOKENS: Final = 2048
 """Tokens of a request, for checking before the trace is read whether memory can be split at all."""
@@ -64,7 +65,7 @@ class CacheSizes:
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="GIB,GIB,...",
+            metavar="SIZE,SIZE,...",
             help="Memory of the model's KV cache, instead of --capacities.",
             rich_help_panel=opt.MEMORY,
         ),
@@ -93,7 +94,7 @@ class CacheSizes:
             raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")
         if self.memory is None:
             raise ConfigurationError(f"--model {self.model} is measured in GiB: name them, as in --memory 8,16,32")
-        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, tuple(parse_gib(self.memory)))
+        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, tuple(parse_gib_list(self.memory)))
         sized.split(TYPICAL_TOKENS)
         return sized
 
@@ -114,21 +115,3 @@ def parse_capacities(text: str) -> list[int]:
     if min(capacities) < 1:
         raise ConfigurationError(f"--capacities must be at least 1 block, got {min(capacities)}")
     return capacities
-
-
-def parse_gib(text: str) -> list[float]:
-    """Parse sizes in GiB separated by commas, without repetitions.
-
-    Raises:
-        ConfigurationError: one is not a number, not positive, or beyond a million.
-
-    >>> parse_gib("8, 0.5, 8")
-    [0.5, 8.0]
-    """
-    try:
-        sizes = sorted({float(size) for size in text.split(",")})
-    except ValueError as error:
-        raise ConfigurationError(f"--memory must be numbers separated by commas, got {text!r}") from error
-    if not all(0 < size <= opt.MOST_GIB for size in sizes):
-        raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {text!r}")
-    return sizes

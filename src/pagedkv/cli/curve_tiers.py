@@ -8,7 +8,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from pagedkv.cli.cache_sizes import SizedModel
-from pagedkv.cli.tier_options import parse_size
+from pagedkv.cli.sizes import parse_size
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.models.memory import GIB

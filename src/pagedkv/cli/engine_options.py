@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.cli.sizes import parse_blocks
+from pagedkv.cli.sizes import parse_blocks, parse_gib
+from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
-from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
 from pagedkv.models.memory import GIB
 from pagedkv.tiers import ObjectBody, RedisBody, Tier, parse_tier
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineOptions"]
 
-DEFAULT_GIB: Final = 0.5
+DEFAULT_MEMORY: Final = "512MiB"
 OWN_PACKAGES: Final = MappingProxyType({RedisBody.medium: "redis", ObjectBody.medium: "obstore"})
 """Packages that tiers of a medium need beside that of checks."""
 
@@ -30,10 +31,10 @@ OWN_PACKAGES: Final = MappingProxyType({RedisBody.medium: "redis", ObjectBody.me
 class EngineOptions:
     """The options, as typed."""
 
-    memory_gib: Annotated[
-        float,
-        typer.Option("--memory", metavar="GIB", help="Memory for keys and values.", rich_help_panel=opt.MEMORY),
-    ] = DEFAULT_GIB
+    memory: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="Memory for keys and values: 8, 8GiB.", rich_help_panel=opt.MEMORY),
+    ] = DEFAULT_MEMORY
     num_blocks: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +93,16 @@ class EngineOptions:
         ),
     ] = None
 
+    def require_valid(self) -> None:
+        """Refuse what can be known to be wrong before torch is imported. Raises as :meth:`config`."""
+        if self.draft_tokens and self.draft_model is None:
+            raise ConfigurationError("--draft-tokens needs --draft-model: the model that guesses them")
+        parse_gib(self.memory)
+        if self.num_blocks is not None:
+            parse_blocks(self.num_blocks)
+        as_choice(self.eviction, EVICTION_POLICIES, "--eviction")
+        self._tiers()
+
     def config(self) -> "EngineConfig":
         """Configure an engine.
 
@@ -102,13 +113,9 @@ class EngineOptions:
         from pagedkv.engine import EngineConfig, PromptLookup  # noqa: PLC0415 - other commands need no torch
         from pagedkv.engine.drafting import DEFAULT_DRAFT_TOKENS  # noqa: PLC0415 - as above
 
-        if self.draft_tokens and self.draft_model is None:
-            raise ConfigurationError("--draft-tokens needs --draft-model: the model that guesses them")
-        if not 0 < self.memory_gib <= opt.MOST_GIB:
-            raise ConfigurationError(f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}")
         return EngineConfig(
             block_size=self.block_size,
-            kv_nbytes=int(self.memory_gib * GIB),
+            kv_nbytes=int(parse_gib(self.memory) * GIB),
             num_blocks=None if self.num_blocks is None else parse_blocks(self.num_blocks),
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,

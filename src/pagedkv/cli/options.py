@@ -15,7 +15,6 @@ __all__ = [
     "DEFAULT_COST_MODEL",
     "DEFAULT_NUM_TOKENS",
     "MEMORY",
-    "MOST_GIB",
     "SCHEDULING",
     "TRACE",
     "Beams",
@@ -34,7 +33,7 @@ __all__ = [
     "MaxGap",
     "MaxLength",
     "MaxSequences",
-    "MemoryGib",
+    "MemorySize",
     "ModelName",
     "NumBlocks",
     "PreemptionName",
@@ -54,8 +53,6 @@ __all__ = [
 DEFAULT_NUM_TOKENS: Final = 2**22
 """4.2 million tokens, about what eight H200 have room for with the model below."""
 DEFAULT_COST_MODEL: Final = "qwen3-32b/8xh200"
-MOST_GIB: Final = 2**20
-"""A million GiB: more than any machine has, and small enough for counters."""
 MOST_JOBS: Final = 1024
 
 MEMORY: Final = "Memory"
@@ -118,9 +115,9 @@ GpuName: TypeAlias = Annotated[
         autocompletion=completed_by(_gpu_names),
     ),
 ]
-MemoryGib: TypeAlias = Annotated[
-    float | None,
-    typer.Option("--memory", metavar="GIB", help="Memory for the model's KV cache.", rich_help_panel=MEMORY),
+MemorySize: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory for the model's KV cache: 16GiB.", rich_help_panel=MEMORY),
 ]
 MaxLength: TypeAlias = Annotated[
     int | None,
@@ -147,7 +144,7 @@ MaxBatchedTokens: TypeAlias = Annotated[
     int, typer.Option(metavar="N", help="Tokens that a step computes.", rich_help_panel=SCHEDULING)
 ]
 Watermark: TypeAlias = Annotated[
-    float, typer.Option(metavar="F", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
+    str, typer.Option(metavar="N%", help="Share of a pool that admissions leave free.", rich_help_panel=SCHEDULING)
 ]
 EvictionName: TypeAlias = Annotated[
     str,

@@ -16,7 +16,7 @@ from pagedkv.cli.parts_tables import parts_as_dict
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.result_warnings import warnings_of
 from pagedkv.cli.seconds_source import SecondsSource, origin_of
-from pagedkv.cli.sizes import parse_blocks, parse_gpu, require_memory
+from pagedkv.cli.sizes import parse_blocks, parse_gib, parse_gpu, parse_share, require_memory
 from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
@@ -64,13 +64,13 @@ class ServingOptions:
     block_size: opt.BlockSize = 16
     model: opt.ModelName = None
     gpu: opt.GpuName = None
-    memory_gib: opt.MemoryGib = None
+    memory: opt.MemorySize = None
     kv_dtype: opt.KvDtype = None
     host_blocks: opt.HostBlocks = 0
     cost_model: opt.CostModelName = None
     max_sequences: opt.MaxSequences = 256
     max_batched_tokens: opt.MaxBatchedTokens = 8192
-    watermark: opt.Watermark = 0.01
+    watermark: opt.Watermark = "1%"
     eviction: opt.EvictionName = DEFAULT_EVICTION
     preemption: opt.PreemptionName = "recompute"
     overlap: opt.Overlap = False
@@ -93,7 +93,7 @@ class ServingOptions:
             ConfigurationError: an option is out of range, contradicts another one, or has an unknown name.
         """
         model = None if self.model is None else read_model(self.model, self.kv_dtype)
-        if model is None and (self.gpu or self.memory_gib is not None or self.kv_dtype):
+        if model is None and (self.gpu or self.memory is not None or self.kv_dtype):
             raise ConfigurationError("--gpu, --memory and --kv-dtype need a model: give --model")
         block_nbytes = {} if model is None else block_nbytes_of(model, self.block_size)
         cost_model_name, cost_model = self._cost_model(model)
@@ -107,7 +107,7 @@ class ServingOptions:
             num_host_blocks=self.host_blocks,
             max_sequences=self.max_sequences,
             max_batched_tokens=self.max_batched_tokens,
-            watermark=self.watermark,
+            watermark=parse_share(self.watermark, "--watermark"),
             eviction=self.eviction,
             preemption=cast("PreemptionKind", self.preemption),
             overlap=self.overlap,
@@ -139,15 +139,11 @@ class ServingOptions:
         self, model: ModelMemory | None, block_nbytes: Mapping[str, int], mean_tokens: float, longest: int
     ) -> int | dict[str, int]:
         if self.num_blocks is not None:
-            if self.memory_gib is not None:
+            if self.memory is not None:
                 raise ConfigurationError("--memory and --num-blocks both set the number of blocks: give one of them")
             return parse_blocks(self.num_blocks)
-        if model is not None and self.memory_gib is not None:
-            if not 0 < self.memory_gib <= opt.MOST_GIB:
-                raise ConfigurationError(
-                    f"--memory must be over 0 and at most {opt.MOST_GIB:,} GiB, got {self.memory_gib}"
-                )
-            return self._split(model, block_nbytes, self.memory_gib * GIB, mean_tokens, longest)
+        if model is not None and self.memory is not None:
+            return self._split(model, block_nbytes, parse_gib(self.memory) * GIB, mean_tokens, longest)
         if model is not None and self.gpu is not None:
             num_gpus, name = parse_gpu(self.gpu)
             nbytes = kv_budget_nbytes(model, find_gpu(name), num_gpus)

@@ -5,6 +5,7 @@ from typing import Annotated, Final, cast
 
 import typer
 
+from pagedkv.cli.sizes import parse_size, parse_size_with_unit
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.simulation import SimulatedTier
 from pagedkv.simulation.tiers.config import (
@@ -14,9 +15,9 @@ from pagedkv.simulation.tiers.config import (
     HOST_LATENCY_S,
     MediumName,
 )
-from pagedkv.tiers import Admission, LoadRule, parse_nbytes
+from pagedkv.tiers import Admission, LoadRule
 
-__all__ = ["TierOptions", "TierRates", "parse_size"]
+__all__ = ["TierOptions", "TierRates"]
 
 TIERS: Final = "Tiers"
 GB: Final = 10**9
@@ -134,20 +135,8 @@ class TierOptions:
         return SimulatedTier(
             medium,
             parse_size(size, option),
-            defaults[0] if bandwidth is None else float(parse_nbytes(bandwidth, f"--{medium}-bandwidth")),
+            defaults[0] if bandwidth is None else float(parse_size_with_unit(bandwidth, f"--{medium}-bandwidth")),
             defaults[1] if latency_s is None else latency_s,
             admission=cast("Admission", self.admission or "always"),
             loads=cast("LoadRule", self.rates.load_rule or "if-faster"),
         )
-
-
-def parse_size(text: str, option: str) -> int:
-    """Parse the size of a tier; 0: there is none.
-
-    Raises:
-        ConfigurationError: it is no size.
-
-    >>> parse_size("64GiB", "--host-memory") == 64 * 2**30, parse_size("0", "--disk")
-    (True, 0)
-    """
-    return 0 if text.strip() == "0" else parse_nbytes(text, option)

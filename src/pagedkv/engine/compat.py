@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 import torch
 
 from pagedkv.contract.errors import MissingExtraError, UnsupportedModelError
+from pagedkv.contract.extras import to_install
 
 try:
     import transformers
@@ -28,7 +29,7 @@ try:
     from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionCacheLayerMixin
     from transformers.masking_utils import AttentionMaskInterface
 except ImportError as problem:
-    raise MissingExtraError("pagedkv.engine needs transformers 5.16 or newer: pip install 'pagedkv[hf]'") from problem
+    raise MissingExtraError(f"pagedkv.engine needs transformers 5.16 or newer: {to_install('hf')}") from problem
 
 __all__ = [
     "Cache",
@@ -80,7 +81,7 @@ def require_version() -> None:
     if version < OLDEST:
         raise MissingExtraError(
             f"pagedkv.engine needs transformers 5.16 or newer, and {transformers.__version__} is installed: "
-            "pip install 'pagedkv[hf]'"
+            f"{to_install('hf')}"
         )
 
 

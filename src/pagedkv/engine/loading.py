@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.engine import compat
 from pagedkv.engine.llm import Tokenizer
-from pagedkv.engine.model_folder import require_folder
+from pagedkv.model_folder import require_folder
 
 __all__ = ["DTYPES", "load", "load_tokenizer", "usable_device"]
 

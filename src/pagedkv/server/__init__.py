@@ -27,7 +27,8 @@ with needing("server", "pagedkv.server"):
     import prometheus_client  # noqa: F401 - as fastapi
     import uvicorn  # noqa: F401 - as fastapi
 
-from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
+from pagedkv.api_keys import new_key
+from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess
 from pagedkv.server.app import create_app
 from pagedkv.server.config import ServerConfig
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec

@@ -1,42 +1,24 @@
 """Access: maps a request's API key to a caller, its tenant, and the salt of its cached blocks.
 
 The salt is derived from the tenant of the API key, never from a request's body. A caller that could choose another
-tenant's salt would hit that tenant's blocks, and so learn its prompts (CVE-2025-46570, vllm#53347). Of each key only
-the SHA-256 digest is stored.
-
-A file of keys is TOML, with one entry for each key::
-
-    [[keys]]
-    tenant = "team-a"
-    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-
-    [[keys]]
-    tenant = "operations"
-    sha256 = "..."
-    admin = true
-
-    [limits."team-a"]  # in blocks of each pool; optional
-    cap = 4000
-    floor = 500
+tenant's salt would hit that tenant's blocks, and so learn its prompts (CVE-2025-46570, vllm#53347). The file of keys
+is described in :mod:`pagedkv.api_keys`.
 """
 
 import hashlib
 import hmac
-import re
-import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, final
 
+from pagedkv.api_keys import read_key_file
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.server.errors import ApiError
 
-__all__ = ["Access", "ApiKeys", "Caller", "OpenAccess", "new_key"]
+__all__ = ["Access", "ApiKeys", "Caller", "OpenAccess"]
 
-SHA256: Final = re.compile(r"[0-9a-f]{64}")
 BEARER: Final = "bearer "
 
 
@@ -114,22 +96,11 @@ class ApiKeys:
         Raises:
             ConfigurationError: the file cannot be read, an entry is invalid, or the file has no key.
         """
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-            raise ConfigurationError(f"the file of API keys {path} cannot be read: {problem}") from problem
-        entries = document.get("keys")
-        if not isinstance(entries, list) or not set(document) <= {"keys", "limits"}:
-            raise ConfigurationError(
-                f"{path} must hold [[keys]] entries with tenant, sha256 and perhaps admin, and limits"
-            )
-        callers: dict[str, Caller] = {}
-        for place, entry in enumerate(entries):
-            digest, caller = _entry(entry, f"entry {place + 1} of {path}")
-            if digest in callers:
-                raise ConfigurationError(f"entry {place + 1} of {path} has the same key as one before it")
-            callers[digest] = caller
-        return cls(callers, _limits(document.get("limits", {}), path))
+        file = read_key_file(path)
+        callers = {
+            digest: Caller(owner.tenant, _salt(owner.tenant), owner.is_admin) for digest, owner in file.owners.items()
+        }
+        return cls(callers, file.limits)
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -148,45 +119,11 @@ class ApiKeys:
         raise ApiError(401, "the API key is not one of this server's", code="invalid_api_key")
 
 
-def new_key() -> tuple[str, str]:
-    """Make a key; return it and its SHA-256 in hexadecimal digits. Store only the digest."""
-    key = f"pk-{secrets.token_urlsafe(32)}"
-    return key, hashlib.sha256(key.encode()).hexdigest()
-
-
 def _key_of(headers: Mapping[str, str]) -> str | None:
     given = headers.get("authorization", "")
     if given.lower().startswith(BEARER):
         return given[len(BEARER) :].strip() or headers.get("x-api-key") or None
     return headers.get("x-api-key") or None
-
-
-def _entry(entry: object, where: str) -> tuple[str, Caller]:
-    if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is not a table")
-    unknown = sorted(set(entry) - {"tenant", "sha256", "admin"})
-    if unknown:
-        raise ConfigurationError(f"{where} has {', '.join(unknown)}, and may have tenant, sha256 and admin")
-    tenant, digest, admin = entry.get("tenant"), entry.get("sha256"), entry.get("admin", False)
-    if not isinstance(tenant, str) or not tenant:
-        raise ConfigurationError(f"{where} needs the name of its tenant")
-    if not isinstance(digest, str) or not SHA256.fullmatch(digest.lower()):
-        raise ConfigurationError(f"{where} needs sha256, the SHA-256 of the key in 64 hexadecimal digits")
-    if not isinstance(admin, bool):
-        raise ConfigurationError(f"admin of {where} must be true or false")
-    return digest.lower(), Caller(tenant, _salt(tenant), admin)
-
-
-def _limits(given: object, path: Path) -> dict[str, TenantLimits]:
-    if not isinstance(given, dict) or not all(isinstance(limits, dict) for limits in given.values()):
-        raise ConfigurationError(f"limits of {path} must be tables with cap and floor, one a tenant")
-    for tenant, limits in given.items():
-        unknown = sorted(set(limits) - {"cap", "floor"})
-        if unknown:
-            raise ConfigurationError(
-                f"limits of {tenant!r} in {path} have {', '.join(unknown)}; there are cap and floor"
-            )
-    return {tenant: TenantLimits(**limits) for tenant, limits in given.items()}
 
 
 def _salt(tenant: str) -> bytes:

@@ -46,7 +46,8 @@ LoadRule: TypeAlias = Literal["if-faster", "always"]
 
 LOAD_RULES: Final = ("if-faster", "always")
 UNITS: Final = {
-    "": 1,
+    "": 2**30,
+    "b": 1,
     "k": 10**3,
     "m": 10**6,
     "g": 10**9,
@@ -56,7 +57,7 @@ UNITS: Final = {
     "gi": 2**30,
     "ti": 2**40,
 }
-SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[kmgt]i?)?)b?", re.IGNORECASE)
+SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]i?)b?|(b?))", re.IGNORECASE)
 FEWEST_ENTRIES: Final = 64
 MOST_ENTRIES: Final = 2**21
 SPARE_ENTRIES: Final = 4
@@ -69,19 +70,21 @@ OBJECT_SCHEMES: Final = ("s3", "gs", "az", "azure", "abfs", "file", "memory", "h
 
 
 def parse_nbytes(size: str | int, what: str = "a size") -> int:
-    """Read a number of bytes: a whole number, or text such as "16GiB" or "200 GB".
+    """Read a number of bytes: a whole number, or text such as "16GiB" or "200 GB". A number alone in a text is GiB.
 
     Raises:
-        ConfigurationError: it is neither, or below 1.
+        ConfigurationError: it is neither, or below 1 byte.
 
-    >>> parse_nbytes("1.5KiB"), parse_nbytes("2 MB"), parse_nbytes(4096)
-    (1536, 2000000, 4096)
+    >>> parse_nbytes("1.5KiB"), parse_nbytes("2 MB"), parse_nbytes("16") == parse_nbytes("16GiB"), parse_nbytes(4096)
+    (1536, 2000000, True, 4096)
     """
     if isinstance(size, str):
         found = SIZE.fullmatch(size.strip())
         if found is None:
-            raise ConfigurationError(f"{what} must be a number of bytes, such as 16GiB or 500MB; got {size!r}")
-        size = int(float(found[1]) * UNITS[found[2].lower()])
+            raise ConfigurationError(
+                f"{what} must be a size such as 16GiB or 500MB, or 16, which is GiB; got {size!r:.60}"
+            )
+        size = int(float(found[1]) * UNITS[(found[2] or found[3]).lower()])
     return as_count(size, what, least=1, most=MOST_NBYTES)
 
 

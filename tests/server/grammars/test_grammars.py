@@ -287,5 +287,5 @@ def test_without_llguidance_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     for name in [name for name in sys.modules if name.startswith("pagedkv.server.grammars")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(MissingExtraError, match=re.escape("pip install 'pagedkv[grammar]'")):
+    with pytest.raises(MissingExtraError, match=re.escape("pip install '.[grammar]'")):
         __import__("pagedkv.server.grammars.compiling")

@@ -23,7 +23,7 @@ from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.cli.user_errors import InterruptedRunError, OutputError
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.miss_causes import MissCause
-from pagedkv.engine.model_folder import DEMO, require_folder
+from pagedkv.model_folder import DEMO, require_model
 from pagedkv.models.memory import GIB
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     _require_targets(output, json_file, input_file)
     if verify and temperature:
         raise ConfigurationError("--verify compares the most likely tokens: leave --temperature at 0")
-    if model != DEMO:
-        require_folder(model)
-    if engine.draft_model is not None:
-        require_folder(engine.draft_model)
+    engine.require_valid()
     prompts = None if input_file is None else PromptFile(_readable(input_file))
+    for each in (model, engine.draft_model):
+        if each not in {DEMO, None}:
+            require_model(str(each))
     with working("Loading torch"), leaving_at_once():
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415 - as above

@@ -21,7 +21,7 @@ from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.cli.tier_options import TierOptions
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
-from pagedkv.engine.model_folder import require_folder
+from pagedkv.model_folder import require_model
 
 __all__ = ["replay"]
 
@@ -120,7 +120,7 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
     with options.trace.open(trace) as opened:
         requests = list(options.trace.requests(opened))
     if model is not None:
-        require_folder(model)
+        require_model(model)
     with working("Loading torch"), leaving_at_once(), needing("hf", "pagedkv replay --engine"):
         from pagedkv.cli.engine_replay import replay_with_engine  # noqa: PLC0415 - checks come before torch
 
@@ -135,7 +135,7 @@ def _replay_with_engine(trace: str, options: ServingOptions, model: str | None, 
 
 def _own_model(options: ServingOptions) -> ServingOptions:
     """Refuse options that describe another model, and choose pools that a small model can fill."""
-    if options.model or options.gpu or options.memory_gib is not None or options.kv_dtype or options.beams:
+    if options.model or options.gpu or options.memory is not None or options.kv_dtype or options.beams:
         raise ConfigurationError(
             "--engine runs a model of its own, without beams: it takes no --model, --gpu, --memory, --kv-dtype and "
             "--beams; name its model by --model-path"

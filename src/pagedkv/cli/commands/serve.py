@@ -6,16 +6,18 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from pagedkv.cli import options as opt
+from pagedkv.api_keys import read_key_file
+from pagedkv.cli.atomic_file import require_writable
 from pagedkv.cli.engine_options import EngineOptions
 from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
+from pagedkv.cli.sizes import parse_size_with_unit
 from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.engine.model_folder import DEMO, require_folder
+from pagedkv.model_folder import DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 
 __all__ = ["serve"]
@@ -49,8 +51,8 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         int, typer.Option(metavar="N", help="Most requests that wait; further ones get 429.", rich_help_panel=SERVER)
     ] = 1024,
     max_body: Annotated[
-        float, typer.Option(metavar="MIB", help="The largest body of a request.", rich_help_panel=SERVER)
-    ] = 32.0,
+        str, typer.Option(metavar="SIZE", help="The largest body of a request.", rich_help_panel=SERVER)
+    ] = "32MiB",
     deadline: Annotated[
         float | None,
         typer.Option(metavar="S", help="Seconds after which a request ends with an error.", rich_help_panel=SERVER),
@@ -145,8 +147,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     """
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
-    if not 0 < max_body <= opt.MOST_GIB:
-        raise ConfigurationError(f"--max-body must be above 0, got {max_body}")
+    max_body_nbytes = parse_size_with_unit(max_body, "--max-body")
     if not 1 <= replicas <= MOST_REPLICAS:
         raise ConfigurationError(f"--replicas must be 1 to {MOST_REPLICAS}, got {replicas}")
     if kv_events is None and (kv_events_replay is not None or kv_events_topic):
@@ -155,10 +156,15 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         raise ConfigurationError(
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
+    engine.require_valid()
+    if api_keys is not None:
+        read_key_file(api_keys)
+    if request_log is not None:
+        require_writable(request_log)
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
     for folder in (model, engine.draft_model):
         if folder not in {DEMO, None}:
-            require_folder(str(folder))
+            require_model(str(folder))
     require_free(host, port)
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
@@ -168,7 +174,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
 
     config = ServerConfig(
         name or Path(model).name,
-        max_body_nbytes=int(max_body * 2**20),
+        max_body_nbytes=max_body_nbytes,
         max_waiting=max_waiting,
         deadline_s=deadline,
         drain_s=drain,

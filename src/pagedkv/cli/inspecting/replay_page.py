@@ -7,11 +7,12 @@ from typing import Final, TypeVar, final
 
 import typer
 
+from pagedkv.api_keys import new_key
 from pagedkv.cli.inspecting.following import ReplayFollower, ReplaySubject
 from pagedkv.cli.inspecting.options import InspectOptions, is_loopback
 from pagedkv.cli.inspecting.pace import Pace
 from pagedkv.planner.traces.request import Request
-from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess, new_key
+from pagedkv.server.access import Access, ApiKeys, Caller, OpenAccess
 from pagedkv.server.inspector import InspectedReplay, ReplayServer
 from pagedkv.simulation import VirtualServer
 

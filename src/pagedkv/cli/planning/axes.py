@@ -14,9 +14,9 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.planning.axis_values import (
     BY_NEED,
+    as_gib,
     as_load,
     as_num_replicas,
-    as_positive,
     as_routing,
     as_split,
     listed,
@@ -83,7 +83,7 @@ class PlanAxes:
     ] = None
     memory: Annotated[
         str | None,
-        typer.Option(metavar="GIB,...", help="Memory for the KV cache, instead of a GPU's.", rich_help_panel=AXES),
+        typer.Option(metavar="SIZE,...", help="Memory for the KV cache, instead of a GPU's.", rich_help_panel=AXES),
     ] = None
     block_sizes: Annotated[
         str, typer.Option("--block-size", metavar="B,...", help="Tokens a block.", rich_help_panel=AXES)
@@ -254,7 +254,7 @@ class PlanAxes:
                 raise ConfigurationError("--memory goes with one --gpu, whose seconds count: give one of the two lists")
             axes[GPU_AXIS] = list(self._gpus(self.gpus))
         elif self.memory is not None:
-            memory = listed("--memory", self.memory, as_positive)
+            memory = listed("--memory", self.memory, as_gib)
             axes["memory"] = list(memory if self.replicas is not None else _with_half_and_double(memory))
         else:
             raise ConfigurationError(
@@ -306,7 +306,7 @@ class PlanAxes:
         options = ServingOptions(
             model=self.model,
             gpu=str(setting[GPU_AXIS]) if GPU_AXIS in setting else self.gpus,
-            memory_gib=_number(setting["memory"]) if "memory" in setting else None,
+            memory=f"{setting['memory']:.15f}" if "memory" in setting else None,
             kv_dtype=self.kv_dtype,
             cost_model=self.cost_model,
             block_size=int(_number(setting["block size"])),

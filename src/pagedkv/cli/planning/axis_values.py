@@ -3,12 +3,22 @@
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from pagedkv.cli.tier_options import parse_size
+from pagedkv.cli.sizes import parse_gib, parse_size
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.routing import ROUTINGS
 from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 
-__all__ = ["BY_NEED", "as_load", "as_num_replicas", "as_positive", "as_routing", "as_split", "listed", "size_of"]
+__all__ = [
+    "BY_NEED",
+    "as_gib",
+    "as_load",
+    "as_num_replicas",
+    "as_positive",
+    "as_routing",
+    "as_split",
+    "listed",
+    "size_of",
+]
 
 BY_NEED: Final = "need"
 MOST_REPLICAS: Final = 64
@@ -25,6 +35,8 @@ def listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
     parts = [part.strip() for part in text.split(",")]
     try:
         values = [read(part) for part in parts if part]
+    except ConfigurationError:
+        raise  # a ValueError, too
     except _OutOfRangeError as error:
         raise ConfigurationError(f"{option}: {error}") from error
     except ValueError as error:
@@ -32,6 +44,11 @@ def listed(option: str, text: str, read: Callable[[str], _T]) -> list[_T]:
     if not values or len(values) < len(parts) or len(set(values)) < len(values):
         raise ConfigurationError(f"{option} must be a list of different values, got {text!r:.60}")
     return values
+
+
+def as_gib(text: str) -> float:
+    """Parse a size of memory, in GiB. Raises ConfigurationError."""
+    return parse_gib(text)
 
 
 def as_positive(text: str) -> float:

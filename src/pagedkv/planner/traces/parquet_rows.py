@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagedkv.contract.errors import ConfigurationError, TraceError
-from pagedkv.contract.extras import needing
+from pagedkv.contract.extras import needing, to_install
 from pagedkv.planner.traces.lines import Line
 
 with needing("cli", "reading traces"):
@@ -30,7 +30,7 @@ def parquet_rows(path: str) -> Iterator[Line]:
     try:
         parquet: Any = import_module("pyarrow.parquet")  # an optional package
     except ModuleNotFoundError as error:
-        reason = "reading Parquet files needs the package pyarrow: pip install 'pagedkv[parquet]'"
+        reason = f"reading Parquet files needs the package pyarrow: {to_install('parquet')}"
         raise ConfigurationError(f"{reason}, or write the rows as JSON lines") from error
     if not Path(path).is_file():
         raise TraceError(path, None, "a Parquet file cannot come through a pipe", "Save it to a file first")

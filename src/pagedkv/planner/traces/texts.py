@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.extras import to_install
 
 __all__ = [
     "CHARS_PER_TOKEN",
@@ -107,7 +108,7 @@ class FileTokens:
         try:
             tokenizers: Any = import_module("tokenizers")  # an optional package
         except ModuleNotFoundError as error:
-            reason = "`tokenizer` needs the package tokenizers: pip install 'pagedkv[tokenizer]'"
+            reason = f"`tokenizer` needs the package tokenizers: {to_install('tokenizer')}"
             raise ConfigurationError(f"{reason}, or give `chars_per_token` instead") from error
         if not Path(path).is_file():
             raise ConfigurationError(f"`tokenizer` {path}: there is no such file; name a tokenizer.json")

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import IO, Any, Final
 
 from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.extras import to_install
 
 __all__ = ["ZSTD_MAGIC", "zstd_stream"]
 
@@ -24,7 +25,7 @@ def zstd_stream(file: IO[bytes]) -> io.BufferedReader:
     try:
         package: Any = import_module("zstandard")  # an optional package
     except ModuleNotFoundError as error:
-        reason = "reading .zst files needs the package zstandard: pip install 'pagedkv[zstd]'"
+        reason = f"reading .zst files needs the package zstandard: {to_install('zstd')}"
         raise ConfigurationError(f"{reason}, or decompress the file (zstd -d)") from error
     return io.BufferedReader(_Frames(file, package), PIECE_NBYTES)
 

@@ -17,6 +17,10 @@ from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.texts import TextTokens
 
 __all__ = [
+    "ANSWER_COUNTS",
+    "OUTSIDE_INPUT",
+    "PROMPT_COUNTS",
+    "STATUSES",
     "JsonObject",
     "Usage",
     "as_list",

@@ -94,28 +94,28 @@ class _Side:
 
 
 class _CutDetector:
-    """Detects prompts that the log's writer cut: many different prompts have the greatest length."""
+    """Detects prompts that the log's writer cut: many prompts have the greatest length, in tokens or in characters.
+
+    Prompts that differ may have become equal by the cut, behind a long prompt that all share.
+    """
 
     def __init__(self) -> None:
-        self._num = self._num_longest = self._longest = 0
-        self._contents: set[bytes] = set()
+        self._num = 0
+        self._longest: dict[str, tuple[int, int]] = {}
 
-    def watch(self, token_ids: Int32Array) -> None:
+    def watch(self, unit: str, length: int) -> None:
         self._num += 1
-        if len(token_ids) > self._longest:
-            self._longest, self._num_longest = len(token_ids), 0
-            self._contents.clear()
-        if len(token_ids) == self._longest:
-            self._num_longest += 1
-            if len(self._contents) < FEWEST_AT_LIMIT:
-                self._contents.add(token_ids[: 2 * PICTURE_TOKENS].tobytes())
+        longest, num_longest = self._longest.get(unit, (0, 0))
+        if length >= longest:
+            self._longest[unit] = length, num_longest + 1 if length == longest else 1
 
     def notes(self) -> Iterator[str]:
-        if len(self._contents) >= FEWEST_AT_LIMIT and self._num_longest * AT_LIMIT_SHARE >= self._num:
-            yield (
-                f"{self._num_longest:,} of {self._num:,} prompts have {self._longest:,} tokens and none has more: if "
-                "the log cuts prompts (--max-log-len of vLLM), their lengths and what they share are unknown"
-            )
+        for unit, (longest, num_longest) in self._longest.items():
+            if num_longest >= FEWEST_AT_LIMIT and num_longest * AT_LIMIT_SHARE >= self._num:
+                yield (
+                    f"{num_longest:,} of {self._num:,} prompts have {longest:,} {unit} and none has more: if the log "
+                    "cuts prompts (--max-log-len of vLLM), their lengths and what they share are unknown"
+                )
 
 
 class Calls:
@@ -257,7 +257,11 @@ class Calls:
         self._prompts.count(call.prompt, call.num_prompt)
         self._answers.count(call.answer, num_answer)
         if prompt is not None and call.num_prompt is None:
-            self._cut_detector.watch(prompt)
+            num_characters = sum(part.num_characters for part in call.prompt or ())
+            if num_characters:
+                self._cut_detector.watch("characters", num_characters)
+            else:
+                self._cut_detector.watch("tokens", len(prompt))
             self._num_pictures += sum(part.is_media for part in call.prompt or ())
 
     def _lengths_description(self) -> str:

@@ -3,13 +3,15 @@
 The layout may vary. Each item is looked for in its common places: the body with ``messages``, ``prompt`` or ``input``
 at the top, or in ``request``, ``body``, ``input``, ``params`` or ``kwargs``; the answer with ``usage`` at the top, or
 in ``response``, ``output``, ``result`` (or a ``body`` in these); a time at the top or in these; a failure as a status
-or an error. OpenAI's batch files are read too; their input has no times.
+or an error. OpenAI's batch files are read too; their input has no times. A row without a body and with counts of tokens
+at the top, as in a table of usage, is a usage itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pagedkv.planner.traces.formats.bodies import (
+    PROMPT_COUNTS,
     JsonObject,
     as_object,
     failure_of,
@@ -24,7 +26,7 @@ from pagedkv.planner.traces.formats.messages import Part, answer_parts, prompt_p
 from pagedkv.planner.traces.formats.row_format import Reading
 from pagedkv.planner.traces.lines import Line
 
-__all__ = ["ChatLayout", "is_chat_log"]
+__all__ = ["SESSIONS", "TIMES", "ChatLayout", "is_chat_log"]
 
 TIMES: Final = (
     "arrival_time",
@@ -42,6 +44,7 @@ TIMES: Final = (
 REQUESTS: Final = ("request", "body", "input", "params", "kwargs")
 ANSWERS: Final = ("response", "output", "result", "completion")
 SESSIONS: Final = ("session_id", "conversation_id", "thread_id", "session", "prompt_cache_key", "user_id", "user")
+PROMPT_COUNTS_SET: Final = frozenset(PROMPT_COUNTS)
 BODY: Final = frozenset({"messages", "prompt", "input"})
 MOST: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 SHOWN: Final = 8
@@ -51,6 +54,8 @@ MOST_REMEMBERED: Final = 2**12
 
 def is_chat_log(keys: Mapping[str, object]) -> bool:
     """Return whether a file may be such a log, by the keys of its first line."""
+    if keys.keys() & PROMPT_COUNTS_SET and keys.keys() & set(TIMES):
+        return True
     has_body = bool(keys.keys() & {"messages", "prompt", "usage", *REQUESTS})
     return "custom_id" in keys or (has_body and bool(keys.keys() & {*TIMES, "messages", *REQUESTS, *ANSWERS}))
 
@@ -77,7 +82,8 @@ class ChatLayout:
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the row's one call."""
         body, answer = _inner(row, REQUESTS, BODY), _inner(row, ANSWERS)
-        usage: JsonObject = next((each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict)), {})
+        usages = (each["usage"] for each in (answer, row) if isinstance(each.get("usage"), dict))
+        usage: JsonObject = next(usages, row if PROMPT_COUNTS_SET & row.keys() else {})
         self._learn_style(row, body, answer, usage)
         stated = usage_of(line, usage)
         text = self._reading.texts
@@ -109,6 +115,8 @@ class ChatLayout:
     def _learn_style(self, row: JsonObject, body: JsonObject, answer: JsonObject, usage: JsonObject) -> None:
         if "custom_id" in row:
             self._style = "an OpenAI batch file"
+        elif usage is row and body is row:
+            self._style = "a table of usage"
         elif answer.get("object") == "response" or "input_tokens_details" in usage:
             self._style = "a log of OpenAI's Responses API"
         elif usage.keys() & {"cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"}:

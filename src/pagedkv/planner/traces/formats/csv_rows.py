@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pagedkv.contract.errors import ConfigurationError, TraceError
-from pagedkv.planner.traces.formats.bodies import failure_of
+from pagedkv.planner.traces.formats.bodies import ANSWER_COUNTS, OUTSIDE_INPUT, PROMPT_COUNTS, STATUSES, failure_of
 from pagedkv.planner.traces.formats.calls import Call, Calls
+from pagedkv.planner.traces.formats.chat_logs import SESSIONS, TIMES
 from pagedkv.planner.traces.formats.messages import text_part
 from pagedkv.planner.traces.formats.parsing import (
     FIX_THE_ROW,
@@ -32,6 +33,7 @@ __all__ = [
     "CSV_ROLES",
     "LENGTH_COLUMNS",
     "CsvRows",
+    "by_option",
     "csv_rows",
     "known_header",
     "parse_columns",
@@ -143,11 +145,42 @@ def csv_rows(first: Line, reading: Reading) -> "CsvRows | None":
         columns = _Columns(names, _places(first, names, wanted))
         unit = unit_of(reading.columns.get("arrival", ""))
         return CsvRows("CSV by `columns`", columns, unit, delimiter, reading)
-    header = known_header(names)
+    header = known_header(names) or _usual_header(names)
     if header is None:
         return None
     columns = _Columns(names, _places(first, names, {**header.columns, **tenant_column}))
     return CsvRows(header.origin, columns, header.unit, delimiter, reading)
+
+
+GUESSES: Final = (
+    ("arrival", ("time", "date", "arriv", "created", "start", "ts")),
+    ("input", ("prompt", "input", "context", "n_in")),
+    ("output", ("completion", "output", "generated", "response", "answer", "n_out")),
+)
+
+
+def by_option(option: str, names: Collection[str]) -> str:
+    """Spell out the option that names the columns of a table, with those that sound like it."""
+    guessed: list[str] = []
+    for role, words in GUESSES:
+        likely = (name for word in words for name in names if word in name.lower() and f"={name}" not in guessed)
+        guessed.append(f"{role}={next(likely, '...')}")
+    return f"`{option}={','.join(guessed)}`"
+
+
+def _usual_header(names: Collection[str]) -> Header | None:
+    """Return the header of a table of usage, whose columns have the usual names; None if it is none.
+
+    Tokens that are read from a cache beside those of the input are in a column of their own, which a row of CSV does
+    not add.
+    """
+    usual = (("arrival", TIMES), ("input", PROMPT_COUNTS), ("output", ANSWER_COUNTS))
+    columns = {role: next((name for name in known if name in names), "") for role, known in usual}
+    if not all(columns.values()) or set(OUTSIDE_INPUT) & set(names):
+        return None
+    optional = (("session", SESSIONS), ("status", STATUSES))
+    found = {role: name for role, known in optional for name in known[::-1] if name in names}
+    return Header("CSV of usage", {**columns, **found}, unit_of(columns["arrival"]))
 
 
 def known_header(names: Collection[str]) -> Header | None:
@@ -166,8 +199,8 @@ def unknown_header(first: Line) -> TraceError:
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     return first.fault(
         f"CSV whose columns are not known: {shown}{more}",
-        "Name the column of each: `columns=arrival=...,input=...,output=...` (or session, user, prompt, answer); known "
-        f"without `columns`: {', '.join(LENGTH_COLUMNS)}",
+        f"Name the column of each: {by_option('columns', names)} (or session, user, prompt, answer); known without "
+        f"`columns`: {', '.join(LENGTH_COLUMNS)}",
     )
 
 

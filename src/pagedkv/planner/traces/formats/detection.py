@@ -14,6 +14,7 @@ from pagedkv.planner.traces.formats.conversations import CONVERSATION_KEYS, Conv
 from pagedkv.planner.traces.formats.csv_rows import (
     LENGTH_COLUMNS,
     CsvRows,
+    by_option,
     csv_rows,
     known_header,
     unit_of,
@@ -84,7 +85,10 @@ def _detected(first: Line, reading: Reading) -> RowFormat:
     row_format = _of_objects(first, keys, reading)
     if row_format is None:
         names = shorten(", ".join(sorted(keys)) or "(none)", 200)
-        raise first.fault(f"no known trace format has the keys {names}", KNOWN_FORMATS)
+        raise first.fault(
+            f"no known trace format has the keys {names}",
+            f"Name the fields: {by_option('fields', keys)}. {KNOWN_FORMATS}",
+        )
     return row_format
 
 

@@ -19,14 +19,14 @@ from pagedkv.planner.traces.lines import Line
 
 __all__ = ["HeliconeLayout", "is_helicone"]
 
-KEYS: Final = frozenset({"request_created_at", "response_status"})
+CREATED: Final = "request_created_at"
 SESSIONS: Final = ("Helicone-Session-Id",)
 USERS: Final = ("request_user_id", "helicone_user")
 
 
 def is_helicone(keys: Mapping[str, object]) -> bool:
     """Return whether Helicone wrote a file, by the keys of its first line."""
-    return keys.keys() >= KEYS
+    return CREATED in keys
 
 
 class HeliconeLayout:
@@ -56,7 +56,7 @@ class HeliconeLayout:
         properties = as_object(row.get("request_properties"))
         yield Call(
             line,
-            self._calls.arrival_s(line, row["request_created_at"]),
+            self._calls.arrival_s(line, row[CREATED]),
             prompt_parts(line, body, self._texts),
             parts_of_answer(answer, self._texts) if answer else None,
             stated.num_prompt,
@@ -64,6 +64,6 @@ class HeliconeLayout:
             stated.num_thoughts,
             session=first_named(SESSIONS, properties) or first_named(USERS, row),
             num_samples=num_samples_of(line, body),
-            failure=failure_of({"status": row["response_status"]}, {"error": answer.get("error")}),
+            failure=failure_of({"status": row.get("response_status")}, {"error": answer.get("error")}),
             is_answered=bool(answer) or stated.num_answer is not None,
         )

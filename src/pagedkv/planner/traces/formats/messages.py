@@ -49,17 +49,20 @@ class Part:
             between scripts.
         is_media: whether it is a picture, a sound or a file, with a round number of pieces.
         is_exact: whether its pieces are the tokens that were computed, taken from the log.
+        num_characters: characters of its text, which a log may have cut.
     """
 
     pieces: Int32Array
     weight: int
     is_media: bool = False
     is_exact: bool = False
+    num_characters: int = 0
 
 
 def text_part(text: str, texts: TextTokens) -> Part:
     """Make a part from a text. O(characters)."""
-    return Part(texts.token_ids(text), len(text.encode("utf-8", "surrogatepass")))
+    weight = len(text.encode("utf-8", "surrogatepass"))
+    return Part(texts.token_ids(text), weight, num_characters=len(text))
 
 
 def ids_part(token_ids: Int32Array) -> Part:

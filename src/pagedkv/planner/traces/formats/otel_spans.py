@@ -1,6 +1,7 @@
 """Spans of OpenTelemetry's conventions for generative AI: OTLP in JSON, or one flat span in each line.
 
-A line of a collector's file has the spans of many requests; those that call a model are read. Lengths are
+A line of a collector's file has the spans of many requests; those that call a model are read. A flat span has its
+attributes in an object, in OTLP's list, or each as a column of its own, as tables of spans do. Lengths are
 ``gen_ai.usage.*``, as in vLLM's own spans. Content exists if its recording was configured: ``gen_ai.input.messages``
 and ``gen_ai.output.messages``, or OpenLLMetry's numbered attributes.
 """
@@ -19,7 +20,11 @@ from pagedkv.planner.traces.lines import Line
 __all__ = ["SpanLayout", "is_span"]
 
 OTLP: Final = "resourceSpans"
-FLAT: Final = frozenset({"attributes", "start_time"})
+STARTS: Final = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
+TABLE_STARTS: Final = ("Timestamp", "timestamp", "time")
+ATTRIBUTES: Final = ("attributes", "SpanAttributes")
+COLUMN: Final = re.compile(r"(?:(?:attributes|SpanAttributes)\.)?(?P<name>(?:gen_ai|llm|session|user|error)\..+)")
+"""An attribute as a column of a table of spans."""
 GENERATES: Final = frozenset({"chat", "text_completion", "generate_content", "completion"})
 INPUT_COUNTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 OUTPUT_COUNTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
@@ -33,7 +38,10 @@ NUMBERED: Final = re.compile(r"gen_ai\.(?P<side>prompt|completion)\.(?P<place>\d
 
 def is_span(keys: Mapping[str, object]) -> bool:
     """Return whether a file has spans, by the keys of its first line."""
-    return OTLP in keys or keys.keys() >= FLAT
+    if OTLP in keys or ("attributes" in keys and any(name in keys for name in STARTS)):
+        return True
+    has_columns = any("gen_ai." in name and COLUMN.fullmatch(name) for name in keys)
+    return (has_columns or "SpanAttributes" in keys) and any(name in keys for name in (*STARTS, *TABLE_STARTS))
 
 
 class SpanLayout:
@@ -59,7 +67,7 @@ class SpanLayout:
     def calls(self, line: Line, row: dict[str, Any]) -> Iterator[Call]:
         """Yield the calls of the row's spans that call a model."""
         for resource, span in _spans(row) if OTLP in row else [({}, row)]:
-            attributes = _attributes(span.get("attributes"))
+            attributes = _all_attributes(span)
             for event in span.get("events") or ():  # an event may have the contents
                 attributes = {**_attributes(as_object(event).get("attributes")), **attributes}
             if _is_call(attributes):
@@ -75,14 +83,14 @@ class SpanLayout:
         num_answer = _count(line, attributes, OUTPUT_COUNTS)
         answer = self._answer(attributes)
         status = as_object(span.get("status"))
-        code = status.get("code", status.get("status_code"))
+        code = status.get("code", status.get("status_code", span.get("StatusCode", span.get("status.code"))))
         failure = attributes.get("error.type")
-        if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR"}:
+        if failure is None and code in {ERROR_CODE, "STATUS_CODE_ERROR", "ERROR", "Error"}:
             failure = status.get("message") or "error"
         session = next((attributes[key] for key in SESSIONS if isinstance(attributes.get(key), str)), None)
         return Call(
             line,
-            self._calls.arrival_s(line, span.get("startTimeUnixNano", span.get("start_time", ""))),
+            self._calls.arrival_s(line, next((span[name] for name in (*STARTS, *TABLE_STARTS) if name in span), "")),
             self._prompt(line, attributes),
             answer,
             _count(line, attributes, INPUT_COUNTS),
@@ -131,6 +139,18 @@ def _attributes(written: object) -> dict[str, Any]:
     return {str(pair.get("key")): _value(as_object(pair.get("value"))) for pair in pairs}
 
 
+def _all_attributes(span: JsonObject) -> dict[str, Any]:
+    """Read the attributes of a span: in an object or a list, and as columns of their own."""
+    gathered: dict[str, Any] = {}
+    for name in ATTRIBUTES:
+        gathered |= _attributes(span.get(name))
+    for name, value in span.items():
+        found = COLUMN.fullmatch(name)
+        if found is not None and value is not None:
+            gathered[found["name"]] = value
+    return gathered
+
+
 def _value(value: JsonObject) -> object:
     """Read an OTLP value: its key is its type."""
     if "arrayValue" in value:
@@ -157,6 +177,7 @@ def _count(line: Line, attributes: JsonObject, names: Sequence[str]) -> int | No
     for name in names:
         value = attributes.get(name)
         if value is not None:
+            value = int(value) if isinstance(value, str) and value.isdecimal() else value  # tables may hold texts
             if type(value) is not int or value < 0:
                 raise line.fault(f"{name} is {value!r:.40}, no number of tokens", FIX_THE_ROW)
             return value
