@@ -1,11 +1,12 @@
 """Promise 27, as far as it goes: sequences that publish nothing, and sequences that others replace."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagedkv import Allocation, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.blocks.blocks import KEPT, NAME, REF_COUNT, SPARE
 from pagedkv.contract.errors import ConfigurationError, SequenceError
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
@@ -73,6 +74,43 @@ def test_what_only_a_superseded_sequence_held_goes_first(groups: tuple[GroupSpec
     space.check()
     space.free(new)
     space.check()
+
+
+def free_as_superseded(space: BlockSpace, row: int) -> None:
+    space.free([row], superseded_by=allocate(space, tokens(3, first=900)))
+
+
+def free_as_low(space: BlockSpace, row: int) -> None:
+    space.free([row], priority=-1)
+
+
+def free_then_supersede(space: BlockSpace, row: int) -> None:
+    space.free([row])
+    space.supersede(tokens(17))
+
+
+def free_beside_a_beginning(space: BlockSpace, row: int) -> None:
+    """Another row with the beginning is freed with it, and is named first."""
+    space.free([prefill(space, tokens(9)), row], priority=-1)
+
+
+@pytest.mark.parametrize("groups", [(FullAttention(4),), (FullAttention(4), FullAttention(4))], ids=["one", "two"])
+@pytest.mark.parametrize("end", [free_as_superseded, free_as_low, free_then_supersede, free_beside_a_beginning])
+def test_promise_27_what_is_to_go_first_goes_from_its_tail(
+    groups: tuple[GroupSpec, ...], end: Callable[[BlockSpace, int], None]
+) -> None:
+    space = new_space(*groups, num_blocks={"device": 40})
+    row = prefill(space, tokens(17))
+    end(space, row)
+    space.check()
+    while only_pool(space).num_cached < space.num_free_blocks():
+        assert only_pool(space).acquire(1) is not None
+    lengths = [hit(space, tokens(17))]
+    while only_pool(space).num_cached:
+        assert only_pool(space).acquire(1) is not None
+        lengths.append(hit(space, tokens(17)))
+    assert lengths == sorted(lengths, reverse=True)
+    assert {16, 12, 8, 4, 0} == set(lengths), "no eviction costs more than one block's hit"
 
 
 def test_what_is_superseded_in_flight_goes_first_once_its_step_is_over() -> None:

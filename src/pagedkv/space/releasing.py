@@ -14,13 +14,13 @@ from pagedkv.space.clock import as_lease_end, require_leases
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.pending import hand_over
-from pagedkv.space.state import SpaceState
+from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.releasing import NO_OUTPUTS
 from pagedkv.tables.row_record import freeze
 from pagedkv.tables.rows import LOST_ON_HOST, STATUS, SWAPPED, VACANT
 
-__all__ = ["Leaving", "as_leaving", "free", "reset_prefix_cache", "supersede"]
+__all__ = ["Leaving", "as_leaving", "blocks_of", "free", "reset_prefix_cache", "supersede"]
 
 
 class Leaving(NamedTuple):
@@ -77,7 +77,7 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
         feature.leaving(on_device)
     for feature in state.features:
         feature.freeing(batch, leaving)
-    left = [(group, np.unique(group.arrays.table[on_device])) for group in state.groups if leaving.goes_first]
+    left = [(group, blocks_of(group, on_device)) for group in state.groups if leaving.goes_first]
     for group in state.groups:
         state.loops.release_rows(*group.view, on_device, outputs)
         if group.host_pool is not None and num_on_host:
@@ -90,13 +90,20 @@ def free(state: SpaceState, batch: Int32Array, mark: int, leaving: Leaving) -> N
     state.is_changing = False
 
 
+def blocks_of(group: Group, batch: Int32Array) -> Int32Array:
+    """Return the blocks of rows in a group, with repeats, the tail of all sequences first: int32 ``[any]``."""
+    entries = group.arrays.table[batch].T[::-1].ravel()
+    blocks: Int32Array = entries[entries != NULL_BLOCK]
+    return blocks
+
+
 def supersede(state: SpaceState, hit: PrefixHit) -> None:
-    """Evict the unreferenced and unleased blocks of a hit before all other cached blocks."""
+    """Evict the unreferenced and unleased blocks of a hit before all other cached blocks, the tail first."""
     state.is_changing = True
     for group in state.cached_groups:
         tails = [tail.block for tail in hit.tails if tail.group == group.index]
-        blocks = np.unique(np.append(hit.block_ids[group.index], np.array(tails, np.int32)))
-        make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK])
+        blocks = np.append(hit.block_ids[group.index], np.array(tails, np.int32))[::-1]
+        make_unheld_spare(group.pool.arrays, blocks[blocks != NULL_BLOCK].astype(np.int32))
     state.is_changing = False
 
 

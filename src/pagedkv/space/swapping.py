@@ -20,6 +20,7 @@ from pagedkv.contract.plan import BlockMoves
 from pagedkv.contract.spec import AllocStatus, keeps_state
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
+from pagedkv.space.releasing import blocks_of
 from pagedkv.space.shortage import Arrival
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
@@ -159,7 +160,7 @@ def swap_out(state: SpaceState, ledger: StepLedger, batch: Int32Array, mark: int
 
 def _leave_device(state: SpaceState, batch: Int32Array, found: _Survey) -> dict[str, Int32Array]:
     """Move all groups' blocks to the host as surveyed; of windows, only what later prompts can hit stays cached."""
-    left = [(group, np.unique(group.arrays.table[batch])) for group in state.shedding_groups]
+    left = [(group, blocks_of(group, batch)) for group in state.shedding_groups]
     for feature in state.features:
         feature.leaving(batch)
     moves = _move(state, batch, found, _device_pool, _host_pool)
