@@ -175,3 +175,42 @@ def test_a_block_that_is_swapped_in_names_its_parent(groups: tuple[GroupSpec, ..
     again = stored(space)
     assert again or groups in (MIXES["window"], MIXES["chunks"]), "whose windows begin anew at 16 tokens"
     assert all(told[digest] == parent for digest, parent in again)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("num_sink_tokens", [0, 4])
+def test_what_lies_behind_a_gap_is_no_child_of_the_sinks(num_sink_tokens: int, *, events: bool) -> None:
+    """A row is swapped out and in, without the blocks that its window has left."""
+    group = SlidingWindow(4, 4, num_sink_tokens=num_sink_tokens)
+    space = new_space(group, num_blocks=20, num_host_blocks=20, max_tokens=80, events=events)
+    row = prefill(space, tokens(21))
+    space.swap_out([row])
+    space.check()
+    run_step(space)
+    chain, others = hash_request_tokens(range(20), 4), iter(range(100, 900, 100))
+    while space.stored_block(chain[4]) is not None:
+        cache(space, tokens(32, first=next(others)))
+    space.swap_in([row])
+    space.check()
+    run_step(space)
+    found = space.stored_block(chain[4])
+    assert found is not None
+    assert found.parent_digest == (chain[3] if events else None)
+    listed = space.stored_blocks("device")
+    place = [digest.tobytes() for digest in listed.digests].index(chain[4])
+    assert listed.is_parent_known[place] == events
+
+
+@pytest.mark.interpreted
+def test_digests_of_another_hash_are_not_told_to_who_reads_events() -> None:
+    """What hit has digests of pagedkv, so that a block behind it would be the child of a digest that nobody stores."""
+    space = new_space(events=True)
+    cache(space, tokens(8))
+    other = np.arange(96, dtype=np.uint8).reshape(3, 32)
+    assert isinstance(space.allocate(tokens(13), digests=other), Allocation)
+    space.check()
+    first, second, third = hash_request_tokens(range(12), 4)
+    assert stored(space) == [(first, bytes(32)), (second, first), (third, second)]
+    assert space.match(tokens(13), digests=other).num_tokens == 12
+    assert space.stored_block(other[2].tobytes()) is None

@@ -125,7 +125,7 @@ class BlockSpace(StepSpace, OptionalMethods):
             token_ids: any prefix that may hit, followed by the tokens that the open step computes.
             keys: extra keys: LoRA, tenant salt, media.
             digests: uint8 ``[full blocks, 32]`` computed elsewhere (full attention only). A wrong digest can lose
-                hits, but never grants one.
+                hits, but never grants one. Not used with ``events``: pagedkv computes what their readers rely on.
             num_lookahead: slots reserved beyond the tokens.
             num_draft: trailing tokens that are drafts (guesses), as in :meth:`append`. A hit ends before the last
                 certain token, and ``digests`` cover the certain tokens. Call :meth:`can_allocate` with the certain

@@ -163,7 +163,10 @@ def publish_new_blocks(
             block = group.table[row, index]
             expect(pool, pool.digests[group.table[row, min(index + FETCHED_AHEAD, num_digested - 1)], 0])
             publish_to(rows, row, at, index + 1)
-            if block == NULL_BLOCK or index < first_sure:
+            if block == NULL_BLOCK:  # a gap, of a row that was swapped: what comes after it has no parent here
+                set_tail(rows, row, at, NULL_BLOCK, pool.records[NULL_BLOCK, LIFE])
+                continue
+            if index < first_sure:
                 continue
             carrier = publish_block(pool, group, block, record[at + TAIL], record[at + TAIL_LIFE])
             if group.parameters[KIND] == FULL and index >= LOOKAHEAD:

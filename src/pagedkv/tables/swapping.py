@@ -213,6 +213,8 @@ def name_moved(pool: PoolArrays, group: GroupArrays, rows: Int32Array, batch: In
         for index in range(num_findable(group, rows, row)):
             block = group.table[row, index]
             if block == NULL_BLOCK:
+                parent = NULL_BLOCK  # what comes after a gap has no parent here
+                parent_life = pool.records[NULL_BLOCK, LIFE]
                 continue
             if pool.records[block, PENDING_STEP] > pool.counts[SETTLED_STEP]:
                 break
