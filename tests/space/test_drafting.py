@@ -11,7 +11,7 @@ from pagedkv.contract.errors import (
     SharedPrefixError,
     TokenError,
 )
-from tests.space.spaces import cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
+from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 
 def allocate_drafts(space: BlockSpace, length: int, num_draft: int, num_lookahead: int = 0) -> Allocation:
@@ -248,6 +248,64 @@ def test_promise_11_drafts_that_are_replaced_behind_their_plan_are_published_as_
     space.append(row, tokens(3, first=9), [3])
     assert hit(space, tokens(13)) == 12
     space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    "groups", [(FullAttention(4),), (FullAttention(4), SlidingWindow(6, 4))], ids=["full", "hybrid"]
+)
+def test_promise_09_replaced_drafts_are_not_found_as_what_a_fork_accepted(
+    groups: tuple[FullAttention | SlidingWindow, ...],
+) -> None:
+    """The fork named the block with the drafts, and ended; the row still has it."""
+    space = new_space(*groups)
+    row = prefill(space, tokens(6))
+    space.append(row, [6, 7], [2], num_draft=2)
+    run_step(space)
+    (fork,) = space.fork(row)
+    space.append(fork, [8])
+    run_step(space)
+    space.free(fork)
+    assert hit(space, tokens(9)) == 8
+    space.replace_drafts(row, [70, 80], [2])
+    space.check()
+    other = [*tokens(6), 70, 80, 8]
+    assert (hit(space, tokens(9)), hit(space, other)) == (4, 4), "the drafts are not accepted"
+    space.append(row, [8])
+    run_step(space)
+    assert (hit(space, tokens(9)), hit(space, other)) == (4, 8)
+    space.check()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_unknown", [False, True], ids=["replaced", "unknown"])
+def test_promise_07_drafts_that_become_others_are_not_merged_with_what_a_fork_accepted(*, is_unknown: bool) -> None:
+    """The fork's block was a duplicate of another row's, to be merged once its step is over."""
+    space = new_space()
+    row = prefill(space, tokens(6))
+    space.append(row, [6, 7], [2], num_draft=2)
+    other = allocate(space, tokens(8))
+    (fork,) = space.fork(row)
+    space.append(fork, [8])
+    space.free(fork)
+    before = space.block_ids(row)
+    if is_unknown:
+        space.append(row, None)
+    else:
+        space.replace_drafts(row, [70, 80], [2])
+    run_step(space)
+    space.check()
+    assert space.block_ids(row)[:2] == before[:2]
+    assert space.block_ids(row)[1] != space.block_ids(other)[1]
+
+
+def test_check_notices_a_name_for_other_content() -> None:
+    space = new_space(FullAttention(4), SlidingWindow(6, 4))
+    row = prefill(space, tokens(8))
+    block = space.block_ids(row, 1)[1]
+    only_pool(space).arrays.tokens[block, 2] += 1
+    with pytest.raises(AssertionError, match=f"block {block} is named for other content"):
+        space.check()
 
 
 def test_promise_23_a_kept_state_behind_replaced_drafts_is_hit_by_what_they_became() -> None:

@@ -299,6 +299,7 @@ def _tag(state: SpaceState, row: int, prompt: Prompt) -> None:
 
 def _take_digests(state: SpaceState, row: int, prompt: Prompt) -> None:
     """Use the digests that the caller gave, for blocks that did not hit."""
+    state.has_brought_digests = True
     for group in state.cached_groups:
         column = int(group.arrays.parameters[AT]) + NUM_DIGESTED
         first, stop = int(state.rows[row, column]), len(prompt.digests)

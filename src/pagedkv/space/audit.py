@@ -4,20 +4,27 @@ A broken invariant is a fault of this library, so the checks are assertions.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from pagedkv.blocks.auditing import check_pool
+from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.blocks import (
     AHEAD,
+    EXTRA,
     FREE,
     HOLD_STEP,
     KEPT,
+    LIFE,
     NAME,
     NULL_BLOCK,
+    PARENT,
+    PARENT_LIFE,
     PENDING_STEP,
     QUEUE,
     REF_COUNT,
     SPARE,
 )
+from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_WORDS, hash_block_tokens
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.rows import (
@@ -57,6 +64,8 @@ def check_space(state: SpaceState, ledger: StepLedger) -> None:
     _check_references(state)
     _check_moves(state, ledger)
     _check_known(state)
+    for pool in state.all_pools:
+        _check_contents(state, pool)
     for group in state.groups:
         _check_rows(state, group)
         _check_pending(state, group)
@@ -143,6 +152,39 @@ def _check_pending(state: SpaceState, group: Group) -> None:
         blocks = group.arrays.table[row, : -(-int(state.rows[row, NUM_TOKENS]) // group.block_size)]
         orphaned = blocks[pending[blocks] & ~is_covered[blocks] & (blocks != NULL_BLOCK)]
         assert len(orphaned) == 0, f"group {group.index}, row {row}: no row computes the pending block {orphaned[0]}"
+
+
+def _check_contents(state: SpaceState, pool: BlockPool) -> None:
+    """Each named block whose parent is known has the digest of its own content, unless callers brought digests.
+
+    Every peer and every tier relies on it. States that are kept inside intervals are checked by their feature.
+    """
+    arrays = pool.arrays
+    blocks = np.flatnonzero(arrays.records[: pool.num_blocks, NAME])
+    if state.has_brought_digests or not len(blocks):
+        return
+    records = arrays.records[blocks]
+    parents, digests = records[:, PARENT], _as_bytes(arrays.digests[blocks])
+    is_first = (parents == NULL_BLOCK) & np.array([group.keeps_whole_prefix for group in state.groups])[
+        records[:, NAME] - 1
+    ]
+    is_known = is_first | ((parents != NULL_BLOCK) & (arrays.records[parents, LIFE] == records[:, PARENT_LIFE]))
+    before = np.where(is_first[:, np.newaxis], ROOT_WORDS, arrays.digests[parents])
+    if len(arrays.parent_digests):
+        before, is_known = arrays.parent_digests[blocks], np.ones(len(blocks), np.bool_)
+    tokens, extras, sizes = arrays.tokens[blocks], state.extra_keys.arrays, [group.block_size for group in state.groups]
+    for place, parent in zip(np.flatnonzero(is_known).tolist(), _as_bytes(before[is_known]), strict=True):
+        block, size = int(blocks[place]), sizes[records[place, NAME] - 1]
+        if any(feature.num_named_tokens(pool, block) is not None for feature in state.features):
+            continue
+        begin, end = extras.bounds[records[place, EXTRA]].tolist()
+        digest = hash_block_tokens(parent, tokens[place, :size], extras.data[begin:end].tobytes())
+        assert digest == digests[place], f"{pool.name}: block {block} is named for other content than it has"
+
+
+def _as_bytes(digests: npt.NDArray[np.uint32]) -> list[bytes]:
+    raw = digests.astype(">u4").tobytes()
+    return [raw[first : first + DIGEST_NBYTES] for first in range(0, len(raw), DIGEST_NBYTES)]
 
 
 def _check_kept(group: Group) -> None:

@@ -10,8 +10,7 @@ from typing import Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.blocks.blocks import NAME, NULL_BLOCK, REF_COUNT
-from pagedkv.blocks.life_cycle import drop_name
+from pagedkv.blocks.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.errors import SharedPrefixError, TokenError
@@ -23,6 +22,7 @@ from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import InFlightStep, Samplers, StepLedger
 from pagedkv.tables.filling import (
     drop_unknown,
+    forget_drafts,
     is_unfilled,
     lower_ranges,
     repeat_pending,
@@ -65,7 +65,7 @@ def append_unknown(state: SpaceState, ledger: StepLedger, growth: Growth) -> lis
         return shortage
     state.is_changing = True
     if has_drafts:
-        _unname_drafts(state, growth, accepted)
+        _forget_drafts(state, growth, accepted)
     copies, _ = growing.grow(state, ledger, growth, NO_TOKENS)
     state.loops.begin_unknown(rows, state.num_known, batch, growth.counts, accepted)
     state.is_overlapped = True
@@ -108,17 +108,13 @@ def _require_own_drafts(state: SpaceState, batch: Int32Array, accepted: Int32Arr
                 )
 
 
-def _unname_drafts(state: SpaceState, growth: Growth, accepted: Int32Array) -> None:
-    """Drop the names of blocks with drafts, which verification may overwrite: a fork has accepted them, and ended."""
-    for place, row in enumerate(growth.batch.tolist()):
-        first, stop = int(accepted[place]), int(state.rows[row, NUM_TOKENS])
-        if state.num_known[row] or not growth.counts[place] or first == stop:
-            continue
-        for group in state.cached_groups:
-            pool = group.pool.arrays
-            for block in group.arrays.table[row, first // group.block_size : -(-stop // group.block_size)].tolist():
-                if pool.records[block, NAME]:
-                    drop_name(pool, block)
+def _forget_drafts(state: SpaceState, growth: Growth, accepted: Int32Array) -> None:
+    """Count the content of the rows' blocks with known drafts as lost, since verification may overwrite it."""
+    begins = (state.num_known[growth.batch] == 0) & (growth.counts > 0)
+    batch, firsts = growth.batch[begins], accepted[: len(growth.batch)][begins]
+    stops = np.ascontiguousarray(state.rows[batch, NUM_TOKENS])
+    for group in state.cached_groups:
+        forget_drafts(group.pool.arrays, group.arrays, batch, firsts, stops)
 
 
 def oldest_samplers(state: SpaceState, ledger: StepLedger, batch: Int32Array) -> Samplers:

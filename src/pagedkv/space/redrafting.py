@@ -12,6 +12,7 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.errors import SharedPrefixError, TokenError
 from pagedkv.space.batches import as_numbers, require_known, require_status
 from pagedkv.space.state import SpaceState
+from pagedkv.tables.filling import forget_drafts
 from pagedkv.tables.rows import NUM_ACCEPTED, NUM_TOKENS, RUNNING
 
 __all__ = ["replace_drafts"]
@@ -41,6 +42,7 @@ def replace_drafts(state: SpaceState, batch: Int32Array, tokens: Int32Array, cou
     first_by_row[batch] = firsts
     state.is_changing = True
     for group in state.cached_groups if state.config.prefix_caching else ():
+        forget_drafts(group.pool.arrays, group.arrays, batch, firsts, num_tokens)
         state.loops.write_known(group.pool.arrays, group.arrays, first_by_row, batch, numbers, tokens)
     state.is_changing = False
 

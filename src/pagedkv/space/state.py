@@ -192,7 +192,7 @@ class SpaceState:
         weights_epoch: version of the model's weights; identity_epoch: the part of it that belongs to every first
             block's identity (none if it is a number); former_epochs: the last few text epochs before it, latest first.
         publish_limits: int32 ``[max_sequences]``, tokens of each row that may be published; limits_publishing: whether
-            there ever was a limit.
+            there ever was a limit. has_brought_digests: whether callers ever brought digests of their own.
         version: grows with every operation that changes the space; an answer of an earlier version is out of date.
         now_s: the caller's clock, in seconds, as last set.
         only_chain: the only group with prefix caching, if it keeps whole prefixes: then one walk matches a prompt.
@@ -230,7 +230,7 @@ class SpaceState:
         self.media_reach = np.zeros(config.max_sequences, np.int32)
         self.weights_epoch, self.former_epochs = config.weights_epoch, NO_EPOCHS
         self.publish_limits = np.full(config.max_sequences, LARGEST_SIZE, np.int32)
-        self.limits_publishing = self.is_overlapped = False
+        self.limits_publishing = self.is_overlapped = self.has_brought_digests = False
         self.groups = self._new_groups()
         self.draft_tables = self._new_draft_tables()
         self.tables: tuple[Group | DraftTable, ...] = (*self.groups, *self.draft_tables)

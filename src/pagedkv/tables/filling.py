@@ -15,12 +15,13 @@ number of known tokens. The row's accepted tokens, up to which blocks are named 
 are known *and* computed by steps that are over.
 """
 
-from pagedkv.blocks.block_record import raise_pending
-from pagedkv.blocks.blocks import NULL_BLOCK, SETTLED_STEP, PoolArrays
+from pagedkv.blocks.block_record import end_life, raise_pending
+from pagedkv.blocks.blocks import NAME, NULL_BLOCK, SETTLED_STEP, PoolArrays
 from pagedkv.blocks.contents import set_token
+from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.tables.row_record import mark_row, plan_to, set_accepted, set_num_tokens
+from pagedkv.tables.row_record import mark_row, plan_to, set_accepted, set_num_tokens, touch
 from pagedkv.tables.rows import (
     BLOCK_SIZE,
     LAST_STEP,
@@ -45,6 +46,7 @@ __all__ = [
     "find_samplers",
     "first_unfilled",
     "first_unfit_fill",
+    "forget_drafts",
     "is_any_unlimited",
     "is_unfilled",
     "lower_ranges",
@@ -204,6 +206,27 @@ def first_unfit_fill(
         if limits[row] >= rows[row, NUM_TOKENS] or counts[place] < 1 or counts[place] > num_sampled:
             return place
     return -1
+
+
+@compiled
+def forget_drafts(
+    pool: PoolArrays, group: GroupArrays, batch: Int32Array, firsts: Int32Array, stops: Int32Array
+) -> None:
+    """Count the content of blocks with drafts as lost, before these may become other tokens.
+
+    A fork that has accepted the drafts, and ended, may have named such a block, or left it to be merged with another.
+
+    Args:
+        firsts, stops: int32 ``[rows]``, the drafts of each row; its blocks with drafts are referenced by nobody else.
+    """
+    block_size = group.parameters[BLOCK_SIZE]
+    for place in range(len(batch)):
+        for index in range(firsts[place] // block_size, (stops[place] + block_size - 1) // block_size):
+            block = group.table[batch[place], index]
+            if firsts[place] < stops[place] and block != NULL_BLOCK:
+                if pool.records[block, NAME]:
+                    drop_name(pool, block)
+                end_life(pool.records, block)
 
 
 @compiled
