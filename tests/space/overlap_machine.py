@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedkv import Allocation, BlockSpace, PrefixGone, PrefixHit, Shortage, StepPlan
-from pagedkv.contract.errors import SequenceError, SharedPrefixError, TruncationError
+from pagedkv.contract.errors import SequenceError, SharedPrefixError, TokenError, TruncationError
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
@@ -259,6 +259,14 @@ class OverlapMachine(RuleBasedStateMachine):
         ready = [row for row in self.rows if row.has_unknown and self._sample(row) is not None]
         batch = list(dict.fromkeys(ready[place % len(ready)] for place in places)) if ready else []
         given = [self._sample(row) or [] for row in batch]
+        for row in batch:
+            stretch = row.sampler()
+            if stretch is not None and stretch.end == len(row.tokens):
+                self.seen["filled without a slot behind"] += 1
+                with pytest.raises(TokenError):
+                    self.space.fill(
+                        row.number, [0] * (stretch.end + 1 - row.num_certain), [stretch.end + 1 - row.num_certain]
+                    )
         if batch:
             flat = [token for tokens in given for token in tokens]
             self.space.fill([row.number for row in batch], flat, [len(tokens) for tokens in given])
@@ -267,11 +275,11 @@ class OverlapMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _sample(row: Row) -> list[int] | None:
-        """What the host may fill in now, if the row has a slot for the token behind the drafts."""
+        """What the host may fill in now; the token behind the drafts only if the row has a slot for it."""
         stretch = row.sampler()
-        if stretch is None or stretch.sample is None or stretch.end >= len(row.tokens):
+        if stretch is None or stretch.sample is None:
             return None
-        return stretch.sample[: stretch.end - row.num_certain + 1]
+        return stretch.sample[: min(stretch.end + 1, len(row.tokens)) - row.num_certain]
 
     def _filled(self, row: Row, tokens: list[int]) -> None:
         stretch = row.sampler()

@@ -12,6 +12,7 @@ from pagedkv import (
     FullAttention,
     GroupSpec,
     RecurrentState,
+    Shortage,
     SlidingWindow,
     SpaceConfig,
     StepPlan,
@@ -129,11 +130,62 @@ def test_promise_20_filling_may_come_after_acknowledging() -> None:
     space.fill([row], [6, 7], [2])
     assert space.num_tokens(row) == 11
     with unchanged(space), pytest.raises(TokenError, match="no slot for the token behind its drafts, at position 11"):
-        space.fill([row], [8], [1])
+        space.fill([row], [8, 9, 10, 11], [4])
     space.append([row], None)
     space.fill([row], [8], [1])
     assert space.num_tokens(row) == 9
     space.check()
+    assert hit(space, tokens(9)) == 8
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True], ids=["in flight", "over"])
+@pytest.mark.parametrize("num_filled", [1, 2, 3])
+def test_promise_20_what_there_are_slots_for_is_filled_in_though_the_next_token_found_none(
+    num_filled: int, *, is_acknowledged: bool
+) -> None:
+    """Drafts are judged, and the pool has no block for the token behind them: all that comes before is taken."""
+    space = new_space(num_blocks=4, receipts=True)
+    other = prefill(space, tokens(2, first=90))
+    row = allocate(space, tokens(4))
+    first = space.plan_step()
+    space.append(row, None, [4])
+    second = space.plan_step()
+    assert isinstance(space.append(row, None), Shortage)
+    space.fill(row, [4])
+    acknowledge(space, *[first, second][: 1 + is_acknowledged])
+    with unchanged(space), pytest.raises(TokenError, match="fill 3 tokens: the last of them is computed again"):
+        space.fill(row, tokens(4, first=5), [4])
+    space.fill(row, tokens(num_filled, first=5), [num_filled])
+    assert space.num_tokens(row) == 5 + num_filled
+    acknowledge(space, *[first, second][1 + is_acknowledged :])
+    space.check()
+    space.free(other)
+    assert ranges(run_step(space)) == {row: (4 + num_filled, 5 + num_filled)}, "the token that was sampled last"
+    space.append(row, [50])
+    run_step(space)
+    assert hit(space, [*tokens(5 + num_filled), 50, 0]) == (6 + num_filled) // 4 * 4
+    space.check()
+    assert space.receipt(row).num_computed == 4 + 4 + 1 + 1, "all that steps have computed, refused drafts included"
+
+
+def test_promise_20_a_slot_reserved_behind_the_drafts_takes_what_is_sampled_without_computing_anything_again() -> None:
+    """The step's samples always have slots; the row waits for a block with its last token outside the space."""
+    space = new_space(num_blocks=3)
+    row = prefill(space, tokens(4))
+    assert isinstance(space.append(row, None, [4], num_lookahead=1), Shortage)
+    space.append(row, None, [3], num_lookahead=1)
+    plans = [space.plan_step()]
+    assert isinstance(space.append(row, None, [1], num_lookahead=1), Shortage)
+    assert space.append(row, None, [1]) is None
+    plans.append(space.plan_step())
+    assert isinstance(space.append(row, None, [1]), Shortage)
+    space.fill(row, [4])
+    space.fill(row, [5, 6, 7], [3])
+    acknowledge(space, *plans)
+    space.check()
+    assert space.num_tokens(row) == 8
+    assert [ranges(plan)[row] for plan in plans] == [(4, 7), (7, 8)]
+    assert len(run_step(space).compute.rows) == 0, "nothing is left to compute"
     assert hit(space, tokens(9)) == 8
 
 

@@ -287,9 +287,8 @@ class BlockSpace(StepSpace, OptionalMethods):
             counts: int32 ``[len(rows)]``, tokens of each row, at least one. None: one each.
 
         Raises:
-            TokenError: a row has no unknown tokens, no planned step samples its first one, or it has no slot for the
-                token behind its drafts; more tokens than its step has sampled, or none; counts that do not add up;
-                ids outside int32.
+            TokenError: a row has no unknown tokens, or no planned step samples its first one; more tokens than its step
+                has sampled, or than it has slots for, or none; counts that do not add up; ids outside int32.
 
         Nothing is changed when it raises. O(rows + tokens + rows of the steps in flight).
         """

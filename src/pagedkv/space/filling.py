@@ -215,10 +215,11 @@ def _refuse_filling(state: SpaceState, row: int, count: int, sampler: int, limit
             f"row {row} cannot be filled: its first unknown token, at position {known}, is sampled by the open step, "
             "which is not planned yet"
         )
-    if limit >= num_tokens:
+    if known + count > num_tokens and count <= limit - known + 1:
         raise TokenError(
-            f"row {row} cannot be filled: it has no slot for the token behind its drafts, at position {limit}; append "
-            "an unknown one first"
+            f"row {row} cannot be filled with {count} tokens: it has no slot for the token behind its drafts, at "
+            f"position {limit}; append an unknown one first, or, if it lacks a block, fill {count - 1} tokens: the "
+            "last of them is computed again"
         )
     raise TokenError(f"row {row} cannot be filled with {count} tokens: its step sampled 1 to {limit - known + 1}")
 

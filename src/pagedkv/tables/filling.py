@@ -174,9 +174,9 @@ def first_unfit_fill(
 ) -> int:
     """Find the first place in a batch with a row that cannot take its number of tokens, or -1.
 
-    A row takes at least one token, and at most those that its step has sampled: one more than the drafts there, and the
-    row must have a slot for it. With any other number it would be unclear which of the drafts a step accepts. The row
-    must be running, and occur once (see :func:`~pagedkv.tables.batches.first_unfit_row`).
+    A row takes at least one token, and at most those that its step has sampled: one more than the drafts there, as far
+    as the row has slots. With any other number it would be unclear which of the drafts a step accepts. The row must be
+    running, and occur once (see :func:`~pagedkv.tables.batches.first_unfit_row`).
 
     Args:
         samplers, limits: as :func:`find_samplers` left them. If a row's unknown tokens were appended after their
@@ -203,7 +203,7 @@ def first_unfit_fill(
         if not is_unfilled(rows, num_known, row) or samplers[row] == 0:
             return place
         num_sampled = limits[row] - num_known[row] + 1
-        if limits[row] >= rows[row, NUM_TOKENS] or counts[place] < 1 or counts[place] > num_sampled:
+        if counts[place] < 1 or counts[place] > num_sampled or num_known[row] + counts[place] > rows[row, NUM_TOKENS]:
             return place
     return -1
 
@@ -277,7 +277,8 @@ def advance(
         planned: the columns with how far groups are planned.
         refused: int32 ``[max_sequences]``, zeros; receives the number of tokens that each row loses.
 
-    Returns the sum of these, and whether tokens were accepted since all steps of their row are over.
+    Returns the sum of these, and whether tokens were accepted since all steps of their row are over. A token counts
+    among those lost even if there was no slot for it.
     """
     num_refused = 0
     any_accepted = False
@@ -289,7 +290,10 @@ def advance(
         if num_lost > 0:
             refused[row] = num_lost
             num_refused += num_lost
-            set_num_tokens(rows, row, rows[row, NUM_TOKENS] - num_lost)
+            has_no_slot = limits[row] == rows[row, NUM_TOKENS]  # for the token behind the drafts, which is refused too
+            set_num_tokens(rows, row, rows[row, NUM_TOKENS] - num_lost + has_no_slot)
+            if has_no_slot:  # it is in no step from now on, while its last token is to be computed
+                touch(rows, row)
             for column in planned:
                 if rows[row, column] >= limits[row]:
                     plan_to(rows, row, column, rows[row, column] - num_lost)
