@@ -35,7 +35,7 @@ from pagedkv.engine.records import StepRecord
 from pagedkv.engine.refusals import require_supported
 from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
-from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, weights_digest
+from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, model_digest
 from pagedkv.engine.updates import NewTokens, TokenUpdate
 from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
@@ -105,7 +105,7 @@ class LLM:
         if ranks is not None:
             _require_for_ranks(config, model, ranks)
             if config.tiers and ranks.is_first:
-                whole = WholeModel(find_groups(model, config), weights_digest(model))
+                whole = WholeModel(find_groups(model, config), model_digest(model))
             shard(model, ranks.rank, ranks.size, ranks.add_up)
             ranks.meet()  # some may have taken longer to load it
         self.groups = find_groups(model, config)

@@ -19,7 +19,7 @@ The store is :mod:`pagedkv.tiers`, which is independent of engines. ``docs/tiers
 from pagedkv.engine.tiering.content import OwnContent, StoredContent, scales_of
 from pagedkv.engine.tiering.engine_tiers import EngineTiers
 from pagedkv.engine.tiering.hand_off import HandOff, hand_over_direct, take_over_direct
-from pagedkv.engine.tiering.identity import identity_of, weights_digest
+from pagedkv.engine.tiering.identity import identity_of, model_digest
 from pagedkv.engine.tiering.nixl_link import NixlLink
 from pagedkv.engine.tiering.prefix_file import read_prefix, write_prefix
 from pagedkv.engine.tiering.tier_memory import block_bytes_with_staging, open_tier_memory
@@ -38,10 +38,10 @@ __all__ = [
     "block_bytes_with_staging",
     "hand_over_direct",
     "identity_of",
+    "model_digest",
     "open_tier_memory",
     "read_prefix",
     "scales_of",
     "take_over_direct",
-    "weights_digest",
     "write_prefix",
 ]

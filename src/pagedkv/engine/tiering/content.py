@@ -12,7 +12,7 @@ from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import FP8_TYPES, KeyValueShape, KVStorage, LatentShape, StateShape
 from pagedkv.engine import compat
 from pagedkv.engine.tiering.block_bytes import block_nbytes
-from pagedkv.engine.tiering.identity import Scales, identity_of, weights_digest
+from pagedkv.engine.tiering.identity import Scales, identity_of, model_digest
 from pagedkv.engine.tiering.tier_memory import block_bytes_with_staging, open_tier_memory
 from pagedkv.tiering import BlockBytes
 from pagedkv.tiers import HostMemory, Identity, Tier
@@ -69,7 +69,7 @@ class OwnContent:
         """Return the identity of the present content. Cost: the weights are read once."""
         storage, model = self._storage, self._model
         return identity_of(
-            model, weights_digest(model), self._specs, storage.shapes, blocks_per_run, scales_of(storage), self._draft
+            model, model_digest(model), self._specs, storage.shapes, blocks_per_run, scales_of(storage), self._draft
         )
 
     def open_memory(self, specs: Sequence[Tier], entry_nbytes: int) -> tuple[BlockBytes, list[HostMemory | None]]:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Final, final
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.closing import DroppedStores
@@ -70,6 +70,7 @@ class EngineTiers:
     Raises:
         ConfigurationError: a tier does not answer; the message states what was tried, and none stays open.
         MissingExtraError: a package that a tier needs is not installed.
+        UnsupportedModelError: the model has hooks of its forward pass.
     """
 
     def __init__(
@@ -271,11 +272,18 @@ class EngineTiers:
     def renew(self) -> None:
         """Begin stores for new weights; what is stored under the old ones stays where it is, and is not loaded.
 
-        A tier that does not answer is left out from now on, with one line in the log.
+        A tier that does not answer is left out from now on, with one line in the log; so are all if the model now has
+        hooks.
         """
         self._offers.drop()
         self._loads.end_all(TierCause.WITHDRAWN)
-        identity = self._identity()
+        try:
+            identity = self._identity()
+        except UnsupportedModelError as problem:
+            _close(self._tiers)
+            self._tiers.clear()
+            LOG.warning("all tiers are left out after new weights: %s", problem)
+            return
         for tier in list(self._tiers):
             try:
                 tier.renew(identity)

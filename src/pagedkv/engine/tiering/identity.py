@@ -1,4 +1,4 @@
-"""The identity of an engine's content in tiers: layout, weights, and whatever else changes keys and values.
+"""The identity of an engine's content in tiers: layout, weights, code, and whatever else changes keys and values.
 
 It is the same in every process that loads the same model with the same settings, and another one if anything differs
 that could change a byte. Its fingerprint names the subtree of a store, so a tier never mixes models.
@@ -18,9 +18,11 @@ from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape
 from pagedkv.engine import compat
+from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.engine.tiering.model_code import code_digest
 from pagedkv.tiers import GroupLayout, Identity, ModelIdentity
 
-__all__ = ["Scales", "identity_of", "weights_digest"]
+__all__ = ["Scales", "identity_of", "model_digest"]
 
 FORMAT: Final = "1"
 """Raised when this engine lays blocks out, or computes them, in another way than before."""
@@ -47,13 +49,14 @@ def identity_of(
 
     Args:
         model: the model; its class, configuration and device are read.
-        weights: digest of its weights (:func:`weights_digest`).
+        weights: digest of its weights and its code (:func:`model_digest`).
         specs: the groups; shapes: what their blocks hold, of all heads; scales: by which scales.
         blocks_per_run: blocks of a run, since keys of other runs have other content.
         draft: the model whose layers the last groups are of; None: there is none.
 
     Raises:
         MissingExtraError: xxhash is not installed.
+        UnsupportedModelError: the draft model has hooks of its forward pass.
 
     Cost: the weights of a draft model are read once.
     """
@@ -75,21 +78,24 @@ def identity_of(
 
 
 def _text_of(draft: compat.Model) -> str:
-    """Identify a draft model: its class, its configuration and its weights."""
+    """Identify a draft model: its class, its configuration, its weights and its code."""
     config = hashlib.sha256(_config_text(draft)).hexdigest()
-    return f"{type(draft).__name__} {config} {weights_digest(draft).hex()}"
+    return f"{type(draft).__name__} {config} {model_digest(draft).hex()}"
 
 
-def weights_digest(model: compat.Model) -> bytes:
-    """Digest all parameters and buffers, by name, type, shape and bytes: 32 bytes.
+def model_digest(model: compat.Model) -> bytes:
+    """Digest all parameters and buffers, by name, type, shape and bytes, and the model's code: 32 bytes.
 
-    Raises MissingExtraError: xxhash is not installed.
+    Raises:
+        MissingExtraError: xxhash is not installed.
+        UnsupportedModelError: the model has hooks of its forward pass.
 
-    Cost: the weights are read once, at 20 GB/s from host memory.
+    Cost: the weights are read once, at 20 GB/s from host memory; the code as :func:`code_digest` tells.
     """
     with needing("tiers", "a digest of the weights"):
         xxhash: Any = import_module("xxhash")
-    digest = hashlib.sha256()
+    with BorrowedModel(model).alone():  # a pass of another engine lends the model a hook or compiled code meanwhile
+        digest = hashlib.sha256(code_digest(model))
     for name, tensor in sorted(chain(model.named_parameters(), model.named_buffers()), key=lambda named: named[0]):
         content = xxhash.xxh3_128()
         for piece in _pieces(tensor):
