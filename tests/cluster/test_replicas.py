@@ -205,6 +205,35 @@ def test_what_one_engine_refuses_is_refused(cluster: Cluster) -> None:
     assert "token ids must be" in answer.text
 
 
+BOUND_S: Final = 30.0
+"""Serve itself notices a stopped replica after a minute or more; heartbeats are missed within four seconds."""
+
+
+def test_a_stopped_replica_is_passed_over_by_fresh_prompts_within_a_bound(cluster: Cluster, alone: LLM) -> None:
+    """Also by those that it has most of, and by those that are sent before it has missed its heartbeats."""
+    prompt = [61, 62, 63, 64] * 12
+    stopped = cluster.ask(prompt).headers["x-pagedkv-replica"]
+    process = cluster.processes()[stopped]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(6) as pool:
+            prompts = [prompt, *([70 + place] * 30 for place in range(5))]
+            answers = list(pool.map(cluster.ask, prompts))
+        took_s = time.monotonic() - began_s
+        later = cluster.ask([*prompt, 7, 7])
+        statuses = {each["name"]: each["is_silent"] for each in cluster.routes()["replicas"]}
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert stopped not in {answer.headers["x-pagedkv-replica"] for answer in [*answers, later]}
+    assert [each.json()["choices"][0]["text"] for each in answers] == [right(alone, each) for each in prompts]
+    assert took_s < BOUND_S
+    assert statuses == {name: name == stopped for name in statuses}
+    assert later.headers["x-pagedkv-routing"] == "no other replica can take it now"
+    assert "passed over, no message for" in cluster.served[-1].routes[-1].explanation
+    cluster.wait_for_replicas()
+
+
 def test_a_client_that_leaves_ends_its_request(cluster: Cluster) -> None:
     placements = cluster.engine.placements
     assert placements is not None

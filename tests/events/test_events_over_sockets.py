@@ -128,11 +128,13 @@ def test_a_late_joiner_begins_with_a_snapshot_and_goes_on_with_events() -> None:
 
 def test_heartbeats_tell_the_next_batch() -> None:
     with replica_of() as replica, watching(replica) as watcher:
+        assert watcher.follower.silent_s is None
         watcher.watch_until(lambda: watcher.kinds().count(Alive) >= 3)
         alive = [message for message in watcher.messages if isinstance(message, Alive)]
         assert {message.lifetime for message in alive} == {replica.publisher.lifetime}
         numbers = [message.next_batch for message in alive]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert watcher.follower.silent_s is not None
         assert watcher.follower.silent_s < PATIENCE_S
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pagedkv import FullAttention, GroupSpec, SlidingWindow
 from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import NO_KEYS
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingRules, replay
 from pagedkv.simulation import ServingConfig, SimulatedTier
@@ -95,6 +96,20 @@ def test_a_choice_among_some_is_one_again() -> None:
     router.index.forget("b", 0.7)
     (again,) = replay(lines, FULL)
     assert (again.request, again.now_s, again.recorded, again.is_same) == (1, 0.5, "b", True)
+
+
+def test_a_choice_that_was_taken_back_is_taken_back_again() -> None:
+    lines: list[str] = []
+    router = Router(ReplicaIndex(FULL), note=RecordWriter(lines.append))
+    for name in ("a", "b"):
+        router.add_replica(name)
+    prompt = router.index.hash(tokens(20), NO_KEYS)
+    router.choose_hashed(1, prompt, 0.5)
+    router.take_back(1, prompt, 0.6)
+    told = [router.choose_hashed(number, prompt, 0.7).explain() for number in (1, 2)]
+    again = list(replay(lines, FULL))
+    assert all(each.is_same for each in again)
+    assert [each.choice.explain() for each in again[1:]] == told
 
 
 def test_the_tokens_of_a_prompt_are_not_in_a_record() -> None:

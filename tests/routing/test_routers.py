@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from pagedkv import FullAttention
 from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.keys import NO_KEYS
 from pagedkv.routing import IndexState, ReplicaIndex, Router, Routing, RoutingReason, RoutingRules
 from tests.space.spaces import new_space, tokens
 
@@ -143,6 +144,38 @@ def test_a_replica_that_is_gone_gives_its_requests_back() -> None:
     router.loads.check()
     router.add_replica("a")
     assert router.choose(99, PROMPT, 0.0).replica == "a"
+
+
+def test_a_choice_that_is_taken_back_leaves_no_promise_and_no_work() -> None:
+    router = new_router("a", "b")
+    first = router.choose(1, PROMPT, 0.0)
+    assert first.replica == "a"
+    router.take_back(1, router.index.hash(PROMPT, NO_KEYS), 0.5)
+    again = router.choose(1, PROMPT, 1.0)
+    assert (again.reason, again.candidates) == (first.reason, first.candidates), "as if it had never been sent"
+    router.loads.check()
+    router.take_back(2, router.index.hash(PROMPT, NO_KEYS), 1.0)
+    assert len(router.loads) == 1, "one that is not outstanding is nothing"
+
+
+def test_what_others_promised_stays_when_a_choice_is_taken_back() -> None:
+    router = new_router("a", "b")
+    longer = np.concatenate([PROMPT, tokens(40, first=900)])
+    router.choose(1, PROMPT, 0.0)
+    assert router.choose(2, longer, 0.0).chosen.num_promised_tokens == 400
+    router.take_back(2, router.index.hash(longer, NO_KEYS), 0.0)
+    assert router.choose(3, longer, 0.0).chosen.num_promised_tokens == 400
+
+
+def test_a_reason_is_true_of_the_replicas_that_may_not_be_chosen_too() -> None:
+    router = new_router("a", "b", "c")
+    store(router, "a", PROMPT)
+    store(router, "b", PROMPT[:200])
+    reasons = [
+        router.choose(number, PROMPT, 0.0, among=among).reason for number, among in enumerate((["b", "c"], ["c"]))
+    ]
+    assert reasons == [RoutingReason.UNAVAILABLE, RoutingReason.ONLY_LEFT]
+    assert router.choose(9, tokens(90, first=5000), 0.0, among=["b", "c"]).reason is RoutingReason.NOT_CACHED
 
 
 def test_in_turn_and_by_load_alone() -> None:

@@ -17,6 +17,7 @@ from pagedkv.routing import Choice
 from pagedkv.server import EngineFacts
 
 __all__ = [
+    "HEARTBEAT_S",
     "WEIGHTS",
     "ReplicaAnswer",
     "ReplicaCall",
@@ -25,6 +26,8 @@ __all__ = [
     "RoutedRequest",
 ]
 
+HEARTBEAT_S: Final = 1.0
+"""Most seconds between two messages of a replica's events."""
 WEIGHTS: Final = "tier_weights"
 """Name of the measured weights of media among a replica's numbers."""
 
@@ -66,8 +69,9 @@ class RoutedRequest:
         intent: the caller's further wishes: tenant, salt, priority and so on.
         deadline_s: seconds from its arrival at a replica to its deadline; None: no deadline.
         link: receives the router's choice; not sent to the replica.
-        choice: the router's choice, once it is made; not sent to the replica.
+        choice: the router's latest choice, once it is made; not sent to the replica.
         attempt: 1, and one more after each lost replica; not sent to the replica.
+        failed: replicas that did not take it or were lost with it, the latest last; not sent to the replica.
     """
 
     number: int
@@ -78,6 +82,7 @@ class RoutedRequest:
     link: Any = None
     choice: Choice | None = None
     attempt: int = 1
+    failed: list[str] = field(default_factory=list)
 
     @property
     def known_token_ids(self) -> Int32Array:

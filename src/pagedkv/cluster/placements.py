@@ -1,5 +1,10 @@
 """Placements: the router of one front, its replicas, and its latest choices.
 
+A replica that has sent nothing for three heartbeats is chosen only if all are silent: its process is stopped or cut
+off, which Serve notices a minute later or more. A replica that has never sent anything is no case of that: its events
+do not reach this front, and its requests may. A request that a replica did not take is placed on another one, until all
+have been tried.
+
 Three kinds of threads use it: Serve's event loop places requests, the front's event loop reports first tokens and ends,
 and a thread for each replica applies events. So one lock guards all state; it is held for microseconds.
 """
@@ -7,12 +12,12 @@ and a thread for each replica applies events. So one lock guards all state; it i
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final, final
 
-from pagedkv.cluster.messages import WEIGHTS, ReplicaFacts, RoutedRequest
+from pagedkv.cluster.messages import HEARTBEAT_S, WEIGHTS, ReplicaFacts, RoutedRequest
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
 from pagedkv.wire import FollowedMessage, follow
@@ -21,6 +26,7 @@ __all__ = ["Placed", "Placements", "ReplicaChange", "ReplicaStatus"]
 
 MOST_CHOICES: Final = 1000
 HOST: Final = "CPU"
+MOST_SILENT_S: Final = 3 * HEARTBEAT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class ReplicaStatus:
         num_prefill_tokens: prompt tokens of outstanding requests that are still to be computed.
         num_decoding: outstanding requests that have their first token.
         numbers: its last reported numbers: running and waiting requests, blocks.
+        is_silent: whether it has missed three heartbeats.
     """
 
     name: str
@@ -76,6 +83,7 @@ class ReplicaStatus:
     num_prefill_tokens: int
     num_decoding: int
     numbers: Mapping[str, Any]
+    is_silent: bool
 
 
 @final
@@ -108,6 +116,7 @@ class Placements:
         self._router: Router | None = None
         self._facts: dict[str, ReplicaFacts] = {}
         self._numbers: dict[str, Mapping[str, Any]] = {}
+        self._heard_s: dict[str, float] = {}  # of replicas of which a message has arrived
         self._choices: dict[tuple[int, int], Placed] = {}
         self.on_replicas: Callable[[ReplicaChange], None] | None = None
         self.num_moved = 0
@@ -123,6 +132,7 @@ class Placements:
             for name in removed:
                 del self._facts[name]
                 self._numbers.pop(name, None)
+                self._heard_s.pop(name, None)
                 self._require_router().remove_replica(name)
             for name, facts in added.items():
                 if self._router is None:
@@ -142,27 +152,67 @@ class Placements:
                 self._numbers[name] = numbers
                 self._weigh()
 
+    def note_heard(self, name: str, silent_s: float) -> None:
+        """Record how long ago the last message of a replica's events arrived."""
+        with self._lock:
+            if name in self._facts:
+                self._heard_s[name] = self._clock() - silent_s
+
+    def should_leave(self, name: str) -> bool:
+        """Whether a replica is silent while another one is not, so that requests should not wait for it."""
+        with self._lock:
+            silent = self._silent(self._facts)
+            return name in silent and len(silent) < len(self._facts)
+
     def place(self, request: RoutedRequest, names: Sequence[str]) -> Choice | None:
         """Choose among replicas; None: the facts of none have arrived yet. O(tokens + blocks x replicas).
 
-        Serve calls this again for a request that it could not send, since the replica ended or was full. The new choice
-        replaces the earlier one of the same attempt.
+        Serve calls this again for a request that it could not send, since the replica ended, did not answer or was
+        full. The new choice replaces the earlier one of the same attempt, and is another replica if there is one. With
+        one candidate left, all replicas have been tried, or all but this one: it is time to wait between attempts.
         """
         with self._lock:
-            among = [name for name in names if name in self._facts]
-            if not among:
+            known = [name for name in names if name in self._facts]
+            if not known:
                 return None
-            router = self._require_router()
-            router.ended(request.number)
+            router, now_s = self._require_router(), self._clock()
             tokens = request.known_token_ids  # an array of its own
             tokens.setflags(write=False)
-            choice = router.choose(request.number, tokens, self._clock(), keys=request.intent.keys, among=among)
+            prompt = router.index.hash(tokens, request.intent.keys)
+            router.take_back(request.number, prompt, now_s)
+            if request.choice is not None:
+                request.failed = [name for name in request.failed if name != request.choice.replica]
+                request.failed.append(request.choice.replica)
+            among, passed_over = self._eligible(request, known)
+            choice = router.choose_hashed(request.number, prompt, now_s, among=among)
+            choice = replace(choice, passed_over=passed_over)
+            request.choice = choice
             key = request.number, request.attempt
             self._choices.pop(key, None)  # an earlier choice of this attempt was not sent
             self._choices[key] = Placed(*key, choice, len(request.intent.answered), self._wall_clock())
             if len(self._choices) > MOST_CHOICES:
                 del self._choices[next(iter(self._choices))]
             return choice
+
+    def _eligible(self, request: RoutedRequest, known: list[str]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+        """Return the replicas that may be chosen, and of the others the reasons."""
+        silent = self._silent(known)
+        answering = [name for name in known if name not in silent] or known
+        among = [name for name in answering if name not in request.failed]
+        if not among:  # all were tried, and are tried again, the latest one last
+            request.failed = request.failed[-1:]
+            among = [name for name in answering if name not in request.failed] or answering
+        return among, tuple(
+            (name, f"no message for {silent[name]:.1f} s" if name in silent else "it did not take the request")
+            for name in known
+            if name not in among
+        )
+
+    def _silent(self, names: Iterable[str]) -> dict[str, float]:
+        """Return the replicas that have missed three heartbeats, and for how many seconds they have sent nothing."""
+        now_s = self._clock()
+        ages = {name: now_s - self._heard_s.get(name, now_s) for name in names}
+        return {name: age_s for name, age_s in ages.items() if age_s > MOST_SILENT_S}
 
     def prefilled(self, number: int) -> None:
         """Record that a request's first token has arrived."""
@@ -194,7 +244,8 @@ class Placements:
         """Return the state of each replica."""
         with self._lock:
             now_s = self._clock()
-            return [self._status(name, now_s) for name in self._facts]
+            silent = self._silent(self._facts)
+            return [self._status(name, now_s, is_silent=name in silent) for name in self._facts]
 
     def latest(self, most: int = MOST_CHOICES) -> list[Placed]:
         """Return the latest choices, the newest first."""
@@ -239,12 +290,13 @@ class Placements:
             if medium != HOST:  # its weight is one of the rules
                 self._require_router().weigh(medium, round(fmean(weights), 2), self._clock())
 
-    def _status(self, name: str, now_s: float) -> ReplicaStatus:
+    def _status(self, name: str, now_s: float, *, is_silent: bool) -> ReplicaStatus:
         router = self._require_router()
         load = router.loads.load(name, now_s)
         view = router.index.view(name)
         facts = self._facts[name]
-        return ReplicaStatus(name, facts, view, load.num_prefill_tokens, load.num_decoding, self._numbers.get(name, {}))
+        numbers = self._numbers.get(name, {})
+        return ReplicaStatus(name, facts, view, load.num_prefill_tokens, load.num_decoding, numbers, is_silent)
 
     def _require_router(self) -> Router:
         if self._router is None:

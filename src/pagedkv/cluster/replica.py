@@ -14,6 +14,7 @@ from typing import Any, final
 
 from pagedkv.cluster.autoscaling import BLOCKS_IN_USE, NUM_WAITING
 from pagedkv.cluster.messages import (
+    HEARTBEAT_S,
     WEIGHTS,
     ReplicaAnswer,
     ReplicaCall,
@@ -70,7 +71,9 @@ class EngineReplica:
         self._formats = self._engine.formats(tokenizer, spec.tool_parser)
         space = llm.core.space.config
         groups = tuple(space.groups)
-        self._publisher = EventPublisher(f"tcp://{spec.host}:*", f"tcp://{spec.host}:*", groups=groups)
+        self._publisher = EventPublisher(
+            f"tcp://{spec.host}:*", f"tcp://{spec.host}:*", groups=groups, heartbeat_s=HEARTBEAT_S
+        )
         assert self._publisher.replay_endpoint is not None
         self._facts = ReplicaFacts(
             EngineFacts.of(llm),

@@ -21,6 +21,7 @@ import numpy as np
 
 from pagedkv.cluster.answer_so_far import AnswerSoFar
 from pagedkv.cluster.messages import (
+    HEARTBEAT_S,
     ReplicaAnswer,
     ReplicaCall,
     ReplicaFacts,
@@ -325,7 +326,7 @@ class ReplicatedEngine:
         deadline_s = math.inf if request.deadline_s is None else request.deadline_s
         is_over = False
         try:
-            message = await asyncio.wait_for(anext(response), min(ACCEPT_S, deadline_s))
+            message = await self._first(request, response, min(ACCEPT_S, deadline_s))
             while True:
                 is_over = message.is_over
                 yield message
@@ -348,6 +349,28 @@ class ReplicatedEngine:
         finally:
             if not is_over:
                 response.cancel()
+
+    async def _first(self, request: RoutedRequest, response: Any, most_s: float) -> ReplicaMessage:  # noqa: ANN401 - Serve's
+        """Wait for the first message, by which a replica accepts a request.
+
+        Serve itself waits without end for a replica that does not answer. Raises _LostReplicaError: the replica is
+        silent, and another one is not; TimeoutError: no replica has accepted the request in so many seconds.
+        """
+        ends_s = self._clock() + most_s
+        first = asyncio.ensure_future(anext(response))
+        try:
+            while (left_s := ends_s - self._clock()) > 0:
+                await asyncio.wait({first}, timeout=min(left_s, HEARTBEAT_S))
+                if first.done():
+                    message = first.result()
+                    assert isinstance(message, ReplicaMessage)
+                    return message
+                choice = request.choice
+                if choice is not None and self.placements is not None and self.placements.should_leave(choice.replica):
+                    raise _LostReplicaError(f"replica {choice.replica} is silent, and has not accepted it")
+            raise TimeoutError
+        finally:
+            first.cancel()
 
     def _note(self, note: Callable[[Placements], None]) -> None:
         if self.placements is not None:

@@ -49,6 +49,8 @@ class _Listener:
             while not self._is_over.is_set():
                 for message in follower.poll(POLL_S):
                     self._placements.take(self._name, message)
+                if follower.silent_s is not None:
+                    self._placements.note_heard(self._name, follower.silent_s)
 
 
 @final
@@ -74,21 +76,27 @@ class PrefixRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose one replica for a request, take the named one for a call, and leave other choices to Serve."""
+        """Choose one replica for a request, take the named one for a call, and leave other choices to Serve.
+
+        Serve asks again if it cannot send the request there: at once, or after a pause if ``should_backoff`` is set.
+        """
         by_name = {_name_of(each): each for each in candidate_replicas}
-        request = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        if pending_request is None:
+            return [candidate_replicas]
+        context = pending_request.routing_context
+        request = pending_request.args[0] if pending_request.args else None
+        if isinstance(request, RoutedRequest):
+            choice = self._placements.place(request, list(by_name))
+            if choice is not None:
+                request.link.placed(request, self._placements)
+                context.should_backoff |= len(choice.candidates) == 1  # all have been tried, from now on
+                return [[by_name[choice.replica]]]
+        context.should_backoff = True
         if isinstance(request, ReplicaCall):
             request.link.take(self._placements)
-            named = by_name.get(request.replica or "")
-            return [candidate_replicas if named is None else [named]]
-        if not isinstance(request, RoutedRequest):
-            return [candidate_replicas]
-        choice = self._placements.place(request, list(by_name))
-        if choice is None:
-            return [candidate_replicas]
-        request.choice = choice
-        request.link.placed(request, self._placements)
-        return [[by_name[choice.replica]]]
+            if request.replica in by_name:
+                return [[by_name[request.replica]]]
+        return [candidate_replicas]
 
     def _take_replicas(self) -> None:
         replicas = {_name_of(each): each for each in self.curr_replicas.values()}

@@ -68,6 +68,7 @@ def _replica(status: ReplicaStatus) -> dict[str, Any]:
         "kv_events": status.facts.events,
         "kv_events_replay": status.facts.replays,
         "state": str(view.state),
+        "is_silent": status.is_silent,
         "num_cached_blocks": view.num_blocks,
         "num_tier_entries": dict(view.num_tier_entries),
         "num_lost_batches": view.num_lost_batches,
@@ -88,6 +89,7 @@ def _choice(placed: Placed) -> dict[str, Any]:
         "num_prompt_tokens": choice.num_prompt_tokens,
         "num_answered_tokens": placed.num_answered,
         "candidates": [_candidate(each) for each in choice.candidates],
+        "passed_over": [{"replica": name, "reason": reason} for name, reason in choice.passed_over],
     }
 
 

@@ -75,7 +75,7 @@ class EventFollower:
             connect(self._published, endpoint)
             on_failure.pop_all()
         self._poller.register(self._published, zmq.POLLIN)
-        self._heard_s = clock()
+        self._heard_s: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -91,9 +91,12 @@ class EventFollower:
         return self._following.is_whole
 
     @property
-    def silent_s(self) -> float:
-        """Seconds since the publisher's last message. A publisher sends a heartbeat every second by default."""
-        return self._clock() - self._heard_s
+    def silent_s(self) -> float | None:
+        """Seconds since the publisher's last message; None before the first one.
+
+        A publisher sends a heartbeat every second by default.
+        """
+        return None if self._heard_s is None else self._clock() - self._heard_s
 
     def poll(self, timeout_s: float) -> list[FollowedMessage]:
         """Wait for messages until the timeout; return those that arrived, in order, perhaps none.

@@ -18,6 +18,8 @@ class RoutingReason(StrEnum):
     SHORTER_QUEUE = "another has more of the prompt, but its queue would take longer than computing the prompt here"
     BALANCE = "the replica of least cost has computed more than its share recently"
     ONLY = "it is the only one"
+    ONLY_LEFT = "no other replica can take it now"
+    UNAVAILABLE = "a replica with more of the prompt cannot take it now"
     IN_TURN = "it was its turn"
 
 
@@ -70,12 +72,14 @@ class Choice:
         reason: why it was chosen.
         num_prompt_tokens: tokens of the request's prompt.
         candidates: all replicas that were compared, the chosen one first.
+        passed_over: the others, by name, each with the reason why it was not compared, if the caller has named them.
     """
 
     replica: str
     reason: RoutingReason
     num_prompt_tokens: int
     candidates: tuple[Candidate, ...]
+    passed_over: tuple[tuple[str, str], ...] = ()
 
     @property
     def chosen(self) -> Candidate:
@@ -83,6 +87,7 @@ class Choice:
         return self.candidates[0]
 
     def explain(self) -> str:
-        """Return the decision as text, with a line for each candidate."""
+        """Return the decision as text, with a line for each replica."""
         head = f"{self.num_prompt_tokens:,} tokens go to {self.replica}: {self.reason}"
-        return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates)])
+        others = (f"  {name}: passed over, {reason}" for name, reason in self.passed_over)
+        return "\n".join([head, *(f"  {candidate}" for candidate in self.candidates), *others])

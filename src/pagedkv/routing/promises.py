@@ -60,6 +60,14 @@ class Promises:
             digests = prompt.digests[size][num_confirmed_tokens // size :]
             self._young.add(digests, np.full(len(digests), number, np.int32), replica)
 
+    def withdraw(self, prompt: HashedPrompt, replica: int, num_hit_tokens: int) -> None:
+        """End the promises that a prompt made to a replica beyond the tokens that hit there before. O(blocks)."""
+        for number, size in self._groups:
+            digests = prompt.digests[size][num_hit_tokens // size :]
+            groups = np.full(len(digests), number, np.int32)
+            for generation in (self._young, self._old):
+                generation.remove(digests, groups, replica)
+
     def settle(self, events: Iterable[CacheEvents | TierEvents], replica: int) -> None:
         """End the promises of blocks whose events arrived; promises are of the device alone. O(events)."""
         for each in events:

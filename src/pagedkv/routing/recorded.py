@@ -121,10 +121,13 @@ def replay(
 
 
 def _choose(router: Router, line: Line) -> ReplayedChoice:
-    digests = {int(size): _digest_words(text) for size, text in line["digests"].items()}
-    prompt = HashedPrompt(line["num_tokens"], digests)
-    choice = router.choose_hashed(line["request"], prompt, line["t"], among=line["among"])
+    choice = router.choose_hashed(line["request"], _prompt(line), line["t"], among=line["among"])
     return ReplayedChoice(line["request"], line["t"], line["chosen"], choice)
+
+
+def _prompt(line: Line) -> HashedPrompt:
+    digests = {int(size): _digest_words(text) for size, text in line["digests"].items()}
+    return HashedPrompt(line["num_tokens"], digests)
 
 
 def _events(router: Router, line: Line) -> None:
@@ -177,6 +180,7 @@ _INPUTS: Final[dict[str, Callable[[Router, Line], object]]] = {
     "alive": _alive,
     "forget": lambda router, line: router.index.forget(line["replica"], line["t"]),
     "weight": lambda router, line: router.weigh(line["medium"], line["weight"], line["t"]),
+    "take_back": lambda router, line: router.take_back(line["request"], _prompt(line), line["t"]),
     "first_token": lambda router, line: router.prefilled(line["request"]),
     "end": lambda router, line: router.ended(line["request"]),
 }

@@ -16,11 +16,15 @@ class Outstanding:
     Args:
         replica: the replica.
         num_new_tokens: tokens of its prompt to be computed there.
+        num_hit_tokens: tokens of its prompt that were cached there, or promised, when it was sent.
+        sent_s: when it was sent.
         is_prefilled: whether its first token has arrived.
     """
 
     replica: str
     num_new_tokens: int
+    num_hit_tokens: int
+    sent_s: float
     is_prefilled: bool = False
 
 
@@ -79,12 +83,12 @@ class ReplicaLoads:
             load.as_of_s = now_s
         return load
 
-    def begin(self, request: int, name: str, num_new_tokens: int, now_s: float) -> None:
+    def begin(self, request: int, name: str, num_new_tokens: int, num_hit_tokens: int, now_s: float) -> None:
         """Count a request that was sent to a replica. Raises ConfigurationError if it is already outstanding."""
         if request in self._requests:
             where = self._requests[request].replica
             raise ConfigurationError(f"request {request} is already outstanding, on {where!r}")
-        self._requests[request] = Outstanding(name, num_new_tokens)
+        self._requests[request] = Outstanding(name, num_new_tokens, num_hit_tokens, now_s)
         load = self.load(name, now_s)
         load.requests.add(request)
         load.num_prefill_tokens += num_new_tokens
@@ -110,6 +114,17 @@ class ReplicaLoads:
             load.num_decoding -= 1
         else:
             load.num_prefill_tokens -= outstanding.num_new_tokens
+
+    def take_back(self, request: int, now_s: float) -> Outstanding | None:
+        """Stop counting a request that its replica did not take, also as recent work. None: it is not outstanding."""
+        outstanding = self._requests.get(request)
+        self.end(request)
+        if outstanding is not None:
+            load = self.load(outstanding.replica, now_s)
+            age_s = load.as_of_s - outstanding.sent_s
+            counted = outstanding.num_new_tokens * math.exp(-max(0.0, age_s) / self._memory_s)
+            load.recent_tokens = max(0.0, load.recent_tokens - counted)
+        return outstanding
 
     def check(self) -> None:
         """Check that loads are the sums of their requests. Raises AssertionError. O(requests)."""

@@ -38,6 +38,8 @@ ROUTINGS: Final[tuple[Routing, ...]] = ("prefix", "least-loaded", "round-robin")
 
 
 HOST: Final = "CPU"
+OF_THE_PROMPT: Final = (RoutingReason.MOST_CACHED, RoutingReason.NOT_CACHED)
+"""Reasons that say of all replicas how much of the prompt they have."""
 NO_TIERS: Final[Mapping[str, int]] = {}
 
 
@@ -221,7 +223,10 @@ class Router:
         tiers = self._tier_hits(prompt, hits)
         candidates = self._candidates(names, now_s, prompt.num_tokens, hits, confirmed, tiers)
         chosen, reason = self._decide(candidates)
-        self._loads.begin(request, chosen.name, prompt.num_tokens - round(chosen.credit), now_s)
+        if among is not None:
+            reason = self._reason_among(names, chosen, reason, hits)
+        num_new = prompt.num_tokens - round(chosen.credit)
+        self._loads.begin(request, chosen.name, num_new, chosen.num_hit_tokens, now_s)
         num_confirmed = chosen.num_hit_tokens - chosen.num_promised_tokens
         self._promises.promise(prompt, self.index.number_of(chosen.name), num_confirmed)
         self.num_by_reason[reason] += 1
@@ -230,6 +235,22 @@ class Router:
             self._noted("arrival", now_s, request=request, **of_prompt, chosen=chosen.name, reason=str(reason))
         others = tuple(each for each in candidates if each.name != chosen.name)
         return Choice(chosen.name, reason, prompt.num_tokens, (chosen, *others))
+
+    def take_back(self, request: int, prompt: HashedPrompt, now_s: float) -> None:
+        """Take back the choice for a request that its replica did not take: there is no promise and no work of it.
+
+        Args:
+            request: the caller's number of the request. Does nothing if it is not outstanding.
+            prompt: its prompt, as in :meth:`choose_hashed`.
+            now_s: the caller's time.
+
+        Cost: O(blocks).
+        """
+        outstanding = self._loads.take_back(request, now_s)
+        if outstanding is not None:
+            number = self.index.number_of(outstanding.replica)
+            self._promises.withdraw(prompt, number, outstanding.num_hit_tokens)
+            self._noted("take_back", now_s, request=request, num_tokens=prompt.num_tokens, digests=prompt)
 
     def prefilled(self, request: int) -> None:
         """Record that a request's first token has arrived."""
@@ -315,6 +336,18 @@ class Router:
             some_lack = any(each.credit < most for each in candidates)
             reason = RoutingReason.MOST_CACHED if some_lack else RoutingReason.LEAST_LOADED
         return chosen, reason
+
+    def _reason_among(
+        self, names: Sequence[str], chosen: Candidate, reason: RoutingReason, hits: Sequence[int]
+    ) -> RoutingReason:
+        """Correct a reason where only some replicas could be chosen: what it says of the others must be true of all."""
+        left_out = [name for name in self.index.names if name not in names]
+        if not left_out:
+            return reason
+        if reason is RoutingReason.ONLY:
+            return RoutingReason.ONLY_LEFT
+        has_more = any(hits[self.index.number_of(name)] > chosen.num_hit_tokens for name in left_out)
+        return RoutingReason.UNAVAILABLE if has_more and reason in OF_THE_PROMPT else reason
 
 
 def _by_cost(candidate: Candidate) -> tuple[float, float, str]:

@@ -56,8 +56,9 @@ function showReplicas(replicas) {
   fill($("replicas"), replicas.map((each) => {
     const numbers = each.numbers;
     const used = numbers.num_blocks ? `${Math.round((100 * numbers.num_live) / numbers.num_blocks)} %` : "";
-    return { key: each.name, values: [nameOf(each), `${each.process} on ${each.node}`, each.state, each.num_cached_blocks,
-      numbers.num_running ?? "", numbers.num_waiting ?? "", used, each.num_prefill_tokens, each.num_decoding] };
+    return { key: each.name, values: [nameOf(each), `${each.process} on ${each.node}`,
+      each.is_silent ? "silent" : each.state, each.num_cached_blocks, numbers.num_running ?? "",
+      numbers.num_waiting ?? "", used, each.num_prefill_tokens, each.num_decoding] };
   }));
 }
 
@@ -69,10 +70,12 @@ function keyOf(choice) {
 function showDetails(choice) {
   write(details.querySelector("#details-title"), `Request ${choice.request}: ` +
     `${choice.num_prompt_tokens.toLocaleString("en")} tokens to ${choice.replica}: ${choice.reason}`);
+  const passedOver = choice.passed_over.map((each) => ({ key: each.replica,
+    values: [each.replica, `passed over, ${each.reason}`, ...Array(6).fill("")] }));
   fill(candidates, choice.candidates.map((each) => ({ key: each.replica, marked: each.replica === choice.replica,
     values: [each.replica, each.state, each.num_hit_tokens, each.num_promised_tokens, inTiers(each.tier_tokens),
       each.num_prefill_tokens, each.num_decoding,
-      each.cost.toLocaleString("en") + (each.is_over_share ? ", over its share" : "")] })));
+      each.cost.toLocaleString("en") + (each.is_over_share ? ", over its share" : "")] })).concat(passedOver));
 }
 
 function cachedThere(candidate) {
