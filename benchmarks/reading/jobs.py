@@ -9,8 +9,10 @@ traced, since the first also builds what is kept. It runs in a process of its ow
 prints it as JSON.
 """
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,15 +21,20 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, TypeAlias
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import pagedkv
 from pagedkv import Allocation, BlockSpace, FullAttention, Shortage, SpaceConfig
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.scheduling import Request, Scheduler, SchedulingConfig
+from pagedkv.server import LocalEngine, OpenAccess, ServerConfig, Service, create_app
 
 __all__ = ["JOBS", "Executed", "executed"]
 
@@ -48,6 +55,12 @@ class Executed:
     lines: set[tuple[str, int]] = field(default_factory=set)
     functions: set[CodeType] = field(default_factory=set)
 
+    def note(self, frame: FrameType) -> None:
+        """Note the line that a frame executes next."""
+        if not frame.f_code.co_name.startswith("<"):
+            self.functions.add(frame.f_code)
+        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+
     @property
     def files(self) -> set[str]:
         """The files in which these lines are."""
@@ -64,9 +77,7 @@ def executed() -> Iterator[Executed]:
 
     def note(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
         if event == "line":
-            if not frame.f_code.co_name.startswith("<"):
-                trace.functions.add(frame.f_code)
-            trace.lines.add((frame.f_code.co_filename, frame.f_lineno))
+            trace.note(frame)
         return note
 
     before = sys.gettrace()
@@ -158,8 +169,7 @@ def _load(number: int, _num_generated: int) -> Int32Array:
     return _prompt(number)
 
 
-def decode_step() -> Executed:
-    """Let the engine decode one token of a request."""
+def _tiny_llm(tokenizer: Any = None) -> LLM:  # noqa: ANN401 - of transformers
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -169,13 +179,55 @@ def decode_step() -> Executed:
         num_key_value_heads=1,
         eos_token_id=None,
     )
-    llm = LLM(LlamaForCausalLM(config).eval(), EngineConfig(num_blocks=100, self_test=False))
-    core = llm.core
+    return LLM(LlamaForCausalLM(config).eval(), EngineConfig(num_blocks=100, self_test=False), tokenizer=tokenizer)
+
+
+def decode_step() -> Executed:
+    """Let the engine decode one token of a request."""
+    core = _tiny_llm().core
     core.add(np.arange(20, dtype=np.int32), SamplingParams(max_tokens=8, temperature=0))
     for _ in range(3):
         core.step()
     with executed() as trace:
         core.step()
+    return trace
+
+
+def chat_completion() -> Executed:
+    """Let a server answer a conversation with two tokens; its engine runs in a thread of this process."""
+    trace, is_on = Executed(), threading.Event()
+
+    def enter(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        return note if frame.f_code.co_filename.startswith(SOURCE) else None
+
+    def note(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        if event == "line" and is_on.is_set():
+            trace.note(frame)
+        return note
+
+    async def converse(app: Any) -> None:  # noqa: ANN401 - of FastAPI
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "7 8 9 " * 12}], "max_tokens": 2}
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+            for _ in range(2):
+                answer = await client.post("/v1/chat/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                is_on.set()
+            is_on.clear()
+
+    threading.settrace(enter)  # threads that begin from now on, the engine's among them
+    sys.settrace(enter)
+    try:
+        vocabulary = {str(number): number for number in range(64)}
+        words = Tokenizer(WordLevel(vocabulary, unk_token="0"))
+        words.pre_tokenizer = WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+        tokenizer.chat_template = "{% for each in messages %}{{ each.content }} {% endfor %}"
+        llm = _tiny_llm(tokenizer)
+        asyncio.run(converse(create_app(Service(LocalEngine(llm), ServerConfig("tiny"), OpenAccess(), tokenizer=tokenizer))))
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
     return trace
 
 
@@ -186,6 +238,7 @@ JOBS: Final[dict[str, Callable[[], Executed]]] = {
     "free": free,
     "admit 4 requests": admit_four,
     "a decode step of the engine": decode_step,
+    "a chat completion": chat_completion,
 }
 
 
