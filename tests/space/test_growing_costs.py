@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import pagedkv
-from pagedkv import SlidingWindow
+from pagedkv import SlidingWindow, TenantLimits
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.compilation.compiled import is_compiling_at_all
 from tests.space.spaces import allocate, cache, named, new_space, run_step, tokens
@@ -77,7 +77,27 @@ def work_of_matching_windows_with_holes(count: int) -> int:
     return work
 
 
-@pytest.mark.parametrize("work", [work_of_acknowledging_equal_forks, work_of_matching_windows_with_holes])
+def work_of_setting_tenants(count: int) -> int:
+    space = new_space(tenants={})
+
+    def set_all() -> None:
+        for number in range(count):
+            space.set_tenant(f"tenant {number}", TenantLimits(floor=1))
+
+    work = lines_of(set_all)
+    assert len(space.config.tenants or ()) == count
+    space.check()
+    return work
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        work_of_acknowledging_equal_forks,
+        work_of_matching_windows_with_holes,
+        work_of_setting_tenants,
+    ],
+)
 def test_work_grows_with_what_it_concerns_and_not_with_its_square(work: Callable[[int], int]) -> None:
     work(4)  # first uses, which import or fill caches
     fewer, more = work(24), work(48)

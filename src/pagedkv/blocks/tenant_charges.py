@@ -65,6 +65,7 @@ __all__ = [
     "new_accounts",
     "num_charged",
     "num_permitted",
+    "num_reserved",
     "num_tenants",
     "rest",
     "resume",
@@ -135,10 +136,16 @@ def add_account(tenants: Int32Array, num_blocks: int, cap: int, floor: int) -> N
 
 
 def set_limits(tenants: Int32Array, num_blocks: int, tenant: int, cap: int, floor: int) -> None:
-    """Set a tenant's cap and floor. The caller sees to it that its blocks are within the cap. O(tenants)."""
-    accounts = accounts_of(tenants, num_blocks)
-    accounts[tenant, (CAP, FLOOR)] = cap, floor
-    tenants[NULL_BLOCK, NUM_RESERVED] = np.maximum(0, accounts[:, FLOOR] - accounts[:, NUM_TAKEN]).sum()
+    """Set a tenant's cap and floor. The caller sees to it that its blocks are within the cap. O(1)."""
+    account = accounts_of(tenants, num_blocks)[tenant]
+    before, taken = int(account[FLOOR]), int(account[NUM_TAKEN])
+    account[CAP], account[FLOOR] = cap, floor
+    tenants[NULL_BLOCK, NUM_RESERVED] += max(0, floor - taken) - max(0, before - taken)
+
+
+def num_reserved(tenants: Int32Array) -> int:
+    """Count the free blocks that floors keep for their tenants. O(1)."""
+    return int(tenants[NULL_BLOCK, NUM_RESERVED])
 
 
 def num_permitted(tenants: Int32Array, num_blocks: int, tenant: int, num_free: int) -> int:

@@ -171,18 +171,19 @@ class SpaceConfig:
     def _check_tenants(self) -> None:
         tenants = {} if self.tenants is None else self.tenants
         require_tenants(tenants)
-        num_blocks = self.blocks_by_pool()
-        for pool, limits in self.limits_by_pool().items():
-            num_usable = num_blocks[pool] - 1
-            for tenant, (cap, floor) in zip(tenants, limits[1:], strict=True):
-                where = f"tenant {tenant!r} in pool {pool!r}"
-                require(cap >= 1, f"the cap of {where} must be at least 1 block, got {cap}")
-                require(cap <= num_usable, f"the cap of {where} is {cap} blocks, but the pool has {num_usable}")
-                require(0 <= floor <= cap, f"the floor of {where} must be at least 0 and at most {cap}, got {floor}")
-            promised = sum(floor for _, floor in limits)
+        promised = dict.fromkeys(self.pool_names, 0)
+        for tenant, given in tenants.items():
+            for pool, (_, floor) in self.limits_of(tenant, given).items():
+                promised[pool] += floor
+        self.require_floors(promised)
+
+    def require_floors(self, promised: Mapping[str, int]) -> None:
+        """Raise ConfigurationError if the floors of all tenants, added up by pool, exceed a pool."""
+        for pool, num_blocks in self.blocks_by_pool().items():
             require(
-                promised <= num_usable,
-                f"the floors of the tenants in pool {pool!r} add up to {promised} blocks, but it has {num_usable}",
+                promised[pool] <= num_blocks - 1,
+                f"the floors of the tenants in pool {pool!r} add up to {promised[pool]} blocks, but it has "
+                f"{num_blocks - 1}",
             )
 
     def _check_epochs(self) -> None:
@@ -241,19 +242,32 @@ class SpaceConfig:
 
     def limits_by_pool(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """Cap and floor of each tenant in each device pool, the unnamed tenant first; no cap means all of the pool."""
+        by_tenant = [self.limits_of(tenant, given) for tenant, given in (self.tenants or {}).items()]
+        return {
+            pool: ((num_blocks - 1, 0), *(limits[pool] for limits in by_tenant))
+            for pool, num_blocks in self.blocks_by_pool().items()
+        }
+
+    def limits_of(self, tenant: str, given: TenantLimits) -> dict[str, tuple[int, int]]:
+        """Cap and floor of one tenant in each device pool; no cap means all of the pool. O(pools).
+
+        Raises:
+            ConfigurationError: limits that a pool cannot keep, whatever the other tenants have.
+        """
         num_usable = {pool: num_blocks - 1 for pool, num_blocks in self.blocks_by_pool().items()}
-        limits = {pool: [(count, 0)] for pool, count in num_usable.items()}
-        for tenant, given in (self.tenants or {}).items():
-            wanted: int | Mapping[str, int] = num_usable
-            if isinstance(given.cap, Mapping):
-                wanted = {pool: num_usable.get(pool, 0) if cap is None else cap for pool, cap in given.cap.items()}
-            elif given.cap is not None:
-                wanted = given.cap
-            caps = self._by_pool(wanted, f"the cap of tenant {tenant!r}")
-            floors = self._by_pool(given.floor, f"the floor of tenant {tenant!r}")
-            for pool, own in limits.items():
-                own.append((caps[pool], floors[pool]))
-        return {pool: tuple(own) for pool, own in limits.items()}
+        wanted: int | Mapping[str, int] = num_usable
+        if isinstance(given.cap, Mapping):
+            wanted = {pool: num_usable.get(pool, 0) if cap is None else cap for pool, cap in given.cap.items()}
+        elif given.cap is not None:
+            wanted = given.cap
+        caps = self._by_pool(wanted, f"the cap of tenant {tenant!r}")
+        floors = self._by_pool(given.floor, f"the floor of tenant {tenant!r}")
+        for pool, usable in num_usable.items():
+            cap, floor, where = caps[pool], floors[pool], f"tenant {tenant!r} in pool {pool!r}"
+            require(cap >= 1, f"the cap of {where} must be at least 1 block, got {cap}")
+            require(cap <= usable, f"the cap of {where} is {cap} blocks, but the pool has {usable}")
+            require(0 <= floor <= cap, f"the floor of {where} must be at least 0 and at most {cap}, got {floor}")
+        return {pool: (caps[pool], floors[pool]) for pool in num_usable}
 
     def _by_pool(self, given: int | Mapping[str, int], what: str) -> dict[str, int]:
         names = self.pool_names

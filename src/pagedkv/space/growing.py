@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pagedkv.blocks.blocks import NO_TENANT
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_counts
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.contract.errors import TokenError
 from pagedkv.space.batches import require_known, require_status
 from pagedkv.space.pending import leave_shared_blocks
@@ -21,7 +22,7 @@ from pagedkv.space.shortage import Needs
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.growing import count_copies
-from pagedkv.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING
+from pagedkv.tables.rows import NUM_ACCEPTED, NUM_DRAFT_STATES, NUM_TOKENS, RUNNING, TENANT
 
 __all__ = ["Growth", "append", "as_growth", "extend", "grow", "growth_shortage", "require_growth"]
 
@@ -149,46 +150,51 @@ def growth_shortage(state: SpaceState, growth: Growth) -> Shortage | None:
 def _is_ample(state: SpaceState, growth: Growth) -> bool:
     """Return whether every group has a free block for every slot and a copy on write for every row: a quick bound."""
     most = (growth.most + growth.num_lookahead + 1) * len(state.groups)
-    return state.room.is_ample(len(growth.batch) * (most + state.most_blocks_beside))
+    return state.room.is_ample(growth.batch, most + state.most_blocks_beside)
 
 
 def _needed_blocks(state: SpaceState, growth: Growth) -> tuple[Needs, Needs]:
     """Count, by tenant and pool, the blocks that growing needs; and the same with the copies that keep states.
 
-    Rows of different tenants share no partly filled block, since forks have their parent's tenant.
+    O(rows), sorted where rows write shared blocks or features take blocks beside those of the tables.
     """
-    by_tenant = state.room.by_tenant(growth.batch)
-    counted = {tenant: _needed_blocks_of_one(state, growth.at(places)) for tenant, places in by_tenant}
+    num_tenants = max(1, len(state.room.names))
+    needed = {name: np.zeros(num_tenants, np.int64) for name in state.pools}
+    kept = {name: np.zeros(num_tenants, np.int64) for name in state.pools}
+    for group in state.groups:
+        name, writers = group.pool.name, state.row_scratch
+        num_writers = _count_growth(state, group, growth, needed[name])
+        if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
+            num_writers = _count_writers(state, group, growth)
+        if num_writers:
+            copies = count_copies(group.pool.arrays, group.arrays, state.rows, writers[:num_writers], num_tenants)
+            needed[name] += copies[0]
+            kept[name] += copies[1]
+    tenants = np.unique(state.rows[growth.batch, TENANT]).tolist() if num_tenants > 1 else [NO_TENANT]
+    if state.most_blocks_beside:
+        for tenant, places in state.room.by_tenant(growth.batch):
+            for name, count in _blocks_beside(state, growth.at(places)).items():
+                needed[name][tenant] += count
     return (
-        {tenant: needed for tenant, (needed, _) in counted.items()},
-        {tenant: keeping for tenant, (_, keeping) in counted.items()},
+        {tenant: {name: int(counts[tenant]) for name, counts in needed.items()} for tenant in tenants},
+        {
+            tenant: {name: int(counts[tenant] + kept[name][tenant]) for name, counts in needed.items()}
+            for tenant in tenants
+        },
     )
 
 
-def _needed_blocks_of_one(state: SpaceState, growth: Growth) -> tuple[dict[str, int], dict[str, int]]:
-    """Count, by pool, the blocks that rows of one tenant need, as :func:`_needed_blocks` does."""
-    needed = dict.fromkeys(state.pools, 0)
-    keeping = dict.fromkeys(state.pools, 0)
-    for group in state.groups:
-        shared = state.row_scratch
-        num_new, num_writers = state.loops.count_growth(
-            group.pool.arrays.records,
-            group.arrays,
-            state.rows,
-            growth.batch,
-            growth.counts,
-            growth.num_lookahead,
-            shared,
-        )
-        if num_writers and group.arrays.parameters[NUM_DRAFT_STATES] and not growth.is_unknown:
-            num_writers = _count_writers(state, group, growth, shared)
-        num_copies, num_kept = count_copies(group.pool.arrays, shared[:num_writers]) if num_writers else (0, 0)
-        needed[group.pool.name] += num_new + num_copies
-        keeping[group.pool.name] += num_new + num_copies + num_kept
-    beside = _blocks_beside(state, growth)
-    return (
-        {pool: count + beside[pool] for pool, count in needed.items()},
-        {pool: count + beside[pool] for pool, count in keeping.items()},
+def _count_growth(state: SpaceState, group: Group, growth: Growth, num_new: Int64Array) -> int:
+    """Add the new blocks of a group by tenant; return how many rows write shared blocks, listed in the scratch."""
+    return state.loops.count_growth(
+        group.pool.arrays.records,
+        group.arrays,
+        state.rows,
+        growth.batch,
+        growth.counts,
+        growth.num_lookahead,
+        state.row_scratch,
+        num_new,
     )
 
 
@@ -202,15 +208,11 @@ def _blocks_beside(state: SpaceState, growth: Growth) -> dict[str, int]:
     return beside
 
 
-def _count_writers(state: SpaceState, group: Group, growth: Growth, shared: Int32Array) -> int:
+def _count_writers(state: SpaceState, group: Group, growth: Growth) -> int:
     """Count the rows that copy their state on write; rows that accept a state which only they hold copy nothing."""
-    rows, records = state.rows[growth.batch], group.pool.arrays.records
-    copies = rows[:, group.planned] <= rows[:, NUM_ACCEPTED]
-    batch, counts = growth.batch[copies], growth.counts[copies]
-    _, num_writers = state.loops.count_growth(
-        records, group.arrays, state.rows, batch, counts, growth.num_lookahead, shared
-    )
-    return int(num_writers)
+    rows = state.rows[growth.batch]
+    copying = growth.at(np.flatnonzero(rows[:, group.planned] <= rows[:, NUM_ACCEPTED]))
+    return _count_growth(state, group, copying, np.zeros(max(1, len(state.room.names)), np.int64))
 
 
 def append(

@@ -167,7 +167,7 @@ class SpaceInspection(SpaceObserver):
     @property
     def tenant_names(self) -> tuple[str | None, ...]:
         """Names of the tenants by number: first None, no tenant."""
-        return self._state.room.names or (None,)
+        return tuple(self._state.room.names) or (None,)
 
     @property
     def pool_names(self) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class SpaceLoops(Loops):
         self.fork_row = self._ready(fork_row, pool, group, rows, 0, ids)
         self.inherit = self._ready(inherit, rows, ids, ids, ids, 0, ids)
         self.first_unfit_growth = self._ready(first_unfit_growth, rows, ids, ids, 0, 0, 0, ids)
-        self.count_growth = self._ready(count_growth, pool.records, group, rows, ids, ids, 0, ids)
+        self.count_growth = self._ready(count_growth, pool.records, group, rows, ids, ids, 0, ids, longs)
         self.grow = self._ready(grow, pool, group, rows, ids, ids, ids, ids, 0, pairs, 0)
         self.first_unfit_length = self._ready(first_unfit_length, pool, group, rows, ids, longs)
         self.shrink = self._ready(shrink, pool, group, rows, ids, longs, ids)

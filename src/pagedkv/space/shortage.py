@@ -5,7 +5,7 @@ which all blocks are for :data:`~pagedkv.blocks.blocks.NO_TENANT`. A space with 
 its place, which counts each one's share (:mod:`pagedkv.space.tenants`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from pagedkv.blocks.blocks import FREE, NO_TENANT, NUM_FREE, QUEUE
 from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.errors import ConfigurationError
+from pagedkv.contract.space_config import SpaceConfig
 
 if TYPE_CHECKING:
     from pagedkv.space.state import SpaceState
@@ -47,13 +48,18 @@ class Room:
         names: names of the tenants by number, first None, for sequences without a tenant; empty without tenants.
     """
 
-    names: tuple[str | None, ...] = ()
+    names: Sequence[str | None] = ()
 
     def __init__(self, state: "SpaceState") -> None:
         """Use the state of a space. O(1)."""
         self._state = state
 
     # Tenants
+
+    @property
+    def config(self) -> SpaceConfig:
+        """The space's configuration, with the tenants that there are now."""
+        return self._state.config
 
     def number_of(self, tenant: object) -> int:
         """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
@@ -86,9 +92,9 @@ class Room:
 
     # Questions about needs
 
-    def is_ample(self, count: int) -> bool:
-        """Return whether every pool has so many free blocks, for any tenant: a quick bound."""
-        return all(count <= counts[NUM_FREE] for counts in self._state.pool_counts)
+    def is_ample(self, batch: Int32Array, count: int) -> bool:
+        """Return whether every pool has so many free blocks for each row of a batch: a quick bound. O(pools)."""
+        return all(len(batch) * count <= counts[NUM_FREE] for counts in self._state.pool_counts)
 
     def find_shortage(self, needs: Needs) -> Shortage | None:
         """Return the shortage of the first pool with too few free blocks, or too few for a tenant, if any."""

@@ -60,8 +60,11 @@ class SpaceView:
 
     @property
     def config(self) -> SpaceConfig:
-        """The configuration: that of the beginning, with the tenants that there are now. O(1)."""
-        return self._own_state.config
+        """The configuration: that of the beginning, with the tenants that there are now.
+
+        O(1), but O(tenants) once after tenants came, went or got other limits.
+        """
+        return self._own_state.room.config
 
     @property
     def _state(self) -> SpaceState:

@@ -7,6 +7,8 @@ enough beside the others. Their order makes no difference, since the blocks that
 tenant alone.
 """
 
+from bisect import insort
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +21,7 @@ from pagedkv.blocks.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
 from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.shortage import Arrival, Needs, Places, Room
 from pagedkv.space.state import SpaceState
@@ -36,16 +38,18 @@ VACANT_NUMBER: Final = ""
 class _Left:
     """What is left of one pool for its tenants, while tenants take blocks of it one after another."""
 
-    def __init__(self, limits: tuple[tuple[int, int], ...], num_taken: list[int], num_free: int) -> None:
-        self._limits = limits
-        self._num_taken = num_taken
+    def __init__(self, accounts: Int32Array, num_free: int, num_reserved: int) -> None:
+        """Begin with the accounts of a pool (int32 ``[tenants, 4]``), its free blocks, and those that floors keep."""
+        self._accounts = accounts
+        self._taken: dict[int, int] = {}
         self._num_free = num_free
+        self._num_reserved = num_reserved
 
     def num_permitted(self, tenant: int) -> int:
-        """Count the blocks that a tenant may take."""
-        promised = [max(0, floor - taken) for (_, floor), taken in zip(self._limits, self._num_taken, strict=True)]
-        others = sum(promised) - promised[tenant]
-        return max(0, min(self._limits[tenant][0] - self._num_taken[tenant], self._num_free - others))
+        """Count the blocks that a tenant may take. O(1)."""
+        cap, floor, taken = self._account(tenant)
+        others = self._num_reserved - max(0, floor - taken)
+        return max(0, min(cap - taken, self._num_free - others))
 
     def first_too_needy(self, needs: Needs, pool: str) -> int | None:
         """Take for each tenant what it needs of a pool; return the first tenant for which there is too little."""
@@ -53,54 +57,111 @@ class _Left:
             count = needs[tenant][pool]
             if count > self.num_permitted(tenant):
                 return tenant
-            self._num_taken[tenant] += count
+            _, floor, taken = self._account(tenant)
+            self._taken[tenant] = taken + count
             self._num_free -= count
+            self._num_reserved -= max(0, floor - taken) - max(0, floor - taken - count)
         return None
+
+    def _account(self, tenant: int) -> tuple[int, int, int]:
+        """Return a tenant's cap and floor, and the blocks that it has taken."""
+        cap, floor, taken, _ = self._accounts[tenant].tolist()
+        return cap, floor, self._taken.get(tenant, taken)
 
 
 class TenantRoom(Room):
     """The free blocks of a space with tenants.
 
     Attributes:
-        limits: cap and floor of each tenant, by pool and number.
+        tenants: the tenants that there are, with the limits as given.
+        names: of the tenants by number, first None; that of a removed one is :data:`VACANT_NUMBER`.
+        limits: cap and floor of each tenant, by pool and number; those of the unnamed one for a removed tenant.
     """
 
     def __init__(self, state: SpaceState) -> None:
         """Begin with the tenants of the configuration. O(tenants)."""
         super().__init__(state)
-        self.names = (None, *(state.config.tenants or {}))
-        self.limits = state.config.limits_by_pool()
+        self.tenants = dict(state.config.tenants or {})
+        self.limits = {pool: list(limits) for pool, limits in state.config.limits_by_pool().items()}
+        self._config: SpaceConfig | None = state.config
+        self.names: list[str | None] = [None, *self.tenants]
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._vacant: list[int] = []
+        self._promised = {pool: sum(floor for _, floor in limits) for pool, limits in self.limits.items()}
 
-    def take(self, names: tuple[str | None, ...], config: SpaceConfig) -> None:
-        """Record which tenants there are from now on, by number, and their limits, from a configuration."""
-        self._state.config, self.names = config, names
-        by_name = {
-            pool: dict(zip((None, *(config.tenants or {})), limits, strict=True))
-            for pool, limits in config.limits_by_pool().items()
-        }
-        self.limits = {
-            pool: tuple(limits.get(name, limits[None]) for name in names) for pool, limits in by_name.items()
-        }
+    # Tenants that come and go
 
-    # Tenants
+    @property
+    def config(self) -> SpaceConfig:
+        """The space's configuration, with the tenants that there are now. O(tenants) after one came or went."""
+        if self._config is None:
+            self._config = replace(self._state.config, tenants=dict(self.tenants))
+        return self._config
+
+    def require(self, name: str, given: TenantLimits) -> dict[str, tuple[int, int]]:
+        """Return cap and floor by pool of a tenant that is to get these limits. O(pools).
+
+        Raises:
+            ConfigurationError: the pools cannot keep them beside those of the other tenants.
+        """
+        limits = self._state.config.limits_of(name, given)
+        number = self._numbers.get(name)
+        self._state.config.require_floors(
+            {
+                pool: self._promised[pool] + floor - (0 if number is None else self.limits[pool][number][1])
+                for pool, (_, floor) in limits.items()
+            }
+        )
+        return limits
+
+    def add(self, name: str, given: TenantLimits, limits: Mapping[str, tuple[int, int]]) -> tuple[int, bool]:
+        """Record a tenant's limits; return its number, and whether the pools have no account of that number yet."""
+        self._config, self.tenants[name] = None, given
+        number, is_new = self._numbers.get(name, len(self.names)), False
+        if name not in self._numbers and self._vacant:
+            number = self._vacant.pop(0)
+        elif name not in self._numbers:
+            is_new = True
+            self.names.append(VACANT_NUMBER)
+            for of_pool in self.limits.values():
+                of_pool.append(of_pool[NO_TENANT])
+        self._set(number, name, limits)
+        return number, is_new
+
+    def remove(self, name: str) -> int:
+        """Record that a tenant is gone; return its number, whose limits are those of the unnamed tenant now."""
+        self._config, number = None, self._numbers.pop(name)
+        del self.tenants[name]
+        insort(self._vacant, number)
+        self._set(number, VACANT_NUMBER, {pool: limits[NO_TENANT] for pool, limits in self.limits.items()})
+        return number
+
+    def _set(self, number: int, name: str, limits: Mapping[str, tuple[int, int]]) -> None:
+        self.names[number] = name
+        if name != VACANT_NUMBER:
+            self._numbers[name] = number
+        for pool, of_pool in self.limits.items():
+            self._promised[pool] += limits[pool][1] - of_pool[number][1]
+            of_pool[number] = limits[pool]
 
     def number_of(self, tenant: object) -> int:
-        """Return the number of a tenant by its name; None stands for no tenant. Raises ConfigurationError."""
+        """Return the number of a tenant by its name; None stands for no tenant. O(1). Raises ConfigurationError."""
         if tenant is None:
             return NO_TENANT
-        if not isinstance(tenant, str) or tenant == VACANT_NUMBER or tenant not in self.names:
-            names = [name for name in self.names[1:] if name != VACANT_NUMBER]
-            raise ConfigurationError(f"there is no tenant {tenant!r}: they are {names}")
-        return self.names.index(tenant)
+        if not isinstance(tenant, str) or tenant not in self._numbers:
+            raise ConfigurationError(f"there is no tenant {tenant!r}: they are {list(self.tenants)}")
+        return self._numbers[tenant]
 
     def tenant_of(self, row: int) -> int:
         """Return the tenant of a row."""
         return int(self._state.rows[row, TENANT])
 
     def by_tenant(self, batch: Int32Array) -> list[tuple[int, Places]]:
-        """Return each tenant that has rows in a batch, in order, and the places of its rows."""
+        """Return each tenant that has rows in a batch, in order, and the places of its rows. O(rows, sorted)."""
         tenants = self._state.rows[batch, TENANT]
-        return [(tenant, np.flatnonzero(tenants == tenant).astype(np.int32)) for tenant in np.unique(tenants).tolist()]
+        order = np.argsort(tenants, kind="stable").astype(np.int32)
+        found, starts = np.unique(tenants[order], return_index=True)
+        return list(zip(found.tolist(), np.split(order, starts[1:]), strict=True))
 
     def by_arrival(
         self, batch: Int32Array, num_taken: dict[str, int], num_distinct: dict[str, int], places: dict[str, Int32Array]
@@ -134,10 +195,20 @@ class TenantRoom(Room):
 
     # Questions about needs
 
-    def is_ample(self, count: int) -> bool:
-        """Return False: each tenant's share must be counted."""
-        del count
-        return False
+    def is_ample(self, batch: Int32Array, count: int) -> bool:
+        """Return whether every pool has so many blocks for each row of a batch, within caps and beside floors.
+
+        What tenants need beyond their floors must be free beside what all floors keep. O(rows + tenants).
+        """
+        needed = count * np.bincount(self._state.rows[batch, TENANT], minlength=len(self.names))
+        for pool in self._state.pools.values():
+            accounts = pool.accounts
+            kept = np.maximum(0, accounts[:, FLOOR] - accounts[:, NUM_TAKEN])
+            if (needed > accounts[:, CAP] - accounts[:, NUM_TAKEN]).any():
+                return False
+            if np.maximum(0, needed - kept).sum() > pool.num_free - kept.sum():
+                return False
+        return True
 
     def find_shortage(self, needs: Needs) -> Shortage | None:
         """Return the shortage of the first pool with too few free blocks for a tenant, if any."""
@@ -158,12 +229,15 @@ class TenantRoom(Room):
 
     def _left(self, pool: BlockPool, num_kept: int = 0) -> _Left:
         """Return what is left now, less some free blocks that are put aside."""
-        return _Left(self.limits[pool.name], pool.accounts[:, NUM_TAKEN].tolist(), pool.num_free - num_kept)
+        num_reserved = tenant_charges.num_reserved(pool.arrays.tenants)
+        return _Left(pool.accounts, pool.num_free - num_kept, num_reserved)
 
     def _fits(self, needs: Needs, pool: BlockPool, in_use: Int32Array) -> bool:
         """Return whether a pool would have enough blocks if only these were in use, each charged as it is now."""
-        counts = np.bincount(pool.arrays.tenants[in_use, CHARGED], minlength=len(self.names))
-        left = _Left(self.limits[pool.name], [int(count) for count in counts], pool.num_usable - len(in_use))
+        accounts = pool.accounts.copy()
+        accounts[:, NUM_TAKEN] = np.bincount(pool.arrays.tenants[in_use, CHARGED], minlength=len(accounts))
+        num_reserved = int(np.maximum(0, accounts[:, FLOOR] - accounts[:, NUM_TAKEN]).sum())
+        left = _Left(accounts, pool.num_usable - len(in_use), num_reserved)
         return left.first_too_needy(needs, pool.name) is None
 
     def spare(self, pool: BlockPool, tenant: int) -> int:
@@ -201,7 +275,7 @@ class TenantRoom(Room):
         """Count, by pool, the blocks that a tenant can have at most: its cap, or what others' floors leave."""
         most = {}
         for name, limits in self.limits.items():
-            floors_of_others = sum(floor for _, floor in limits) - limits[tenant][1]
+            floors_of_others = self._promised[name] - limits[tenant][1]
             most[name] = min(limits[tenant][0], self._state.pools[name].num_usable - floors_of_others)
         return most
 
@@ -248,5 +322,5 @@ class TenantFeature(SpaceFeature):
             has = pool.accounts[removed]
             assert not has[:, (NUM_TAKEN, NUM_RESTING)].any(), f"{name}: a removed tenant is charged for blocks"
             limits = [tuple(each) for each in pool.accounts[:, (CAP, FLOOR)].tolist()]
-            assert limits == list(self._room.limits[name]), f"{name}: the limits of tenants are not those of the pool"
+            assert limits == self._room.limits[name], f"{name}: the limits of tenants are not those of the pool"
         assert not tenants[self._state.rows[:, STATUS] == VACANT].any(), "a vacant row is a tenant's"

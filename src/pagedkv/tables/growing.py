@@ -19,7 +19,7 @@ from pagedkv.blocks.contents import copy_content, set_token, write_down
 from pagedkv.blocks.life_cycle import acquire, acquire_all, acquire_often, release
 from pagedkv.blocks.moments import note_copy
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
-from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.arrays import Int32Array, Int64Array
 from pagedkv.tables.batches import charge_to_tenant_of_row
 from pagedkv.tables.row_record import mark_row, note_change, put_entry, set_num_blocks, set_tokens, touch
 from pagedkv.tables.rows import (
@@ -35,6 +35,7 @@ from pagedkv.tables.rows import (
     RECURRENT,
     RUNNING,
     STATUS,
+    TENANT,
     GroupArrays,
     blocks_for,
     is_ascending,
@@ -70,8 +71,9 @@ def count_growth(
     batch: Int32Array,
     growth: Int32Array,
     num_lookahead: int,
-    shared: Int32Array,
-) -> tuple[int, int]:
+    writers: Int32Array,
+    num_new: Int64Array,
+) -> int:
     """Count the new blocks that :func:`grow` would allocate, and the rows that write a shared, partly filled block.
 
     Not all of these rows copy their block: the last row to refer to it does not (:func:`count_copies`), unless the
@@ -79,34 +81,45 @@ def count_growth(
 
     Args:
         records: the records of the pool's blocks.
-        shared: int32 ``[rows]``; receives the shared block of each such row.
+        writers: int32 ``[rows]``; receives these rows.
+        num_new: int64 ``[tenants]``, one without tenants; the new blocks are added by tenant.
+
+    Returns how many writers there are.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     reserve = slots_to_reserve(group, num_lookahead)
-    num_new = 0
     num_writers = 0
     for place in range(len(batch)):
         row = batch[place]
         num_tokens = rows[row, NUM_TOKENS]
         if growth[place] + reserve > 0 and writes_shared_block(records, group, row, num_tokens):
-            shared[num_writers] = group.table[row, num_tokens // block_size]
+            writers[num_writers] = row
             num_writers += 1
         wanted = blocks_for(num_tokens + growth[place] + reserve, block_size)
-        num_new += max(0, wanted - rows[row, at + NUM_BLOCKS])
-    return num_new, num_writers
+        tenant = rows[row, TENANT] if len(num_new) > 1 else 0
+        num_new[tenant] += max(0, wanted - rows[row, at + NUM_BLOCKS])
+    return num_writers
 
 
-def count_copies(pool: PoolArrays, shared: Int32Array) -> tuple[int, int]:
-    """Count the copies on write of rows that write these blocks: all rows copy except the last to refer to a block.
+def count_copies(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, writers: Int32Array, num_tenants: int
+) -> tuple[Int64Array, Int64Array]:
+    """Count, by tenant, the copies on write of rows that write a shared block: all copy but the last to refer to it.
 
-    The last row copies only a kept state. Returns the number of copies by the other rows, and that by last rows.
+    The last row copies only a kept state. Returns the number of copies by the other rows, and that by last rows. Rows
+    of different tenants share no partly filled block, since forks have their parent's tenant.
     """
-    blocks, num_writers = np.unique(shared, return_counts=True)
+    partial = group.table[writers, rows[writers, NUM_TOKENS] // group.parameters[BLOCK_SIZE]]
+    blocks, first, num_writers = np.unique(partial, return_index=True, return_counts=True)
     records = pool.records[blocks]
+    tenants = rows[writers[first], TENANT] if num_tenants > 1 else np.zeros(len(blocks), np.int32)
     num_forced = np.minimum(num_writers, records[:, REF_COUNT] - 1)
     num_all = np.minimum(num_writers, records[:, REF_COUNT] - (records[:, NAME] == 0))
-    return int(num_forced.sum()), int((num_all - num_forced).sum())
+    by_tenant = np.zeros((2, num_tenants), np.int64)
+    np.add.at(by_tenant[0], tenants, num_forced)
+    np.add.at(by_tenant[1], tenants, num_all - num_forced)
+    return by_tenant[0], by_tenant[1]
 
 
 @compiled
