@@ -63,12 +63,12 @@ test-ray: $(STAMP) ## engines as replicas of Ray Serve, on this machine: request
 test-long: $(STAMP) ## the tests marked long
 	$(PYTEST) -m "long and not ray"
 
-# The oldest version of transformers that is meant, and some between it and that of constraints.txt. Each has an
+# The oldest and the newest version of transformers that are meant, and some between. Each has an
 # environment that holds what differs, and finds the rest in .venv.
-OLDER_TRANSFORMERS ?= 5.16.1 5.17.0 5.20.2
-OLDER := $(OLDER_TRANSFORMERS:%=.venv/transformers-%)
+OTHER_TRANSFORMERS ?= 5.16.1 5.17.0 5.20.2 5.24.0
+OTHERS := $(OTHER_TRANSFORMERS:%=.venv/transformers-%)
 PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
-ANY_TRANSFORMERS := test_probe or test_processors or reads_from_its_folder or all_answers_are_right or (test_a_family and \
+ANY_TRANSFORMERS := test_probe or test_self_test or test_processors or reads_from_its_folder or all_answers_are_right or (test_a_family and \
 	(llama4_text or mistral or gemma2 or gpt_oss or deepseek_v3 or falcon_h1 or qwen3_next))
 
 .venv/transformers-%/.installed: $(STAMP)
@@ -78,8 +78,8 @@ ANY_TRANSFORMERS := test_probe or test_processors or reads_from_its_folder or al
 	$(BIN)/pip --python $(@D)/bin/python install --quiet --disable-pip-version-check transformers==$*
 	@touch $@
 
-test-transformers: $(OLDER:%=%/.installed) ## some tests of the engine with each of the older versions of transformers that are meant
-	@for each in $(OLDER); do echo "$$each"; \
+test-transformers: $(OTHERS:%=%/.installed) ## some tests of the engine with each of the other versions of transformers that are meant
+	@for each in $(OTHERS); do echo "$$each"; \
 		$$each/bin/python -m $(notdir $(PYTEST)) --hypothesis-profile quick -k "$(ANY_TRANSFORMERS)" tests/engine || exit 1; done
 
 # The oldest Numba that is allowed; the newest is that of constraints.txt.

@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(model: PreTrainedModel) -> N
     training = small()
     training.train()
     for draft, changes, error, message in (
-        (small(vocab_size=198), {}, ConfigurationError, "vocabulary of 198 tokens, and LlamaForCausalLM one of 199"),
+        (small(vocab_size=198), {}, ConfigurationError, "vocabulary of 198 tokens, and its target one of 199"),
         (small(max_position_embeddings=79), {}, ConfigurationError, "79 positions, and sequences may have 80 tokens"),
         (meta, {}, ConfigurationError, "LlamaForCausalLM is on meta, and LlamaForCausalLM on cpu: move the"),
         (make_model("bamba"), {}, UnsupportedModelError, "the draft model BambaForCausalLM has recurrent layers"),

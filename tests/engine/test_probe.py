@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pagedkv.contract.errors import UnsupportedModelError
-from pagedkv.engine import LLM, EngineConfig, self_test as self_testing
+from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.grouping import group_layers
 from pagedkv.engine.layer_specs import Rule
 from pagedkv.engine.mask_rules import rule_of_mask
@@ -201,22 +201,3 @@ def test_whether_decoding_answers_otherwise_than_a_prompt_is_found_out() -> None
         model = make_model(name)
         found[name] = self_test(model, group_layers(probe(model), BLOCK_SIZE, 8)).replays_steps
     assert found == {"llama": False, "bamba": False, "zamba2": True, "nemotron_h": True}
-
-
-def test_rounding_that_the_model_has_by_itself_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tolerance below the rounding of bfloat16 stands for a deep model, whose rounding exceeds the one given.
-
-    On a CPU the dense model rounds alike in every way, so that its own rounding is planted.
-    """
-    model = make_model("llama").bfloat16()
-    groups = group_layers(probe(model), BLOCK_SIZE, 8)
-    found = self_test(model, groups).difference
-    assert found > 0
-    monkeypatch.setitem(self_testing.TOLERANCES, torch.bfloat16, found / 1.5)
-    with pytest.raises(UnsupportedModelError, match="answers otherwise over blocks"):
-        self_test(model, groups)
-    monkeypatch.setattr(self_testing, "_own_rounding", lambda *_: found / 1.9)
-    assert self_test(model, groups).tolerance >= found
-    monkeypatch.setitem(self_testing.TOLERANCES, torch.bfloat16, found / 5)  # more than rounding can be
-    with pytest.raises(UnsupportedModelError, match="answers otherwise over blocks"):
-        self_test(model, groups)

@@ -109,9 +109,9 @@ def differences(model: PreTrainedModel) -> list[float]:
             compat.forward(
                 model,
                 torch.tensor([0], device=DEVICE),
+                cache,
                 input_ids=tokens[None, start:stop],
                 position_ids=where,
-                past_key_values=cache,
             )
         found_all += listener.differences
     return found_all

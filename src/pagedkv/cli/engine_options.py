@@ -72,6 +72,13 @@ class EngineOptions:
         int, typer.Option("--draft-tokens", metavar="N", help="Tokens that --draft-model guesses a step. Default: 4.")
     ] = 0
     overlap: opt.Overlap = False
+    accept_differences: Annotated[
+        bool,
+        typer.Option(
+            "--accept-differences",
+            help="Go on where the self-test finds other answers than the model's own: they may be wrong.",
+        ),
+    ] = False
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -124,6 +131,7 @@ class EngineOptions:
             speculation=PromptLookup(self.lookup) if self.lookup else None,
             num_draft_tokens=0 if self.draft_model is None else self.draft_tokens or DEFAULT_DRAFT_TOKENS,
             overlap=self.overlap,
+            accept_differences=self.accept_differences,
             tiers=self._tiers(),
         )
 

@@ -1,6 +1,6 @@
 """What of transformers the engine touches, and where its versions differ. Nothing else in the engine imports it.
 
-Versions 5.16 to 5.23 are meant. What they share is only given a name here; a difference between them has a function.
+Versions 5.16 to 5.24 are meant. What they share is only given a name here; a difference between them has a function.
 """
 
 import inspect
@@ -39,6 +39,7 @@ __all__ = [
     "attention_configs",
     "be_silent",
     "body",
+    "call",
     "dense_cache",
     "dense_generate",
     "dense_implementation",
@@ -140,22 +141,29 @@ def accepts(model: Model, name: str) -> bool:
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def forward(model: Model, wanted: torch.Tensor, **inputs: Any) -> torch.Tensor:  # noqa: ANN401 - the model's own
+def call(model: Model, cache: object, **inputs: Any) -> Any:  # noqa: ANN401 - the model's own
+    """Run a model with a cache: the argument is ``cache`` since 5.24, where its forward names it so."""
+    parameters = inspect.signature(model.forward).parameters
+    return model(**inputs, **{"cache" if "cache" in parameters else "past_key_values": cache}, use_cache=True)
+
+
+def forward(model: Model, wanted: torch.Tensor, cache: object, **inputs: Any) -> torch.Tensor:  # noqa: ANN401 - the model's own
     """Run a model, and return the logits of some of its tokens: float32 ``[wanted, vocabulary]``.
 
     Args:
         model: the model.
         wanted: int64 ``[n]``: which tokens, of one row or of rows of one token each.
-        inputs: the arguments of its forward.
+        cache: the cache that it is to read and update.
+        inputs: the other arguments of its forward.
 
     The vocabulary is computed for these alone where the model can do so.
     """
     is_row = inputs["input_ids"].shape[0] == 1
     logits: torch.Tensor
     if is_row and "logits_to_keep" in inspect.signature(model.forward).parameters:
-        logits = model(**inputs, logits_to_keep=wanted, use_cache=True).logits[0]
+        logits = call(model, cache, **inputs, logits_to_keep=wanted).logits[0]
     else:
-        logits = model(**inputs, use_cache=True).logits.flatten(0, 1)[wanted]
+        logits = call(model, cache, **inputs).logits.flatten(0, 1)[wanted]
     return logits.float()
 
 
@@ -329,9 +337,8 @@ def extents(model: Model) -> list[int]:
 
 
 def vocabulary_size(model: Model) -> int:
-    """Count the tokens that a model gives logits of: quantised heads may keep their weights in another shape."""
-    num_rows = getattr(model.get_output_embeddings(), "out_features", None)
-    return cast("torch.nn.Embedding", model.get_input_embeddings()).weight.shape[0] if num_rows is None else num_rows
+    """Count the tokens that a model can be given; the probe counts those that it gives logits of."""
+    return cast("torch.nn.Embedding", model.get_input_embeddings()).weight.shape[0]
 
 
 def end_token_ids(model: Model) -> frozenset[int]:

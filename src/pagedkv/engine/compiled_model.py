@@ -139,9 +139,7 @@ class CompiledModel:
             float32 ``[n, vocabulary]``.
         """
         with self._compiled_layers():
-            return compat.forward(
-                self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
-            )
+            return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
 
     @contextmanager
     def _compiled_layers(self) -> Iterator[None]:

@@ -65,6 +65,8 @@ class EngineConfig:
             only if epochs are counted.
         self_test: compare the model over blocks with the dense model before the first request; always done with
             recurrent layers, since it also finds out how their states continue.
+        accept_differences: go on, with a warning, where the self-test finds other answers than the model's own; answers
+            may be wrong then. :attr:`LLM.self_test` has the differences. Models that fail are refused all the same.
         warm_up: compile all loops that requests can reach, on all cores, before the first request, unless they are on
             disk; False: compile each when it is first called, so that the engine is built sooner, and requests wait.
         capture_steps: on a GPU, launch steps of up to 512 tokens as CUDA graphs, where the model allows it; False: call
@@ -118,6 +120,7 @@ class EngineConfig:
     weights_epoch: str | int = ""
     max_epoch_lag: int = 0
     self_test: bool = True
+    accept_differences: bool = False
     warm_up: bool = True
     capture_steps: bool = True
     compile_model: bool = False
@@ -145,7 +148,7 @@ class EngineConfig:
             _check_blocks(getattr(self, name), name)
         for name in ("prefix_caching", "self_test", "warm_up", "capture_steps", "compile_model", "overlap"):
             as_flag(getattr(self, name), name)
-        for name in ("leases", "events"):
+        for name in ("accept_differences", "leases", "events"):
             as_flag(getattr(self, name), name)
         as_flag(self.absorb_latents is None or self.absorb_latents, "absorb_latents")
         as_fraction(self.watermark, "watermark")

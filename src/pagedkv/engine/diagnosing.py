@@ -5,7 +5,7 @@ arguments that it ignores, show only in its logits, and the passes here look for
 only for the message about a model that has failed its self-test.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -14,8 +14,10 @@ from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.grouping import EngineGroups
 
-__all__ = ["cause_of_difference"]
+__all__ = ["cause_of_difference", "cause_of_own_difference"]
 
+NEAR: Final = 1e-3
+"""Of the logits' spread: equal but for rounding."""
 UNKNOWN: Final = "Some layer sees more, or less, than the probe found out; docs/engine.md lists what is supported"
 
 
@@ -58,14 +60,31 @@ def cause_of_difference(model: compat.Model, groups: EngineGroups) -> str:
     return UNKNOWN
 
 
+def cause_of_own_difference(model: compat.Model, groups: EngineGroups, prompt: Sequence[int], own: torch.Tensor) -> str:
+    """Describe, in a sentence, what ``generate`` gives a model that the engine does not.
+
+    Args:
+        model, groups: as above; prompt: token ids.
+        own: the logits behind the prompt by ``generate``: ``[vocabulary]``.
+    """
+    ids, last = torch.tensor([prompt], device=model.device), torch.tensor([len(prompt) - 1], device=model.device)
+    has_cap = any(layer.soft_cap for layer in groups.attention)
+    with torch.inference_mode(), BorrowedModel(model).dense(has_cap=has_cap):
+        unplaced = compat.forward(model, last, compat.dense_cache(model), input_ids=ids)[0]
+    if torch.allclose(unplaced, own, atol=NEAR * float(own.std()), rtol=0.0):
+        return (
+            "generate leaves position_ids out, and then the model counts positions otherwise than from 0: those that "
+            "the engine gives would be wrong"
+        )
+    return "Its prepare_inputs_for_generation changes, adds or drops arguments"
+
+
 def _logits(model: compat.Model, positions: tuple[int, int]) -> torch.Tensor:
     """Compute two tokens at these positions, dense."""
     ids = torch.tensor([[1, 2]], device=model.device)
     where = torch.tensor([positions], device=model.device)
     wanted = torch.arange(2, device=model.device)
-    return compat.forward(
-        model, wanted, input_ids=ids, position_ids=where, past_key_values=compat.dense_cache(model)
-    ).clone()
+    return compat.forward(model, wanted, compat.dense_cache(model), input_ids=ids, position_ids=where).clone()
 
 
 def _attributes(model: compat.Model) -> Iterator[tuple[str, torch.Tensor]]:

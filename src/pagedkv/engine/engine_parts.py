@@ -80,7 +80,7 @@ class EngineParts:
         self._groups = groups = config.stored(replace(groups, absorbed=frozenset(self.absorbed.by_layer)), model.device)
         space_config = config.space(groups, compat.longest_sequence(model))
         require_room(_kv_nbytes(space_config, groups), model)
-        self.num_vocabulary = compat.vocabulary_size(model)
+        self.num_vocabulary = groups.num_vocabulary
         self.space = BlockSpace(space_config)
         self.executor = self._new_executor(space_config, groups)
         uncaptured = what_prevents_graphs(groups, model.device, are_wanted=config.capture_steps)

@@ -33,6 +33,7 @@ class EngineGroups:
         writers: number of the first call that reads each source, by the same.
         states: place of each recurrent layer's state, by the same.
         latents: widths of the two latent vectors, by the same; none for layers without.
+        num_vocabulary: columns of the model's logits.
         absorbed: layers with latents that are attended to without unfolding them, by the same.
     """
 
@@ -43,6 +44,7 @@ class EngineGroups:
     writers: dict[int, int]
     states: dict[int, Place]
     latents: dict[int, tuple[int, int]]
+    num_vocabulary: int
     absorbed: frozenset[int] = frozenset()
 
     @property
@@ -96,7 +98,9 @@ def group_layers(
     for number, call in enumerate(layers.calls):
         writers.setdefault(layers.sources[call.source].layer_idx, number)
     latents = {each.layer_idx: (each.key_dim, each.value_dim) for each in layers.sources if each.is_latent}
-    return EngineGroups(tuple(specs), tuple(shapes), attention, sources, writers, states, latents)
+    return EngineGroups(
+        tuple(specs), tuple(shapes), attention, sources, writers, states, latents, layers.num_vocabulary
+    )
 
 
 def _rule_of_source(layers: ModelLayers, number: int) -> Rule:

@@ -94,7 +94,7 @@ def measure_kv_scales(model: compat.Model, prompts: Sequence[Sequence[int]], *, 
     for prompt in prompts:
         tokens = torch.from_numpy(as_token_array(prompt).copy()).long().to(model.device)
         with torch.inference_mode(), BorrowedModel(model).alone():
-            model(input_ids=tokens[None], past_key_values=_watched_cache(model, greatest), use_cache=True)
+            compat.call(model, _watched_cache(model, greatest), input_ids=tokens[None])
     scales = {layer_idx: (each.clamp(min=LEAST) * margin / GREATEST).tolist() for layer_idx, each in greatest.items()}
     sides = [{layer_idx: tuple(each[side]) for layer_idx, each in sorted(scales.items())} for side in (0, 1)]
     return KVScales(*sides)

@@ -91,11 +91,13 @@ class ModelLayers:
         calls: the calls of a forward pass, in order.
         sources: kept for each token.
         states: kept for each sequence.
+        num_vocabulary: columns of its logits. What modules and configs say of it may be stale (Ovis 2).
     """
 
     calls: tuple[CallSpec, ...]
     sources: tuple[SourceSpec, ...]
     states: tuple[StateSpec, ...]
+    num_vocabulary: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,6 +42,7 @@ from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]
 
+LOG: Final = logging.getLogger("pagedkv.engine")
 DEFAULT_TOKENS: Final = 16
 """Most tokens of an answer, for requests without params."""
 
@@ -109,7 +111,11 @@ class LLM:
             shard(model, ranks.rank, ranks.size, ranks.add_up)
             ranks.meet()  # some may have taken longer to load it
         self.groups = find_groups(model, config)
-        self.self_test = self_test(model, self.groups) if config.self_test or self.groups.states else None
+        self.self_test = None
+        if config.self_test or self.groups.states:
+            self.self_test = self_test(model, self.groups, refuses=not config.accept_differences)
+            if self.self_test.refusal is not None:
+                LOG.warning("%s", self.self_test.refusal)
         found = self.self_test
         draft = None
         if draft_model is not None:

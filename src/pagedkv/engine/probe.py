@@ -166,7 +166,7 @@ class _Recorder:
     def _refusal(self, reason: str, remedy: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.model_name}: {reason}; paged memory would answer wrongly. {remedy}")
 
-    def finish(self, states: tuple[StateSpec, ...]) -> ModelLayers:
+    def finish(self, states: tuple[StateSpec, ...], num_vocabulary: int) -> ModelLayers:
         if self.unread is not None:
             raise self._bypassed(self.unread)
         if not self.sources:
@@ -175,7 +175,7 @@ class _Recorder:
                 "itself, or has none)",
                 SEE_TABLE,
             )
-        return ModelLayers(tuple(self.calls), tuple(self.sources), states)
+        return ModelLayers(tuple(self.calls), tuple(self.sources), states, num_vocabulary)
 
 
 def probe(model: compat.Model) -> ModelLayers:
@@ -205,7 +205,7 @@ def probe(model: compat.Model) -> ModelLayers:
     cast("Any", cache).update = watched  # of this cache object alone
     tokens = torch.tensor([[1, 2]], device=model.device)
     positions = torch.arange(NUM_TOKENS, device=model.device)[None]
-    inputs: dict[str, object] = {"input_ids": tokens, "position_ids": positions, "past_key_values": cache}
+    inputs: dict[str, object] = {"input_ids": tokens, "position_ids": positions}
     if not compat.accepts(model, "position_ids"):
         raise recorder._refusal(  # noqa: SLF001
             "it takes no position_ids: it does not place tokens by numbers that the engine could give", SEE_TABLE
@@ -213,14 +213,14 @@ def probe(model: compat.Model) -> ModelLayers:
     wanted = torch.tensor([NUM_TOKENS - 1], device=model.device)
     try:
         with torch.inference_mode(), BorrowedModel(model).calling(PROBE), listening(recorder):
-            compat.forward(model, wanted, **inputs)
+            logits = compat.forward(model, wanted, cache, **inputs)
     except (UnsupportedModelError, RankLostError):
         raise
     except Exception as problem:
         raise UnsupportedModelError(
             f"{type(model).__name__} fails with two tokens, positions and a cache: {type(problem).__name__}: {problem}"
         ) from problem
-    return recorder.finish(tuple(_states(cache)))
+    return recorder.finish(tuple(_states(cache)), logits.shape[-1])
 
 
 def _states(cache: compat.Cache) -> list[StateSpec]:

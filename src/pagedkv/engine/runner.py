@@ -321,9 +321,7 @@ class ModelRunner:
         return ForwardPass(self._groups, self._backend, transfers, step, positions, self._unfoldings, self._add_up)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return compat.forward(
-            self._model, wanted, input_ids=token_ids, position_ids=positions, past_key_values=self._cache
-        )
+        return compat.forward(self._model, wanted, self._cache, input_ids=token_ids, position_ids=positions)
 
     # Recurrent layers
 

@@ -58,11 +58,10 @@ def read_unfoldings(model: compat.Model, latents: Mapping[int, tuple[int, int]])
 
     cast("Any", cache).update = answered  # of this one cache
     positions = torch.arange(NUM_TOKENS, device=model.device)
-    inputs = {"input_ids": positions[None], "position_ids": positions[None], "past_key_values": cache}
     failure = "it was not called in the pass"
     try:
         with torch.inference_mode(), BorrowedModel(model).calling(IMPLEMENTATION), listening(reader):
-            compat.forward(model, positions[-1:], **inputs)
+            compat.forward(model, positions[-1:], cache, input_ids=positions[None], position_ids=positions[None])
     except Exception as problem:  # noqa: BLE001 - a model that unfolds otherwise does so in any way
         failure = f"the pass failed: {type(problem).__name__}: {problem}".splitlines()[0]
     left_out = {layer_idx: failure for layer_idx in latents if layer_idx not in reader.unfoldings}

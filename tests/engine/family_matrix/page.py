@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from pagedkv.engine.self_test import GOING_ON
 from tests.engine.family_matrix.record import Record
 from tests.engine.family_matrix.trying import Outcome
 
@@ -87,7 +88,7 @@ def _plain(outcome: Outcome) -> str:
     reason = SELF_TEST.sub("", outcome.reason)
     for name in _names(outcome):
         reason = reason.replace(f"{name}: ", "").replace(f"{name} ", "it ")
-    for ending in ("; docs/engine.md lists what is supported", " docs/engine.md lists what is supported"):
+    for ending in (GOING_ON, "; docs/engine.md lists what is supported", " docs/engine.md lists what is supported"):
         reason = reason.removesuffix(ending)
     reason = reason.removesuffix("; paged memory would answer wrongly.")
     return " ".join(reason.replace("|", "\\|").split())

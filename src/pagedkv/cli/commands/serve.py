@@ -35,6 +35,9 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         typer.Argument(metavar="MODEL", help="Folder of a model, its name on the hub of Hugging Face, or demo."),
     ] = DEMO,
     *,
+    model_option: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="MODEL, as the other commands take it.")
+    ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.", rich_help_panel=SERVER)] = (
         "127.0.0.1"
     ),
@@ -145,6 +148,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
 
     pagedkv serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
     """
+    model = _one_model(model, model_option)
     if not 0 <= port <= LARGEST_PORT:
         raise ConfigurationError(f"--port must be 0 to {LARGEST_PORT}, got {port}")
     max_body_nbytes = parse_size_with_unit(max_body, "--max-body")
@@ -209,3 +213,10 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         if inspect or inspect_texts or replicas > 1:
             typer.echo(f"pagedkv: the inspector is at http://{host}:{port}/inspect", err=True)
         run(application, service, host=host, port=port)
+
+
+def _one_model(argument: str, option: str | None) -> str:
+    """Return the model, however it was named. Raises ConfigurationError."""
+    if option is not None and argument not in {DEMO, option}:
+        raise ConfigurationError(f"two models are given, {argument!r} and --model {option!r}: give one")
+    return argument if option is None else option

@@ -40,15 +40,9 @@ def require_fit(target: compat.Model, draft: compat.Model, max_tokens: int) -> N
         max_tokens: tokens of the longest sequence.
 
     Raises:
-        ConfigurationError: another vocabulary, another device, or fewer positions than ``max_tokens``.
+        ConfigurationError: another device, or fewer positions than ``max_tokens``.
     """
     name = type(draft).__name__
-    sizes = [compat.vocabulary_size(model) for model in (draft, target)]
-    if sizes[0] != sizes[1]:
-        raise ConfigurationError(
-            f"the draft model {name} has a vocabulary of {sizes[0]} tokens, and {type(target).__name__} one of "
-            f"{sizes[1]}: use a draft model with the vocabulary of its target"
-        )
     if draft.device != target.device:
         raise ConfigurationError(
             f"the draft model {name} is on {draft.device}, and {type(target).__name__} on {target.device}: move the "
@@ -75,7 +69,13 @@ def paired(groups: EngineGroups, draft: compat.Model, draft_groups: EngineGroups
 
     Raises:
         UnsupportedModelError: the draft model has recurrent layers.
+        ConfigurationError: it has another vocabulary.
     """
+    if draft_groups.num_vocabulary != groups.num_vocabulary:
+        raise ConfigurationError(
+            f"the draft model {type(draft).__name__} has a vocabulary of {draft_groups.num_vocabulary} tokens, and its "
+            f"target one of {groups.num_vocabulary}: use a draft model with the vocabulary of its target"
+        )
     if draft_groups.states:
         raise UnsupportedModelError(
             f"the draft model {type(draft).__name__} has recurrent layers, whose states would have to be restored "
