@@ -38,6 +38,19 @@ def config(folder: Path) -> EngineConfig:
     return replace(CONFIG, num_blocks=60, max_tokens=100, max_batched_tokens=64, warm_up=False, tiers=(tier,))
 
 
+def test_of_a_prompt_that_was_never_stored_nothing_is_listed(tmp_path: Path) -> None:
+    """Its entries were listed, and all of its tokens told to be there."""
+    model = make_model("llama")
+    prefill, decoding = LLM(model, config(tmp_path)), LLM(model, config(tmp_path))
+    prefill.generate([LONG], PARAMS)
+    hand_off = prefill.hand_over(LONG)
+    assert decoding.take_over(hand_off, [*LONG[:40], 1, *LONG[41:]]) == 0
+    assert decoding.take_over(hand_off, LONG, salt=b"another") == 0
+    assert decoding.tier_statistics()[0].store.num_entries == 0
+    assert decoding.take_over(hand_off, [*LONG[:66], 1, 2]) == 64, "what follows is free"
+    assert decoding.take_over(replace(hand_off, prompt=""), LONG) == 64
+
+
 @pytest.mark.parametrize(("family", "num_tokens"), [("llama", 64), ("gemma3_text", 68), ("lfm2", 64)])
 def test_a_process_computes_a_prompt_and_a_running_engine_decodes_it(
     family: str, num_tokens: int, tmp_path: Path

@@ -40,6 +40,20 @@ def test_another_engine_continues_a_prefix(family: str, num_tokens: int, tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["prefix"]
 
 
+def test_of_a_file_without_an_end_no_more_is_read_than_there_are_blocks(tmp_path: Path) -> None:
+    """All of it was read, whatever it was."""
+    model, path = make_model("llama"), tmp_path / "prefix"
+    llm = LLM(model, ROOMY)
+    with pytest.raises(ConfigurationError, match="is not a prefix of this model: foreign"):
+        llm.import_("/dev/zero")
+    llm.generate([LONG], PARAMS)
+    llm.export(LONG, path)
+    path.write_bytes(path.read_bytes()[:16] + (2**62).to_bytes(8, "little") + bytes(200))
+    with path.open("ab") as file:
+        file.truncate(2**40)  # all of it is a hole
+    assert llm.import_(path) == 0
+
+
 def test_what_is_wrong_with_a_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     model, path = make_model("llama"), tmp_path / "prefix"
     llm = LLM(model, ROOMY)

@@ -48,6 +48,20 @@ def write_and_delete(root: Path, seed: int, begun: Event) -> None:
             own.delete(key(number), 1.0)
 
 
+def open_often(root: Path, begun: Event) -> None:
+    """Open a root again and again, beside other processes that do."""
+    begun.set()
+    own = [body(root, CAP) for _ in range(60)]
+    assert len({each._direct for each in own}) == 1, "whether it has direct I/O was told wrong"
+
+
+def hold_the_lock(root: Path, begun: Event) -> None:
+    """Hold a root's lock until killed."""
+    with body(root)._locked(20.0):
+        begun.set()
+        threading.Event().wait()
+
+
 def write_for_ever(root: Path, begun: Event) -> None:
     """Write until killed."""
     own = body(root, CAP)
@@ -80,7 +94,7 @@ def kill_and_check(root: Path, rng: random.Random) -> None:
         assert content is not None
         assert len(content) == 3000 + content[0], "a frame is cut short"
         assert set(bytes(content)) == {content[0]}, "a frame is torn"
-    with own._locked() as counter:
+    with own._locked(20.0) as counter:
         counted = counter.get()
     assert counted is None or counted >= frames_nbytes(root), "the counter counts too little"
     assert frames_nbytes(root) <= CAP, "bytes beyond the cap"

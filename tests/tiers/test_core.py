@@ -364,6 +364,141 @@ def test_a_full_medium_pauses_writes_and_gives_way() -> None:
     assert store.statistics().breaker is BreakerState.CLOSED
 
 
+def test_a_medium_that_stays_full_keeps_the_entries_that_are_there() -> None:
+    """Each write that found it full evicted one more, until none was left."""
+    store = core(max_writes=1, full_pause_s=1.0, breaker_longest_pause_s=8.0)
+    stored(store, *range(8))
+    times = []
+    for now_s in range(20, 60):
+        store.offer(keys(now_s), [100], now_s)
+        while actions := store.take_actions():
+            for action in actions:
+                if isinstance(action, Write):
+                    times.append(now_s)
+                    store.failed(action.action, Fault.FULL, now_s)
+                else:
+                    store.completed(action.action, now_s)
+    assert store.statistics().num_entries == 7, "one entry gives way, since the medium may hold only so many"
+    assert times == [20, 21, 23, 27, 35, 43, 51, 59], "and writes pause longer each time"
+    store.tick(80.0)
+    store.take_answers()
+    assert stored(store, 99, now_s=80.0) == [StoreOutcome.STORED]
+
+
+def test_what_was_lost_is_counted() -> None:
+    store = core(max_writes=1, max_queued_nbytes=200)
+    stored(store, 1)
+    stored(store, 1)
+    assert store.num_lost == 0, "what is there is not lost"
+    store.offer(keys(2, 3, 4, 5), [100] * 4, 0.0)
+    assert store.num_lost == 2
+    (write,) = store.take_actions()
+    store.failed(write.action, Fault.IO, 0.0)
+    assert store.num_lost == 3
+    store.withdraw(keys(3), 0.0)
+    assert store.num_lost == 3
+
+
+def test_an_entry_that_cannot_be_read_goes_and_the_tier_stays_in_service() -> None:
+    """It stayed listed: nobody stored it anew, and five asks for it put all others out of service."""
+    store = core(breaker_failures=4)
+    stored(store, 1)
+    for turn in range(3):
+        store.load(keys(1), float(turn), 1.0)
+        (read,) = store.take_actions()
+        store.failed(read.action, Fault.IO, float(turn))
+    assert (store.look_up(keys(1)), store.statistics().breaker) == (0, BreakerState.CLOSED)
+    assert carry_out(store)[Delete] == 1
+    store = core(breaker_failures=4)
+    stored(store, 1)
+    for turn in range(4, 7):  # and one whose reads never end in time
+        store.load(keys(1), 10.0 * turn, 5.0)
+        (read,) = (each for each in store.take_actions() if isinstance(each, Read))
+        store.tick(10.0 * turn + 3.0)
+        store.completed(read.action, 10.0 * turn + 4.0, 100)
+    assert (store.look_up(keys(1)), store.statistics().breaker) == (0, BreakerState.CLOSED)
+
+
+def test_entries_outlast_an_outage_of_the_body() -> None:
+    store = core(breaker_failures=2, breaker_pause_s=1.0, breaker_longest_pause_s=1.0)
+    stored(store, 1, 2)
+    for turn in range(6):
+        store.load(keys(1, 2), 2.0 * turn, 1.0)
+        for read in store.take_actions():
+            store.failed(read.action, Fault.IO, 2.0 * turn)
+    assert store.statistics().times_opened == 3
+    assert store.statistics().num_entries == 1, "the probes have cost one"
+
+
+def test_reads_that_hang_between_reads_that_succeed_open_the_breaker() -> None:
+    """Each success began the count anew: a third of the reads hung, and requests went on waiting for them."""
+    store = core(breaker_failures=3, breaker_pause_s=1.0, breaker_longest_pause_s=60.0, read_timeout_s=2.0)
+    stored(store, *range(9))
+    now_s, openings = 0.0, []
+    for number in (number for _ in range(30) for number in range(9)):
+        now_s += 0.5
+        store.tick(now_s)
+        store.load(keys(number), now_s, 2.0)
+        for read in store.take_actions():
+            assert isinstance(read, Read)
+            if number % 3 == 0:
+                now_s += 2.0
+                store.tick(now_s)
+                store.failed(read.action, Fault.TIMEOUT, now_s)
+                openings += [now_s] * (store.statistics().breaker is BreakerState.OPEN)
+            else:
+                now_s += 0.01
+                store.completed(read.action, now_s, 100)
+    pauses = np.diff(openings)
+    assert len(openings) >= 5
+    assert (pauses[1:] > pauses[:-1]).all(), "a probe that succeeds is no cure"
+
+
+def test_slow_reads_and_failures_now_and_then_do_not_open_the_breaker() -> None:
+    store = core(breaker_failures=3, read_timeout_s=2.0)
+    stored(store, 1, *range(100, 105))
+    now_s = 0.0
+    for turn in range(200):
+        number = 100 + turn // 40 if turn % 40 == 0 and turn else 1
+        store.load(keys(number), now_s, 5.0)
+        (read,) = store.take_actions()
+        now_s += 2.0 if number != 1 else 0.5
+        store.tick(now_s)
+        store.completed(read.action, now_s, 100)
+    assert store.statistics().times_opened == 0
+
+
+def test_deletes_that_succeed_are_no_sign_that_a_body_works() -> None:
+    """A folder that was emptied: writes fail, what they may have left is deleted, and the breaker stayed closed."""
+    store = core(breaker_failures=3, max_writes=1)
+    for number in range(3):
+        store.offer(keys(number), [100], 0.0)
+        (write,) = store.take_actions()
+        store.failed(write.action, Fault.IO, 0.0)
+        for delete in store.take_actions():
+            store.completed(delete.action, 0.0)
+    assert store.statistics().breaker is BreakerState.OPEN
+
+
+def test_content_that_cannot_be_deleted_keeps_no_tier_out_of_service() -> None:
+    store = core(breaker_failures=2, breaker_pause_s=1.0, breaker_longest_pause_s=1.0)
+    stored(store, 1, 2, 3, 4)
+    store.withdraw(keys(3, 4), 0.0)
+    for delete in store.take_actions():
+        store.failed(delete.action, Fault.IO, 0.0)
+    assert store.statistics().breaker is BreakerState.OPEN
+    for turn in range(1, 4):
+        store.tick(float(turn))
+        for delete in store.take_actions():
+            assert isinstance(delete, Delete)
+            store.failed(delete.action, Fault.IO, float(turn))
+        assert store.statistics().breaker is BreakerState.PROBING
+    store.load(keys(1), 3.5, 1.0)
+    (read,) = (each for each in store.take_actions() if isinstance(each, Read))
+    store.completed(read.action, 3.5, 100)
+    assert store.statistics().breaker is BreakerState.CLOSED
+
+
 def test_more_offers_than_may_wait_are_dropped_at_once() -> None:
     store = core(cap_nbytes=10_000, max_writes=1, max_queued_nbytes=200)
     store.offer(keys(*range(5)), [100] * 5, 0.0)
@@ -378,9 +513,9 @@ def test_more_offers_than_may_wait_are_dropped_at_once() -> None:
 
 def test_the_breaker_opens_probes_and_closes() -> None:
     store = core(breaker_failures=3, breaker_pause_s=1.0)
-    stored(store, 1, 2)
-    for _ in range(3):
-        store.load(keys(1), 0.0, 1.0)
+    stored(store, 1, 2, 3)
+    for number in (3, 2, 1):
+        store.load(keys(number), 0.0, 1.0)
         (read,) = store.take_actions()
         store.failed(read.action, Fault.IO, 0.0)
         assert loaded(store).cause is LoadEnd.FAILED

@@ -10,12 +10,15 @@ from pagedkv.compilation.compiled import is_compiling_at_all
 from pagedkv.tiers.actions import Fault
 from pagedkv.tiers.breaker import CircuitBreaker
 from pagedkv.tiers.deletes import Deletes
+from pagedkv.tiers.dispatch import Dispatch
 from pagedkv.tiers.entries import Entries
+from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import OpenFrame
 from pagedkv.tiers.index import StoreIndex
 from pagedkv.tiers.open_scan import OpenScan
 from pagedkv.tiers.reads import Reads, Ticket
-from tests.tiers.faults.disk import AT_REST
+from pagedkv.tiers.writes import Writes
+from tests.tiers.faults.disk import AT_REST, UNREADABLE
 from tests.tiers.faults.kills import kill_stores
 from tests.tiers.faults.ledger import Ledger
 from tests.tiers.faults.machine import CAP, FaultMachine
@@ -56,9 +59,11 @@ def test_every_kind_of_fault_happens_and_has_a_fate() -> None:
         "crash",
         "dead server",
         "slow server",
+        "full disk",
+        "reads hang",
     }
     unreliable = {"server answers that there is none", "file read while it is written"}
-    assert set(ledger.injected) == calls | answers | others | unreliable | set(AT_REST)
+    assert set(ledger.injected) == calls | answers | others | unreliable | {*AT_REST, UNREADABLE}
     assert ledger.fates["forged with a valid check", "refused: damaged"] > 0
     assert "\n".join(ledger.lines()).count("crash") >= 2
 
@@ -123,7 +128,7 @@ def test_the_machine_notices_entries_that_stay_listed_though_they_vanished(monke
 def test_the_machine_notices_scans_that_list_what_is_older_than_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Entries, "forget_scans", lambda *_: None)
     with pytest.raises(AssertionError, match="from before a reset was served"):
-        FaultMachine(0, fault_rate=0.05, is_keyed=True, is_shared=True).run(6000, checks_every=10)
+        FaultMachine(1, fault_rate=0.05, is_keyed=True, is_shared=True).run(6000, checks_every=10)
 
 
 @interpreted
@@ -149,7 +154,7 @@ def test_the_machine_notices_a_store_that_forgets_entries(monkeypatch: pytest.Mo
         end(deletes, action, None)
 
     monkeypatch.setattr(Deletes, "end", forgets)
-    with pytest.raises(AssertionError, match=r"bytes|no entry counts"):
+    with pytest.raises(AssertionError, match=r"bytes|no entry counts|written over"):
         FaultMachine(2, fault_rate=0.4).run(5000)
 
 
@@ -200,13 +205,54 @@ def test_the_machine_notices_requests_that_are_given_up_without_a_cause(monkeypa
 def test_the_machine_notices_a_breaker_that_opens_early(monkeypatch: pytest.MonkeyPatch) -> None:
     note_failure = CircuitBreaker.note_failure
 
-    def is_nervous(breaker: CircuitBreaker, now_s: float) -> bool:
-        breaker.failures_in_a_row += 1
-        return note_failure(breaker, now_s)
+    def is_nervous(breaker: CircuitBreaker, what: tuple[str, bytes], now_s: float, read_s: float | None) -> bool:
+        breaker.failed.add(("nothing", b""))
+        return note_failure(breaker, what, now_s, read_s)
 
     monkeypatch.setattr(CircuitBreaker, "note_failure", is_nervous)
     with pytest.raises(AssertionError, match="opened without failures"):
         FaultMachine(5, fault_rate=0.2).run(5000)
+
+
+@interpreted
+def test_the_machine_notices_a_breaker_that_ignores_lost_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CircuitBreaker, "loses_time", False)
+    with pytest.raises(AssertionError, match="closed though all fails, or reads lose their time"):
+        FaultMachine(0, fault_rate=0.05).run(6000)
+
+
+@interpreted
+def test_the_machine_notices_a_breaker_that_is_closed_by_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
+    note_success = Dispatch._note_success
+
+    def is_calmed_by_deletes(dispatch: Dispatch, action: int) -> None:
+        if dispatch._owner_of(action) is dispatch._deletes:
+            dispatch._breaker.note_success()
+        note_success(dispatch, action)
+
+    monkeypatch.setattr(Dispatch, "_note_success", is_calmed_by_deletes)
+    with pytest.raises(AssertionError, match="closed though all fails, or reads lose their time"):
+        FaultMachine(0, fault_rate=0.2).run(6000)
+
+
+@interpreted
+def test_the_machine_notices_entries_that_stay_listed_though_they_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Reads, "_fails_often", lambda *_: False)
+    with pytest.raises(AssertionError, match="an entry that cannot be read stays listed"):
+        FaultMachine(1, fault_rate=0.2).run(500)
+
+
+@interpreted
+def test_the_machine_notices_a_medium_that_stays_full_and_empties_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_all(writes: Writes, nbytes: int) -> None:
+        writes._paused_until_s = writes._clock.now_s + writes._config.full_pause_s
+        writes._entries.evict(nbytes)
+
+    monkeypatch.setattr(Writes, "_give_way", gives_all)
+    with pytest.raises(AssertionError, match="a medium that stays full empties the store"):
+        FaultMachine(3, fault_rate=0.3).run(4000)
 
 
 @interpreted
@@ -266,6 +312,15 @@ def test_the_machine_of_real_media_notices_frames_that_are_not_compared(
     monkeypatch.setattr(OpenFrame, "compare", lambda *_: None)
     machine = RealMachine("folder", tmp_path)
     with pytest.raises(AssertionError, match="wrong answer"):
+        machine.run(5000)
+
+
+def test_the_machine_of_real_media_notices_a_root_that_is_not_written_to_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = RealMachine("folder", tmp_path)
+    monkeypatch.setattr(FolderBody, "_make_folders", lambda *_: None)
+    with pytest.raises(AssertionError, match="nothing is stored any more"):
         machine.run(5000)
 
 

@@ -5,8 +5,10 @@ import fcntl
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +22,10 @@ from tests.tiers.folder_writers import (
     FINGERPRINT,
     body,
     frames_nbytes,
+    hold_the_lock,
     key,
     kill_and_check,
+    open_often,
     started,
     write_and_delete,
 )
@@ -79,15 +83,119 @@ def test_processes_share_a_root_within_the_cap(tmp_path: Path) -> None:
     watcher = body(root, 50_000)
     workers = [started(write_and_delete, root, seed) for seed in range(2)]
     while any(worker.is_alive() for worker, _ in workers):
-        with watcher._locked():
+        with watcher._locked(20.0):
             assert frames_nbytes(root) <= 50_000
         workers[0][0].join(0.02)
     for worker, _ in workers:
         worker.join()
     assert [worker.exitcode for worker, _ in workers] == [0, 0]
-    with watcher._locked() as counter:
+    with watcher._locked(20.0) as counter:
         counted = counter.get()
     assert counted == frames_nbytes(root), "the counter is exact while no process is killed"
+
+
+def test_processes_open_one_root_at_once(tmp_path: Path) -> None:
+    """What one wrote to find out about direct I/O the other deleted, and half of the opens failed."""
+    openers = [started(open_often, tmp_path / "root") for _ in range(2)]
+    for opener, _ in openers:
+        opener.join()
+    assert [opener.exitcode for opener, _ in openers] == [0, 0]
+
+
+def test_a_lock_that_another_process_holds_for_ever_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedkv.tiers.folder_body.START_LOCK_S", 0.1)
+    root = tmp_path / "root"
+    own = body(root, 1000)
+    own.write(key(1), [bytes(100)], 5.0)
+    holder, _begun = started(hold_the_lock, root)
+    try:
+        with pytest.raises(TimeoutError, match=r"another process has .*usage locked for 0\.05 s"):
+            own.write(key(2), [bytes(100)], 0.05)
+        with pytest.raises(TimeoutError):
+            own.delete(key(1), 0.05)
+        again = body(root, 1000)
+        assert [each.key for each in again.scan()] == [key(1)]
+        assert again.usage().nbytes == 100
+        assert again.read(key(1), 100, 1.0) is not None
+    finally:
+        holder.kill()
+        holder.join()
+    own.write(key(2), [bytes(100)], 5.0)
+    assert own.usage().nbytes == 200
+    assert list((root / FINGERPRINT.hex()[:32] / "writing").iterdir()) == []
+
+
+def test_a_root_that_is_emptied_is_written_to_again(tmp_path: Path) -> None:
+    """Nothing was stored ever again: the folders were thought to be there."""
+    root = tmp_path / "root"
+    own, large = body(root, 10**7), bytes(2**19)
+    own.write(key(1), [b"content"], 1.0)
+    for path in root.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert own.read(key(1), 7, 1.0) is None
+    assert own.delete(key(1), 1.0) is False
+    for number, content in ((1, b"content"), (1, large), (2, large)):
+        own.write(key(number), [content], 1.0)
+        assert own.read(key(number), len(content), 1.0) == content
+    with own._locked(1.0) as counter:
+        assert counter.get() == frames_nbytes(root) == 2 * len(large)
+
+
+def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path) -> None:
+    """Who had locked a file that was deleted meanwhile would share the root with who locked the next one."""
+    own, other = body(tmp_path / "root"), body(tmp_path / "root")
+    with own._locked(1.0):
+        (tmp_path / "root" / "usage").unlink()
+        waiting = ThreadPoolExecutor(1).submit(other.write, key(1), [b"content"], 20.0)
+        waiting.result(20.0)
+    with own._locked(1.0), pytest.raises(TimeoutError):
+        other.delete(key(1), 0.0)
+
+
+def test_files_and_links_in_place_of_folders_are_quarantined_and_not_followed(tmp_path: Path) -> None:
+    """A file of that name prevented every start, and a link was followed out of the root."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    own = body(root)
+    own.write(key(1), [b"mine"], 1.0)
+    folder, subtree = own._path(key(1)).parent, root / FINGERPRINT.hex()[:32]
+    folder.rename(outside)
+    folder.symlink_to(outside)
+    other = next(name for name in ("00", "11") if name != folder.name)
+    (subtree / other).write_bytes(b"a file")
+    (root / "a file").write_bytes(b"a file")
+    (root / OTHER.hex()[:32]).mkdir()
+    (root / OTHER.hex()[:32] / "writing").write_bytes(b"a file")
+    again = body(root)
+    assert again.read(key(1), 4, 1.0) is None
+    assert (list(again.scan()), again.usage().nbytes, again.num_quarantined) == ([], len("a file"), 2)
+    own.write(key(1), [b"again"], 1.0)
+    assert own.read(key(1), 5, 1.0) == b"again"
+    assert [path.read_bytes() for path in outside.iterdir()] == [b"mine"]
+
+
+def test_a_folder_in_place_of_a_frame_is_deleted_into_quarantine(tmp_path: Path) -> None:
+    own = body(tmp_path / "root")
+    own._path(key(1)).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        own.read(key(1), 1, 1.0)
+    own.delete(key(1), 1.0)
+    own.write(key(1), [b"mine"], 1.0)
+    assert own.read(key(1), 4, 1.0) == b"mine"
+
+
+def test_what_can_never_fit_deletes_nothing(tmp_path: Path) -> None:
+    own = body(tmp_path / "root", 1000)
+    for number in range(5):
+        own.write(key(number), [bytes(100)], 1.0)
+    with own._locked(1.0) as counter:
+        descriptor = _begin(own._subtree / "writing" / "under-way", 450, counter)
+    for nbytes in (1001, 600):
+        with pytest.raises(OSError, match=f"needs {nbytes} bytes of a cap of 1000"):
+            own.write(key(9), [bytes(nbytes)], 1.0)
+    os.close(descriptor)
+    assert len(list(own.scan())) == 5
 
 
 def test_killed_writers_leave_whole_frames_and_nothing_that_lasts(tmp_path: Path) -> None:
@@ -136,7 +244,7 @@ def test_writes_under_way_count_against_the_cap_and_those_of_the_killed_until_th
     """The cap held for frames alone: each write under way came on top of it."""
     root = tmp_path / "root"
     one = body(root, 1000)
-    with one._locked() as counter:
+    with one._locked(20.0) as counter:
         descriptor = _begin(root / FINGERPRINT.hex()[:32] / "writing" / "under-way", 600, counter)
     assert one.usage().nbytes == 600
     other = body(root, 1000)
@@ -146,7 +254,7 @@ def test_writes_under_way_count_against_the_cap_and_those_of_the_killed_until_th
     other = body(root, 1000)
     other.write(key(1), [bytes(500)], 1.0)
     assert other.usage().nbytes == 500
-    with other._locked() as counter:
+    with other._locked(20.0) as counter:
         assert counter.get() == 500
 
 

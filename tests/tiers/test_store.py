@@ -1,9 +1,11 @@
 """Stores on threads: what is offered is served, also after a restart; what goes wrong is a miss in time."""
 
 import os
+import re
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +27,7 @@ from pagedkv.tiers.host_body import HostBody
 from pagedkv.tiers.identity import Identity, Run
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
+from pagedkv.tiers.specs import RedisTier
 from pagedkv.tiers.store import LoadedRuns, TierStore
 from tests.tiers.bodies import (
     BUCKET,
@@ -286,6 +289,55 @@ def test_a_server_that_does_not_answer_at_start_is_refused_with_what_was_tried(t
         RedisBody(f"unix://{tmp_path}/none", IDENTITY.fingerprint, timeout_s=0.2)
     with pytest.raises(ConfigurationError, match="Redis server of a tier does not answer"):
         RedisBody("nonsense://", IDENTITY.fingerprint)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://somebody:hidden@localhost:1/0",
+        "redis://:hid/den@localhost:1/0",
+        "redis://:hidden@@localhost:nonsense/0",
+        "redis://localhost:1/0?username=somebody&password=hidden",
+        "nonsense://:hidden@localhost:1",
+    ],
+)
+def test_no_error_of_a_server_has_its_password(url: str) -> None:
+    for make_one in (
+        lambda: RedisBody(url, IDENTITY.fingerprint, timeout_s=0.2),
+        lambda: ObjectBody(url, IDENTITY.fingerprint, timeout_s=0.2),
+    ):
+        with pytest.raises(ConfigurationError) as problem:
+            make_one()
+        text = "".join(traceback.format_exception(problem.value, limit=0))
+        assert not {"hidden", "hid", "den", "somebody"} & set(re.split(r"[^a-z]+", text))
+    tier = RedisTier(url, secret=bytes(32))
+    assert not {"hidden", "hid", "den", "somebody"} & set(re.split(r"[^a-z]+", f"{tier!r} {tier.name}"))
+
+
+def test_an_error_of_an_object_store_is_one_line() -> None:
+    """It was pages of Rust."""
+    options = s3_options("http://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match=r"Connection refused$") as problem:
+        ObjectBody(f"s3://{BUCKET}/x", IDENTITY.fingerprint, timeout_s=1.0, **options)
+    text = "".join(traceback.format_exception(problem.value, limit=0))
+    assert "Debug source" not in text
+    assert len(text.splitlines()) == 1
+
+
+def test_a_value_of_another_type_in_redis_is_removed_and_stored_anew(redis_url: str) -> None:
+    """It stayed listed: each request failed to load it, and nobody stored it."""
+    runs = some_runs(2, seed=77)
+    body = RedisBody(redis_url, IDENTITY.fingerprint, prefix="another type")
+    with store_on(body) as store:
+        put(store, runs)
+        body._client.delete(body._name(runs[0].key))
+        body._client.lpush(body._name(runs[0].key), b"another")
+        causes = [loaded(store, runs[:1]).cause for _ in range(4)]
+        assert causes == [LoadEnd.FAILED] * 3 + [LoadEnd.ABSENT]
+        assert store.wait_until_quiet(SECONDS)
+        assert put(store, runs) == {StoreOutcome.STORED: 1, StoreOutcome.PRESENT: 1}
+        assert loaded(store, runs).num_runs == 2
+        assert store.statistics().times_opened == 0
 
 
 @pytest.mark.parametrize("server", [RedisServer, S3Server])

@@ -153,7 +153,7 @@ class PrefixCore(DrivenCore):
 
         Args:
             hand_off: from :meth:`hand_over` of an engine with the same model and settings.
-            prompt_token_ids: int32 ``[n]``, the same prompt; salt: the same salt, else nothing is found.
+            prompt_token_ids: int32 ``[n]``, the same prompt; salt: the same salt; else nothing is listed.
             timeout_s: longest time to wait for a link.
             link: of a hand-off by a link, which brings the blocks into the cache at once; None: by the tiers.
 
@@ -201,7 +201,10 @@ class PrefixCore(DrivenCore):
         return self._live.tiers.weights()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
-        """Wait until all computed blocks are stored in the tiers that admit them; return whether they are in time.
+        """Wait until all computed blocks are stored in the tiers that admit them; return whether they are.
+
+        False: some that were computed since the last call are late, failed to be stored, or were dropped, as where a
+        tier is full or out of service.
 
         Raises EngineError where another thread drives the engine.
         """
@@ -209,7 +212,7 @@ class PrefixCore(DrivenCore):
             return self._live.tiers.flush(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
-        """Flush and close the tiers; the engine goes on without them. Return whether everything was stored.
+        """Flush and close the tiers; the engine goes on without them. Return what :meth:`flush_tiers` does.
 
         Not needed for correct answers, nor before the process ends: stores then have ten seconds to finish.
 

@@ -68,6 +68,8 @@ class ServedTier:
         loaded_s: seconds of the loads that published tokens.
         num_loads_that_came: number of these loads.
         num_offered_runs: entries that were offered to it.
+        num_dropped: sequences, or entries, that were dropped before they were offered, since there was no room or the
+            tier was out of service.
         num_refused_loads: loads that were predicted to be slower than computing.
         not_loaded: tokens that it had and that were not loaded, by cause.
     """
@@ -84,6 +86,7 @@ class ServedTier:
         self.loaded_s = 0.0
         self.num_loads_that_came = 0
         self.num_offered_runs = 0
+        self.num_dropped = 0
         self.num_refused_loads = 0
         self.not_loaded: Counter[TierCause] = Counter()
 

@@ -113,7 +113,8 @@ class TierOffers:
         if num_settled >= self._layout.block_size:
             if num_settled == len(token_ids):  # a match leaves the last token out
                 token_ids = np.append(token_ids, np.int32(0))
-            for queue in self._queues:
+            for tier, queue in zip(self._tiers, self._queues, strict=True):
+                tier.num_dropped += len(queue) == MOST_QUEUED
                 queue.append(_Sequence(token_ids, num_settled, keys, chain))
 
     def drop(self) -> None:
@@ -132,6 +133,7 @@ class TierOffers:
         for number, tier in enumerate(self._tiers):
             self._offer_copied(number, waits=is_idle)
             if tier.store.is_out_of_service:
+                tier.num_dropped += len(self._queues[number])
                 self._queues[number].clear()
             while self._queues[number] and (budget is None or budget > 0):
                 copied = self._copy_some(number, self._queues[number][0], budget)
@@ -193,6 +195,7 @@ class TierOffers:
         for group in range(self._layout.num_groups):
             copied = self._bytes.read(group, np.concatenate([blocks[group] for _, blocks in entries]))
             if copied is None:
+                self._tiers[number].num_dropped += len(entries)
                 return
             copies.append(copied)
         counts = [[len(ids) for ids in blocks] for _, blocks in entries]

@@ -25,6 +25,7 @@ from pagedkv.tiers.frame import (
     frame_nbytes,
     frames_of,
     open_frame,
+    read_frames,
     write_frame,
 )
 from pagedkv.tiers.host_body import HostBody
@@ -98,6 +99,7 @@ __all__ = [
     "open_frame",
     "parse_nbytes",
     "parse_tier",
+    "read_frames",
     "runs_of",
     "write_frame",
 ]

@@ -6,6 +6,7 @@ among them), never with another class.
 """
 
 import errno
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,10 +14,14 @@ from typing import Final, Protocol
 from pagedkv.tiers.actions import Fault
 from pagedkv.tiers.checksums import Buffer
 
-__all__ = ["Body", "Stored", "Usage", "fault_of", "key_of_name", "name_of_key"]
+__all__ = ["Body", "Stored", "Usage", "brief", "fault_of", "key_of_name", "name_of_key", "without_secrets"]
 
 KEY_NBYTES: Final = 32
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+USER: Final = re.compile(r"(?<=//)\S*@")
+"""User and password of a URL, whatever characters they have."""
+QUERY: Final = re.compile(r"(?<=\w)\?\S*")
+MOST_TEXT: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,29 @@ def fault_of(problem: OSError) -> Fault:
     if isinstance(problem, TimeoutError):
         return Fault.TIMEOUT
     return Fault.FULL if problem.errno in NO_SPACE else Fault.IO
+
+
+def without_secrets(url: str) -> str:
+    """Leave user, password and query out of a URL.
+
+    >>> without_secrets("redis://:secret@localhost:6379/0?password=another")
+    'redis://localhost:6379/0'
+    """
+    return QUERY.sub("", USER.sub("", url))
+
+
+def brief(problem: Exception, url: str = "") -> str:
+    """Return the message of a medium's error as one short line, without secrets of URLs, or parts of those of ``url``.
+
+    >>> brief(OSError("GET redis://:secret@localhost failed"))
+    'GET redis://localhost failed'
+    """
+    text = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+    text = without_secrets(text)
+    for secrets in USER.findall(url):
+        for secret in filter(None, re.split("[:@/]", secrets)):
+            text = text.replace(secret, "***")
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
 
 
 def name_of_key(key: bytes) -> str:

@@ -2,17 +2,26 @@
 
 ::
 
-    CLOSED --- failures in a row ---> OPEN --- after a pause ---> PROBING --- one success ---> CLOSED
-                                        ^                            |
-                                        +------- one failure --------+     the pause grows each time
+    CLOSED --- failures ---> OPEN --- after a pause ---> PROBING --- one success ---> CLOSED
+                              ^                             |
+                              +-------- one failure --------+     the pause grows each time
 
-While it is open, no action is sent to the body. While it probes, one action at a time is sent.
+It opens when different keys have failed one after the other without a success between them. It also opens when reads
+that hang take more than half of the time of the latest reads, whatever succeeds between them: where a third of the
+reads hang for two seconds, requests wait for those. While it is open, no action is sent to the body. While it
+probes, one read or write at a time is sent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 __all__ = ["BreakerState", "CircuitBreaker"]
+
+KEEPS: Final = 0.99
+"""Weight of the past at each new read: the latest hundred count."""
+MOST_LOST: Final = 0.5
+"""Share of the time of reads."""
 
 
 class BreakerState(StrEnum):
@@ -25,19 +34,28 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Opens after failures in a row. It has no clock: times are arguments.
+    """Opens after failures. It has no clock: times are arguments.
 
     Args:
-        num_failures: number of failures in a row that opens it.
+        num_failures: number of keys that fail in a row, or of reads that hang among the latest, that opens it.
         pause_s: first pause; each failed probe doubles it.
         longest_pause_s: longest pause.
+
+    Attributes:
+        failed: what has failed since the last success. One entry that cannot be read is one failure, however often it
+            is asked for.
+        num_lost, lost_s, read_s: reads that hung among the latest, their seconds, and those of all; older ones count
+            less.
     """
 
     num_failures: int
     pause_s: float
     longest_pause_s: float
     state: BreakerState = BreakerState.CLOSED
-    failures_in_a_row: int = 0
+    failed: set[tuple[str, bytes]] = field(default_factory=set)
+    num_lost: float = 0.0
+    lost_s: float = 0.0
+    read_s: float = 0.0
     next_pause_s: float = 0.0
     opens_again_s: float = 0.0
     times_opened: int = 0
@@ -47,17 +65,43 @@ class CircuitBreaker:
         """Whether no action is sent to the body."""
         return self.state is BreakerState.OPEN
 
-    def note_success(self) -> None:
-        """Record that an action succeeded."""
-        self.failures_in_a_row = 0
+    @property
+    def loses_time(self) -> bool:
+        """Whether most of the time of the latest reads was lost."""
+        return self.num_lost >= self.num_failures and self.lost_s > MOST_LOST * self.read_s
+
+    def _note_read(self, seconds: float, *, is_lost: bool) -> None:
+        self.num_lost = KEEPS * self.num_lost + is_lost
+        self.lost_s = KEEPS * self.lost_s + seconds * is_lost
+        self.read_s = KEEPS * self.read_s + seconds
+
+    def note_success(self, read_s: float | None = None) -> None:
+        """Record that the body did a read, in so many seconds, or a write.
+
+        While time is being lost, the next pause grows all the same.
+        """
+        if read_s is not None:
+            self._note_read(read_s, is_lost=False)
+        self.failed.clear()
         if self.state is BreakerState.PROBING:
             self.state = BreakerState.CLOSED
-            self.next_pause_s = 0.0
+            if not self.loses_time:
+                self.next_pause_s = 0.0
 
-    def note_failure(self, now_s: float) -> bool:
-        """Record that an action failed or was overdue; return whether the breaker opened because of it."""
-        self.failures_in_a_row += 1
-        is_due = self.state is BreakerState.CLOSED and self.failures_in_a_row >= self.num_failures
+    def note_failure(self, what: tuple[str, bytes], now_s: float, read_s: float | None = None) -> bool:
+        """Record that an action failed or was overdue; return whether the breaker opened because of it.
+
+        Args:
+            what: the kind of the action, and its key.
+            now_s: time.
+            read_s: seconds of a read that hangs.
+        """
+        self.failed.add(what)
+        is_due = len(self.failed) >= self.num_failures
+        if read_s is not None:
+            self._note_read(read_s, is_lost=True)
+            is_due = is_due or self.loses_time
+        is_due = is_due and self.state is BreakerState.CLOSED
         if not is_due and self.state is not BreakerState.PROBING:
             return False
         self.next_pause_s = min(self.longest_pause_s, max(self.pause_s, 2 * self.next_pause_s))

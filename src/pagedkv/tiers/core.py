@@ -76,6 +76,11 @@ class StoreCore:
         return self._breaker.state
 
     @property
+    def num_lost(self) -> int:
+        """Offered keys that were to be stored and were not."""
+        return self._offers.num_lost
+
+    @property
     def queue_room_nbytes(self) -> int:
         """Bytes that can be offered now before offers are dropped."""
         return self._offers.queue_room_nbytes

@@ -93,16 +93,18 @@ class Deletes:
         """Whether a delete of this number is in flight."""
         return action in self._in_flight
 
+    def key_of(self, action: int) -> bytes:
+        """Return the key of a delete in flight."""
+        return self._in_flight[action]
+
     def is_late(self, action: int) -> bool:
         """Whether a delete in flight is overdue."""
         return self._doomed[self._in_flight[action]].is_late
 
-    def expire(self, action: int) -> bool:
-        """Note that an action is overdue; return whether it is a delete in flight."""
-        if action not in self._in_flight:
-            return False
-        self._doomed[self._in_flight[action]].is_late = True
-        return True
+    def expire(self, action: int) -> None:
+        """Note that an action is overdue, if it is a delete in flight."""
+        if action in self._in_flight:
+            self._doomed[self._in_flight[action]].is_late = True
 
     def end(self, action: int, fault: Fault | None) -> None:
         """End a delete. GONE counts as deleted; after any other fault the delete is sent again."""

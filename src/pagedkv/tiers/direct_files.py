@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Final
 
@@ -31,22 +32,25 @@ def write_all(descriptor: int, pieces: Sequence[Buffer]) -> None:
 
 
 def can_be_direct(folder: Path) -> bool:
-    """Whether the file system of a folder has direct I/O. Writes a small file there and deletes it."""
+    """Whether the file system of a folder has direct I/O. Writes a small file there, which other processes may delete.
+
+    Its name is used once: a process in another container may have this one's number.
+    """
     if not hasattr(os, "O_DIRECT"):
         return False
-    probe = folder / f"direct.{os.getpid()}"
+    probe = folder / f"direct.{os.getpid()}.{token_hex(4)}"
     try:
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_DIRECT, 0o600)
     except OSError:
         return False
     try:
+        probe.unlink(missing_ok=True)
         with mmap.mmap(-1, SECTOR) as page:
             return os.write(descriptor, page) == SECTOR
     except OSError:
         return False
     finally:
         os.close(descriptor)
-        probe.unlink()
 
 
 def whole_sectors(nbytes: int) -> int:

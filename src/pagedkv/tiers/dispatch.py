@@ -2,7 +2,7 @@
 
 Deletes are sent first, since they make room, then reads, since requests wait for them, then writes. The circuit breaker
 decides whether anything is sent at all. An overdue action counts as one failure, and stays in flight until the driver
-reports it.
+reports it; its end tells nothing of the body. Nor does a delete that succeeds: where all is gone, deletes do.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ class Dispatch:
 
     def complete(self, action: int, nbytes: int | None) -> None:
         """End an action that is done. A read that brought another frame than the index counts is corrupt."""
-        self._breaker.note_success()
+        self._note_success(action)
         fault = Fault.CORRUPT if self._reads.is_another_frame(action, nbytes) else None
         if fault is not None:
             self.faults[str(fault)] += 1
@@ -68,44 +68,64 @@ class Dispatch:
     def fail(self, action: int, fault: Fault, now_s: float) -> None:
         """End an action that failed. What is overdue has counted as a failure of the body already."""
         self.faults[str(fault)] += 1
-        owner = self._owner_of(action)
         if fault not in BREAKING:
-            self._breaker.note_success()
-        elif owner is not None and not owner.is_late(action):
-            self._note_failure(now_s)
+            self._note_success(action)
+        elif not self._awaiting(action).is_late(action):
+            self._note_failure(action, now_s, hangs=fault is Fault.TIMEOUT)
         self._end(action, fault)
 
     def expire(self, action: int, now_s: float) -> None:
         """Count an overdue action as failed, if it is in flight. It stays so until the driver reports it."""
-        if self._reads.expire(action) or self._writes.expire(action) or self._deletes.expire(action):
+        if self._owner_of(action) is not None:
             self.faults["overdue"] += 1
-            self._note_failure(now_s)
+            self._note_failure(action, now_s, hangs=True)
+        for owner in (self._reads, self._writes, self._deletes):
+            owner.expire(action)
 
     def _owner_of(self, action: int) -> Reads | Writes | Deletes | None:
         """Return what awaits the end of an action; None if nothing does."""
         owners = (self._reads, self._writes, self._deletes)
         return next((owner for owner in owners if owner.awaits(action)), None)
 
-    def _end(self, action: int, fault: Fault | None) -> None:
+    def _awaiting(self, action: int) -> Reads | Writes | Deletes:
         owner = self._owner_of(action)
         assert owner is not None, f"action {action} is not in flight"
-        owner.end(action, fault)
+        return owner
+
+    def _end(self, action: int, fault: Fault | None) -> None:
+        self._awaiting(action).end(action, fault)
         self.send()
 
-    def _note_failure(self, now_s: float) -> None:
+    def _note_success(self, action: int) -> None:
+        """Count what the body did in time, if it tells that the body works."""
+        owner = self._awaiting(action)
+        if owner is self._deletes or owner.is_late(action):
+            return
+        self._breaker.note_success(self._reads.seconds_of(action) if owner is self._reads else None)
+
+    def _note_failure(self, action: int, now_s: float, *, hangs: bool) -> None:
         """Count a failure of the body; if the breaker opens, what is queued is answered."""
-        if self._breaker.note_failure(now_s):
+        owner = self._awaiting(action)
+        if owner is self._deletes and self._breaker.state is BreakerState.PROBING:
+            return  # content that cannot be deleted would keep the tier out of service
+        read_s = self._reads.seconds_of(action) if hangs and owner is self._reads else None
+        if self._breaker.note_failure((type(owner).__name__, owner.key_of(action)), now_s, read_s):
             self._reads.drop_queue()
             self._writes.drop_queue()
 
     def _may_send(self) -> bool:
         if self._breaker.state is BreakerState.PROBING:
-            return self._reads.num_prompt + self._writes.num_prompt + self._deletes.num_prompt == 0
+            return self._reads.num_prompt + self._writes.num_prompt == 0
+        return self._breaker.state is BreakerState.CLOSED
+
+    def _may_delete(self) -> bool:
+        if self._breaker.state is BreakerState.PROBING:
+            return self._deletes.num_prompt == 0
         return self._breaker.state is BreakerState.CLOSED
 
     def _send_deletes(self) -> None:
         for key in self._deletes.due():
-            if not self._may_send():
+            if not self._may_delete():
                 return
             self._send(self._deletes.begin(self._deadlines.take_number(), key))
 

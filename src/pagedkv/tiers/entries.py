@@ -85,8 +85,8 @@ class Entries:
         short = nbytes - self._coming_nbytes
         self.evict(max(short, 0 if self.index.has_vacant else 1))
 
-    def evict(self, nbytes: int) -> None:
-        """Evict until so many bytes are to be deleted, or nothing can be evicted."""
+    def evict(self, nbytes: int) -> int:
+        """Evict until so many bytes are to be deleted, or nothing can be evicted; return their number."""
         freed = 0
         while freed < nbytes and self.index.can_evict:
             entry = self.index.evict()
@@ -96,6 +96,7 @@ class Entries:
             self.num_evicted += 1
             self.events.note(StoreEventKind.REMOVED, key)
             self._doom(key, size)
+        return freed
 
     def evict_own(self, salt: bytes, nbytes: int) -> bool:
         """Evict entries of a salt until it may have so many bytes more; return whether it may. O(entries) for each.

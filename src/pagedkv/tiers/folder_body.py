@@ -4,7 +4,7 @@
 
     ROOT/usage                             bytes of all frames below ROOT and all writes, guarded by flock
     ROOT/FINGERPRINT/KK/KEY.frame          a frame; KK are the first two digits of KEY
-    ROOT/FINGERPRINT/writing/KEY.PID.N     a write under way, locked by its writer until it is renamed
+    ROOT/FINGERPRINT/writing/KEY.PID.X.N   a write under way, locked by its writer until it is renamed
     ROOT/FINGERPRINT/quarantine/           foreign files, moved out of the way
 
 - *Atomic.* A frame is written beside its place and renamed. A crash leaves the old state, or a file in ``writing``,
@@ -14,9 +14,12 @@
   write begins and lowered after a deletion, under an exclusive flock, so it never counts too little. At the cap, a
   writer first counts anew, then deletes the least recently used frames of any subtree. So frames and writes of all
   processes are within the cap. Other processes find such files vanished, which is a miss.
+- *Locked by others for long*, as by a stopped process: calls fail in time, and a start goes on without the lock.
+- *Emptied* below the store: folders are made anew by the next write.
 - *Other identities* are other subtrees. They share the cap and are never read.
-- *Refused:* a root that is or contains a symbolic link on a path of ours, ``..`` in the root's path, and a root that
-  other users may write. Names below the root are made of keys, so they cannot leave it.
+- *Refused:* a root or subtree that is a symbolic link, ``..`` in the root's path, and a root that other users may
+  write. Names below the root are made of keys, so they cannot leave it. A link or a file in place of a folder of keys
+  is moved into quarantine, and is not followed.
 """
 
 import contextlib
@@ -25,9 +28,12 @@ import fcntl
 import os
 import stat
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
+from threading import Lock
 from typing import Final
 
 from pagedkv.contract.errors import ConfigurationError
@@ -55,6 +61,10 @@ SLACK: Final = 64
 FEWEST_DIRECT: Final = 2**18
 """Smaller files are read through the page cache: an aligned buffer and a second open cost more than the copy."""
 WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+START_LOCK_S: Final = 1.0
+"""Longest wait for the lock of what can be done without it, if less well."""
+SHORTEST_POLL_S: Final = 0.0002
+LONGEST_POLL_S: Final = 0.01
 
 
 class FolderBody:
@@ -88,21 +98,22 @@ class FolderBody:
         self.root = _checked_root(Path(root))
         self._cap_nbytes = cap_nbytes
         self._subtree = self.root / fingerprint.hex()[:32]
-        for folder in (self._subtree, self._subtree / WRITING, self._subtree / QUARANTINE):
-            _make_folder(folder)
+        self._make_folders()
         self._direct = direct and can_be_direct(self._subtree / WRITING)
+        self._writer = f"{os.getpid()}.{token_hex(4)}"
         self._serial = count()
-        self._made: set[int] = set()
+        self._lock = Lock()
         self._buffers = AlignedBuffers()
         self._memory = memory
         self.num_quarantined = 0
         self.num_evicted = 0
-        self._remove_left_over()
+        with contextlib.suppress(TimeoutError):  # another process removes it, or the next start
+            self._remove_left_over()
 
     def scan(self) -> Iterator[Stored]:
         """List the frames of the subtree by their modification times; quarantine all other files. O(files)."""
         for first in range(256):
-            for found in _listed(self._subtree / f"{first:02x}"):
+            for found in _listed(self._checked_folder(f"{first:02x}")):
                 key = key_of_name(found.name.removesuffix(SUFFIX)) if found.name.endswith(SUFFIX) else None
                 try:
                     status = found.stat(follow_symlinks=False)
@@ -118,6 +129,7 @@ class FolderBody:
         del timeout_s
         path = self._path(key)
         try:
+            self._checked_folder(path.parent.name)
             if self._direct and nbytes >= FEWEST_DIRECT:
                 return read_direct(path, self._take)
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -137,43 +149,51 @@ class FolderBody:
 
         Raises:
             OSError: ENOSPC if the cap leaves no room; whatever the file system raises. Nothing is left behind.
+            TimeoutError: the lock was not free in time.
         """
-        del timeout_s
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
-        if key[0] not in self._made:
-            _make_folder(self._path(key).parent)
-            self._made.add(key[0])
-        temporary = self._subtree / WRITING / f"{name_of_key(key)}.{os.getpid()}.{next(self._serial)}"
-        with self._locked() as counter:
+        temporary = self._subtree / WRITING / f"{name_of_key(key)}.{self._writer}.{next(self._serial)}"
+        with self._locked(timeout_s) as counter:
             self._make_room(counter, nbytes)
-            descriptor = _begin(temporary, nbytes, counter)
+            try:
+                descriptor = _begin(temporary, nbytes, counter)
+            except FileNotFoundError:  # the root was emptied
+                self._make_folders()
+                descriptor = _begin(temporary, nbytes, counter)
         try:
             if self._direct and nbytes >= FEWEST_DIRECT:
                 write_direct(descriptor, pieces, nbytes, self._buffers.take(nbytes))
             else:
                 write_all(descriptor, pieces)
-            with self._locked() as counter:
+            with self._locked(timeout_s) as counter:
+                self._checked_folder(key.hex()[:2])
                 replaced = _size_of(self._path(key))
-                temporary.rename(self._path(key))
+                self._publish(temporary, key)
                 counter.add(-replaced)
         except BaseException:
-            with self._locked() as counter:
-                _end(temporary, nbytes, counter)
+            try:
+                with self._locked(timeout_s) as counter:
+                    _end(temporary, nbytes, counter)
+            except TimeoutError:  # its bytes count until the next one counts anew
+                temporary.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
 
     def delete(self, key: bytes, timeout_s: float) -> bool:
-        """Delete a frame under the lock."""
-        del timeout_s
-        with self._locked() as counter:
+        """Delete a frame under the lock. What is no file is moved into quarantine."""
+        with self._locked(timeout_s) as counter:
+            self._checked_folder(key.hex()[:2])
             return self._unlink(counter, self._path(key)) is not None
 
     def usage(self) -> Usage:
         """Count all files below the root, and ask the file system for its free bytes. O(files)."""
-        with self._locked() as counter:
-            ours = sum(status.st_size for _, status in self._frames()) + self._nbytes_of(WRITING)
-            counter.set(ours)
+        try:
+            with self._locked(START_LOCK_S) as counter:
+                ours = self._count()
+                counter.set(ours)
+        except TimeoutError:
+            ours = self._count()  # while others write and delete
         free = os.statvfs(self.root)
         return Usage(ours + self._nbytes_of(QUARANTINE), free.f_bavail * free.f_frsize)
 
@@ -189,29 +209,85 @@ class FolderBody:
         name = name_of_key(key)
         return self._subtree / name[:2] / f"{name}{SUFFIX}"
 
-    @contextlib.contextmanager
-    def _locked(self) -> "Iterator[_Counter]":
-        """Hold the root's lock, which excludes all processes and threads that share the root."""
-        descriptor = os.open(self.root / "usage", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    def _make_folders(self) -> None:
+        """Make the folders of the subtree, if they are not there."""
+        for folder in (self._subtree, self._subtree / WRITING, self._subtree / QUARANTINE):
+            _make_folder(folder)
+
+    def _publish(self, temporary: Path, key: bytes) -> None:
+        """Rename a written file to its place, in a folder of keys that is made for its first one."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield _Counter(descriptor)
+            temporary.rename(self._path(key))
+        except FileNotFoundError:
+            _make_folder(self._path(key).parent)
+            temporary.rename(self._path(key))
+
+    def _checked_folder(self, name: str) -> Path:
+        """Return a folder of keys, which may not be there; a file or a link in its place is moved into quarantine."""
+        folder = self._subtree / name
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                self._quarantine(folder)
+        return folder
+
+    @contextlib.contextmanager
+    def _locked(self, timeout_s: float) -> "Iterator[_Counter]":
+        """Hold the root's lock, which excludes all processes and threads that share the root.
+
+        Raises TimeoutError: another one has it for so long.
+        """
+        until = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise TimeoutError(f"the lock of {self.root} was not free within {timeout_s:g} s")
+        try:
+            descriptor = self._open_locked(until, timeout_s)
+            try:
+                yield _Counter(descriptor)
+            finally:
+                os.close(descriptor)
         finally:
+            self._lock.release()
+
+    def _open_locked(self, until: float, timeout_s: float) -> int:
+        """Open and lock ``usage``; opened anew if it was deleted meanwhile, since others would lock another file."""
+        path, poll_s = self.root / "usage", SHORTEST_POLL_S
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same_file(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
+            if time.monotonic() >= until:
+                raise TimeoutError(f"another process has {path} locked for {timeout_s:g} s")
+            time.sleep(poll_s)
+            poll_s = min(LONGEST_POLL_S, 2 * poll_s)
+
+    def _count(self) -> int:
+        """Count the bytes of all frames and of all writes under way. O(files)."""
+        return sum(status.st_size for _, status in self._frames()) + self._nbytes_of(WRITING)
 
     def _make_room(self, counter: "_Counter", nbytes: int) -> None:
         """Delete the least recently used frames of the root until so many bytes fit. The lock is held.
 
         Counting all files takes long, so a little more is deleted than needed, and the next writes need no count.
+        Where all of them would not make enough room, none is deleted.
         """
         used = counter.get()
         if used is not None and used + nbytes <= self._cap_nbytes:
             return
         frames = sorted(self._frames(), key=lambda each: each[1].st_mtime_ns)
-        used = sum(status.st_size for _, status in frames) + self._nbytes_of(WRITING)
+        being_written = self._nbytes_of(WRITING)
+        used = sum(status.st_size for _, status in frames) + being_written
         counter.set(used)
         target = max(0, self._cap_nbytes - self._cap_nbytes // SLACK - nbytes)
-        for path, _ in frames if used + nbytes > self._cap_nbytes else ():
+        is_over = used + nbytes > self._cap_nbytes and being_written + nbytes <= self._cap_nbytes
+        for path, _ in frames if is_over else ():
             if used <= target:
                 break
             freed = self._unlink(counter, path)
@@ -246,9 +322,12 @@ class FolderBody:
     def _unlink(self, counter: "_Counter", path: Path) -> int | None:
         """Delete a file and lower the counter; return its bytes, None if it is gone already. The lock is held."""
         try:
-            nbytes = path.stat(follow_symlinks=False).st_size
+            nbytes = _size_of(path)
             path.unlink()
         except FileNotFoundError:
+            return None
+        except IsADirectoryError:
+            self._quarantine(path)
             return None
         counter.add(-nbytes)
         return nbytes
@@ -257,11 +336,11 @@ class FolderBody:
         """Move a foreign file, folder or link out of the way. Links are moved, not followed."""
         self.num_quarantined += 1
         with contextlib.suppress(OSError):
-            path.rename(self._subtree / QUARANTINE / f"{path.name[:100]}.{os.getpid()}.{next(self._serial)}")
+            path.rename(self._subtree / QUARANTINE / f"{path.name[:100]}.{self._writer}.{next(self._serial)}")
 
     def _remove_left_over(self) -> None:
         """Delete writes of processes that ended: files in ``writing`` that no process has locked."""
-        with self._locked() as counter:
+        with self._locked(START_LOCK_S) as counter:
             for found in _listed(self._subtree / WRITING):
                 try:
                     descriptor = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -332,19 +411,30 @@ def _make_folder(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> list["os.DirEntry[str]"]:
-    """List a folder; nothing if it is gone."""
+    """List a folder; nothing if it is gone, or is no folder. A link is not followed."""
     try:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            return []
         with os.scandir(folder) as found:
             return list(found)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _size_of(path: Path) -> int:
+    """Return the bytes of a file; 0 of what is none."""
     try:
-        return path.stat(follow_symlinks=False).st_size
+        status = path.lstat()
     except FileNotFoundError:
         return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether a path still names an open file."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    return False
 
 
 def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
@@ -353,7 +443,11 @@ def _begin(path: Path, nbytes: int, counter: _Counter) -> int:
     The file has its length at once, so that a process that counts anew counts all of it.
     """
     counter.add(nbytes)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        counter.add(-nbytes)
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.ftruncate(descriptor, nbytes)

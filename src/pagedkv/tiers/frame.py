@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ __all__ = [
     "frame_pieces",
     "frames_of",
     "open_frame",
+    "read_frames",
     "write_frame",
 ]
 
@@ -191,6 +192,24 @@ class OpenFrame:
         if len(self.parts) != len(identity.groups):
             return _refuse(RefusalReason.LENGTHS, f"{len(self.parts)} parts for {len(identity.groups)} groups")
         return None
+
+
+def read_frames(file: IO[bytes], most_nbytes: int) -> bytearray | None:
+    """Read consecutive frames from a file, each as long as its header says. Nothing is verified.
+
+    Returns their bytes, up to what is no frame if there is such a thing; None: they have more than ``most_nbytes``. So
+    a file without an end is not read for ever.
+    """
+    buffer = bytearray()
+    while begin := file.read(SECTIONS_AT):
+        buffer += begin
+        if len(begin) < SECTIONS_AT or not begin.startswith(MAGIC):
+            break
+        nbytes = int(FIXED.unpack_from(begin)[-1]) - len(begin)
+        if len(buffer) + nbytes > most_nbytes:
+            return None
+        buffer += file.read(max(0, nbytes))
+    return buffer
 
 
 def frames_of(buffer: Buffer, secret: bytes | None = None) -> list[OpenFrame] | Refusal:

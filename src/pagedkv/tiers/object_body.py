@@ -4,19 +4,22 @@ A frame is one object. It is put with ``create``: an object that is there alread
 content, and a damaged one is deleted when its read is refused. Each call is sent once, with a timeout.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
-from pagedkv.tiers.body import Stored, Usage, key_of_name, name_of_key
+from pagedkv.tiers.body import Stored, Usage, brief, key_of_name, name_of_key, without_secrets
 from pagedkv.tiers.checksums import Buffer
 
 __all__ = ["ObjectBody"]
 
 R = TypeVar("R")
+
+INNERMOST: Final = re.compile(r'message: "([^"\n]*)"')
 
 
 class ObjectBody:
@@ -57,8 +60,9 @@ class ObjectBody:
             self._call(lambda: next(iter(self._obstore.list(self._store, prefix=self._begin)), None))
         except (OSError, ValueError, TypeError, self._errors.BaseError) as problem:
             raise ConfigurationError(
-                f"the object store of a tier does not answer a list within {timeout_s} s: {url}: {problem}"
-            ) from problem
+                f"the object store of a tier does not answer a list within {timeout_s} s: {without_secrets(url)}: "
+                f"{_reason(problem, url)}"
+            ) from None  # pages of Rust, perhaps with the password
 
     def scan(self) -> Iterator[Stored]:
         """List the entries by their modification times. Other objects are not touched. O(objects)."""
@@ -115,11 +119,17 @@ class ObjectBody:
         try:
             return call()
         except (FileNotFoundError, self._errors.NotFoundError) as problem:
-            raise FileNotFoundError(str(problem)) from problem
+            raise FileNotFoundError(_reason(problem)) from None
         except self._errors.AlreadyExistsError as problem:
-            raise FileExistsError(str(problem)) from problem
+            raise FileExistsError(_reason(problem)) from None
         except self._errors.BaseError as problem:
             text = str(problem)
             if "timed out" in text or "Timeout" in text:
-                raise TimeoutError(text) from problem
-            raise ConnectionError(text) from problem
+                raise TimeoutError(_reason(problem)) from None
+            raise ConnectionError(_reason(problem)) from None
+
+
+def _reason(problem: Exception, url: str = "") -> str:
+    """Return the first line of an error of obstore, and the innermost message of the pages that follow it."""
+    innermost = INNERMOST.findall(str(problem))
+    return ": ".join([brief(problem, url), *innermost[-1:]])

@@ -13,6 +13,7 @@ tail first.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,12 @@ from pagedkv.tiers.index import NO_ENTRY
 from pagedkv.tiers.keys import names_of, words_of
 
 __all__ = ["Content", "Offers"]
+
+
+LOST: Final = frozenset(
+    {StoreOutcome.BUSY, StoreOutcome.NO_ROOM, StoreOutcome.LATE, StoreOutcome.FAILED, StoreOutcome.OUT_OF_SERVICE}
+)
+"""Outcomes of content that was to be stored, and was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class Offers:
     def num_queued(self) -> int:
         """Keys that wait to be written."""
         return len(self._queue)
+
+    @property
+    def num_lost(self) -> int:
+        """Offered keys that were to be stored and were not."""
+        return sum(self.outcomes[outcome] for outcome in LOST)
 
     @property
     def queued_keys(self) -> Collection[bytes]:

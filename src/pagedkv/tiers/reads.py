@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.tiers.actions import Answer, Fault, Loaded, LoadEnd, Read
-from pagedkv.tiers.breaker import CircuitBreaker
+from pagedkv.tiers.breaker import BreakerState, CircuitBreaker
 from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.deadlines import SteadyClock
 from pagedkv.tiers.entries import Entries
@@ -28,6 +28,10 @@ from pagedkv.tiers.statistics import TransferRate
 __all__ = ["Reads"]
 
 END_OF: Final = {Fault.GONE: LoadEnd.GONE, Fault.CORRUPT: LoadEnd.CORRUPT}
+MOST_FAILURES: Final = 3
+"""An entry whose reads fail or hang so often is removed, so that it is stored anew."""
+MOST_FAILING: Final = 2**12
+"""Keys whose failures are counted; beyond that all counts begin anew."""
 
 
 @dataclass(slots=True)
@@ -51,7 +55,10 @@ class Ticket:
 
 @dataclass(slots=True)
 class Reading:
-    """The one read of a key: waiting loads with the place of the key in each. ``action`` is 0 while it is queued."""
+    """The one read of a key: waiting loads with the place of the key in each. ``action`` is 0 while it is queued.
+
+    A read ``is_probe`` if it was sent to find out whether the body works again.
+    """
 
     entry: int
     nbytes: int
@@ -59,6 +66,7 @@ class Reading:
     action: int = 0
     begun_s: float = 0.0
     is_late: bool = False
+    is_probe: bool = False
 
 
 class Reads:
@@ -90,6 +98,7 @@ class Reads:
         self._readings: dict[bytes, Reading] = {}
         self._queue: deque[bytes] = deque()
         self._in_flight: dict[int, bytes] = {}
+        self._failures: Counter[bytes] = Counter()
         self._rate = TransferRate()
         self.num_asked = 0
         self.num_loaded = 0
@@ -178,6 +187,7 @@ class Reads:
         key = self._queue.popleft()
         reading = self._readings[key]
         reading.action, reading.begun_s = action, self._clock.now_s
+        reading.is_probe = self._breaker.state is BreakerState.PROBING
         self._in_flight[action] = key
         return Read(action, key, reading.nbytes, self._clock.now_s + self._config.read_timeout_s)
 
@@ -185,38 +195,48 @@ class Reads:
         """Whether a read of this number is in flight."""
         return action in self._in_flight
 
+    def key_of(self, action: int) -> bytes:
+        """Return the key of a read in flight."""
+        return self._in_flight[action]
+
+    def seconds_of(self, action: int) -> float:
+        """Return the seconds since a read in flight began."""
+        return self._clock.now_s - self._readings[self._in_flight[action]].begun_s
+
     def is_late(self, action: int) -> bool:
         """Whether a read in flight is overdue."""
         return self._readings[self._in_flight[action]].is_late
 
-    def expire(self, action: int) -> bool:
-        """Mark a read in flight as overdue, and cut the loads that wait for it; return whether the action is a read."""
-        if action not in self._in_flight:
-            return False
-        reading = self._readings[self._in_flight[action]]
-        reading.is_late = True
-        self._fail_waiters(reading, LoadEnd.LATE)
-        return True
+    def expire(self, action: int) -> None:
+        """Mark a read as overdue, if it is one in flight, and cut the loads that wait for it."""
+        if action in self._in_flight:
+            key = self._in_flight[action]
+            reading = self._readings[key]
+            reading.is_late = True
+            if self._fails_often(key, reading):
+                self._remove(key, reading)
+            self._fail_waiters(reading, LoadEnd.LATE)
 
     def is_another_frame(self, action: int, nbytes: int | None) -> bool:
         """Whether an action is a read whose frame has another size than the index."""
         return nbytes is not None and self.awaits(action) and nbytes != self._readings[self._in_flight[action]].nbytes
 
     def end(self, action: int, fault: Fault | None) -> None:
-        """End a read, and settle the loads that wait for it. An entry that is gone or corrupt is removed."""
+        """End a read, and settle the loads that wait for it. What is gone or corrupt, or fails often, is removed."""
         key = self._in_flight.pop(action)
         reading = self._readings.pop(key)
         if fault is None:
             self.read_nbytes += reading.nbytes
             if not reading.is_late:
+                self._failures.pop(key, None)
                 self._rate.note(reading.nbytes, self._clock.now_s - reading.begun_s)
             for number, place in reading.waiters:
                 if number in self._tickets:  # a load with the key twice may be settled already
                     self._tickets[number].is_done[place] = 1
                     self._settle(number)
         else:
-            if fault in END_OF and self._index.find(key) == reading.entry:
-                self._entries.remove(reading.entry)
+            if fault in END_OF or (not reading.is_late and self._fails_often(key, reading)):
+                self._remove(key, reading)
             self._fail_waiters(reading, END_OF.get(fault, LoadEnd.FAILED))
         self._index.let_go(reading.entry)
 
@@ -231,6 +251,22 @@ class Reads:
                 assert ticket.is_done[place] or is_awaited, f"load {number} waits for no read at {place}"
         for key, reading in self._readings.items():
             assert bool(reading.action) == (key in self._in_flight.values()), "a read is neither queued nor begun"
+
+    def _fails_often(self, key: bytes, reading: Reading) -> bool:
+        """Count a read that failed or hangs; return whether the entry is to go.
+
+        While the body fails, entries stay; but one whose probes fail goes, or it could keep the body out of service.
+        """
+        if len(self._failures) > MOST_FAILING:
+            self._failures.clear()
+        self._failures[key] += 1
+        return self._failures[key] >= MOST_FAILURES and (reading.is_probe or not self._breaker.is_open)
+
+    def _remove(self, key: bytes, reading: Reading) -> None:
+        """Remove the entry that was read, if it is still that of its key."""
+        self._failures.pop(key, None)
+        if self._index.find(key) == reading.entry:
+            self._entries.remove(reading.entry)
 
     def _join(self, ticket: Ticket, key: bytes, entry: int, nbytes: int, waiter: tuple[int, int]) -> bool:
         """Add a load to the read of a key; return whether that read is new, so that its entry must be held."""

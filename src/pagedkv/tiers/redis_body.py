@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
-from pagedkv.tiers.body import Stored, Usage, key_of_name, name_of_key
+from pagedkv.tiers.body import Stored, Usage, brief, key_of_name, name_of_key, without_secrets
 from pagedkv.tiers.checksums import Buffer
 
 __all__ = ["RedisBody"]
@@ -53,8 +53,9 @@ class RedisBody:
             self._call(self._client.ping)
         except (OSError, ValueError) as problem:
             raise ConfigurationError(
-                f"the Redis server of a tier does not answer PING within {timeout_s} s: {url}: {problem}"
-            ) from problem
+                f"the Redis server of a tier does not answer PING within {timeout_s} s: {without_secrets(url)}: "
+                f"{brief(problem, url)}"
+            ) from None  # what redis-py and urllib say may have the password
 
     def scan(self) -> Iterator[Stored]:
         """List the entries by SCAN; the order of use is OBJECT IDLETIME. Other names are not touched. O(names)."""

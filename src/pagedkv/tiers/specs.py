@@ -14,12 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
-from urllib.parse import urlsplit, urlunsplit
 
 from pagedkv.contract.arguments import as_choice, as_count, as_number, require_instance
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
-from pagedkv.tiers.body import Body
+from pagedkv.tiers.body import Body, without_secrets
 from pagedkv.tiers.checksums import require_secret
 from pagedkv.tiers.config import MOST_NBYTES, StoreConfig
 from pagedkv.tiers.folder_body import FolderBody
@@ -278,7 +277,7 @@ class RedisTier(Tier):
         timeout_s: of one call, connecting included.
     """
 
-    url: str
+    url: str = field(repr=False)
     nbytes: str | int = "64GiB"
     prefix: str = "pagedkv"
     timeout_s: float = 2.0
@@ -291,7 +290,7 @@ class RedisTier(Tier):
     @property
     def name(self) -> str:
         """The medium and the server."""
-        return f"{RedisBody.medium} {_without_password(self.url)}"
+        return f"{RedisBody.medium} {without_secrets(self.url)}"
 
     @property
     def cap_nbytes(self) -> int:
@@ -316,7 +315,7 @@ class ObjectTier(Tier):
         options: further settings of the store, as obstore takes them (endpoint, region, credentials).
     """
 
-    url: str
+    url: str = field(repr=False)
     nbytes: str | int = "1TiB"
     timeout_s: float = 5.0
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -329,7 +328,7 @@ class ObjectTier(Tier):
     @property
     def name(self) -> str:
         """The medium and the store."""
-        return f"{ObjectBody.medium} {_without_password(self.url)}"
+        return f"{ObjectBody.medium} {without_secrets(self.url)}"
 
     @property
     def cap_nbytes(self) -> int:
@@ -402,11 +401,5 @@ def parse_tier(text: str) -> Tier:
         return ObjectTier(text)
     raise ConfigurationError(
         "a tier is host:SIZE, folder:PATH:SIZE, or a URL such as redis://HOST:PORT/DB or s3://BUCKET/PATH; "
-        f"got {text!r}"
+        f"got {without_secrets(text)!r}"
     )
-
-
-def _without_password(url: str) -> str:
-    """Leave user and password out of a URL."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))

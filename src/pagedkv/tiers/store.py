@@ -126,6 +126,18 @@ class TierStore:
             return self._core.breaker is BreakerState.OPEN
 
     @property
+    def breaker(self) -> BreakerState:
+        """State of the circuit breaker."""
+        with self._changed:
+            return self._core.breaker
+
+    @property
+    def num_lost(self) -> int:
+        """Offered runs that were to be stored and were not: the medium failed, was full or slow, or was left alone."""
+        with self._changed:
+            return self._core.num_lost
+
+    @property
     def room_nbytes(self) -> int:
         """Bytes that can be offered now before offers are dropped."""
         with self._changed:

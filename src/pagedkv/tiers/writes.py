@@ -1,7 +1,9 @@
 """The writes of a store: content in flight to the body, until it is an entry.
 
-A write that succeeded waits for the write of the entry that it continues, so that the index links the two. After a
-write found the medium full, writes pause. A failed write may have left bytes, so it is followed by a delete.
+A write that succeeded waits for the write of the entry that it continues, so that the index links the two. A failed
+write may have left bytes, so it is followed by a delete. After a write found the medium full, writes pause, each time
+longer, and entries of its size are evicted: once, until a write succeeds. Where that made no room, others have taken
+it, or the medium is full in another way, and more evictions would only empty the store.
 """
 
 from collections.abc import Collection, Iterator
@@ -52,6 +54,8 @@ class Writes:
         self._in_flight: dict[int, Writing] = {}
         self._action_of: dict[bytes, int] = {}
         self._paused_until_s = 0.0
+        self._pause_s = 0.0
+        self._given_up_nbytes = 0
         self.written_nbytes = 0
 
     @property
@@ -135,18 +139,20 @@ class Writes:
         """Whether a write of this number is in flight, and the body has not ended it."""
         return action in self._in_flight and not self._in_flight[action].is_written
 
+    def key_of(self, action: int) -> bytes:
+        """Return the key of a write in flight."""
+        return self._in_flight[action].content.key
+
     def is_late(self, action: int) -> bool:
         """Whether a write in flight is overdue."""
         return self._in_flight[action].is_late
 
-    def expire(self, action: int) -> bool:
-        """Note that an action is overdue, and answer its offer; return whether the body has not ended it."""
+    def expire(self, action: int) -> None:
+        """Note that an action is overdue, if it is a write in flight, and answer its offer."""
         writing = self._in_flight.get(action)
-        if writing is None:
-            return False
-        writing.is_late = True
-        self._offers.answer(writing.content.offer, writing.content.place, StoreOutcome.LATE)
-        return not writing.is_written
+        if writing is not None:
+            writing.is_late = True
+            self._offers.answer(writing.content.offer, writing.content.place, StoreOutcome.LATE)
 
     def withdraw(self, keys: set[bytes]) -> None:
         """Mark the writes of these keys, so that they do not become entries."""
@@ -157,6 +163,8 @@ class Writes:
         """End a write, and those that succeeded earlier and waited for it. O(writes in flight)."""
         writing = self._in_flight[action]
         writing.is_written = fault is None
+        if fault is None:
+            self._pause_s, self._given_up_nbytes = 0.0, 0
         if self._waits_for_parent(writing):
             return
         self._settle(action, fault)
@@ -171,6 +179,14 @@ class Writes:
         """Check the writes by key. Raises AssertionError."""
         assert len(self._in_flight) <= self._config.max_writes
         assert {each.content.key: action for action, each in self._in_flight.items()} == self._action_of
+
+    def _give_way(self, nbytes: int) -> None:
+        """Pause writes, and evict so many bytes, less those evicted since the last write that succeeded."""
+        config = self._config
+        longest_s = max(config.full_pause_s, config.breaker_longest_pause_s)
+        self._pause_s = min(longest_s, max(config.full_pause_s, 2 * self._pause_s))
+        self._paused_until_s = self._clock.now_s + self._pause_s
+        self._given_up_nbytes += self._entries.evict(nbytes - self._given_up_nbytes)
 
     def _first_to_settle(self) -> int | None:
         writes = self._in_flight.items()
@@ -211,8 +227,7 @@ class Writes:
         else:
             self._entries.abandon(writing.entry)
             if fault is Fault.FULL:
-                self._paused_until_s = self._clock.now_s + self._config.full_pause_s
-                self._entries.evict(content.nbytes)
+                self._give_way(content.nbytes)
             full = StoreOutcome.NO_ROOM if fault is Fault.FULL else StoreOutcome.FAILED
             outcome = StoreOutcome.WITHDRAWN if fault is None else full
         if not writing.is_late:

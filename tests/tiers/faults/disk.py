@@ -19,21 +19,28 @@ AT_REST: Final = (
     "emptied",
     "forged with a valid check",
 )
+UNREADABLE: Final = "read error"
+"""The same, but only where a machine can make a file unreadable."""
 
 
 @dataclass(slots=True)
 class SimulatedDisk:
-    """Files by key. ``pending`` are the changes since the last crash, oldest first; None deletes."""
+    """Files by key. ``pending`` are the changes since the last crash, oldest first; None deletes.
+
+    ``unreadable`` are files whose reads fail until they are written or deleted.
+    """
 
     files: dict[bytes, bytes] = field(default_factory=dict)
     durable: dict[bytes, bytes] = field(default_factory=dict)
     pending: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     nbytes: int = 0
+    unreadable: set[bytes] = field(default_factory=set)
 
     def change(self, key: bytes, content: bytes | None) -> None:
         """Write or delete a file, unsynchronised. After many changes the oldest become durable."""
         self.nbytes += len(content or b"") - len(self.files.get(key, b""))
         _apply(self.files, key, content)
+        self.unreadable.discard(key)
         self.pending.append((key, content))
         if len(self.pending) > MOST_PENDING:
             for old in self.pending[: MOST_PENDING // 2]:
@@ -53,6 +60,7 @@ class SimulatedDisk:
             _apply(self.durable, key, torn)
         self.pending.clear()
         self.files = dict(self.durable)
+        self.unreadable &= self.files.keys()
         self.nbytes = sum(map(len, self.files.values()))
 
 

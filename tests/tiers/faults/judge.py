@@ -4,14 +4,17 @@
 - *Stuck requests.* Every ask and every key of an offer has one answer, an ask by its deadline.
 - *Bytes.* The disk has at most the cap, beyond what a crash brought back and the store has begun to delete.
 - *Served.* An entry is absent, failed, gone, corrupt, late, out of service or withdrawn only where that happened to
-  it since it was asked for. An entry leaves the index only by a fault of its own, a withdrawal, or for room.
+  it since it was asked for. An entry leaves the index only by a fault of its own, a withdrawal, or for room. A medium
+  that stays full costs no more than one write needs.
+- *The breaker* opens by keys that fail in a row, by the time that reads lost, or by a failed probe, and by nothing
+  else; and by these it does open.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.tiers.actions import Action, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
+from pagedkv.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
 from pagedkv.tiers.breaker import BreakerState
 from pagedkv.tiers.core import StoreCore
 from tests.tiers.faults.contents import Content, keys_of_names
@@ -19,6 +22,8 @@ from tests.tiers.faults.disk import SimulatedDisk
 from tests.tiers.faults.ledger import Ledger
 
 ALL: Final = b""
+KEEPS: Final = 0.99
+MOST_FAILURES: Final = 3
 STORED: Final = 1
 REMOVED: Final = 2
 
@@ -40,7 +45,10 @@ class Judge:
     ``expected`` can be loaded and no fault touched it; ``touched`` has other bytes on the disk than it should.
     ``failing`` had a call that failed. ``others`` was stored by another process, ``missing`` was not listed by the
     latest scan, nor written since, and ``old`` was there at a reset, and not written since. ``last`` is the
-    operation at which something happened to a key, or to all.
+    operation at which something happened to a key, or to all. ``failed`` has failed since the last success, ``reads``
+    are the seconds of all reads and whether they were lost, and ``num_failed`` counts the failed reads of a key since
+    the last that succeeded. ``is_due`` is the breaker. ``given_up_nbytes`` is what a full medium has cost since the
+    last write that succeeded.
     """
 
     contents: dict[bytes, Content]
@@ -67,7 +75,13 @@ class Judge:
     ledger: Ledger = field(default_factory=Ledger)
     seen: Counter[str] = field(default_factory=Counter)
     stale: set[int] = field(default_factory=set)
-    failures_in_a_row: int = 0
+    read_timeout_s: float = 1.0
+    failed: set[tuple[str, bytes]] = field(default_factory=set)
+    reads: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=2000))
+    num_failed: Counter[bytes] = field(default_factory=Counter)
+    is_due: bool = False
+    times_opened: int = 0
+    given_up_nbytes: int = 0
     breaker: BreakerState = BreakerState.CLOSED
     excess: int = 0
 
@@ -80,7 +94,11 @@ class Judge:
         self.old.clear()
         self.are_owners_known = False
         self.stale.clear()
-        self.failures_in_a_row, self.breaker = 0, BreakerState.CLOSED
+        self.failed.clear()
+        self.reads.clear()
+        self.num_failed.clear()
+        self.is_due, self.times_opened, self.breaker = False, 0, BreakerState.CLOSED
+        self.given_up_nbytes = 0
         self.excess = max(0, self.disk.nbytes - self.cap_nbytes)
 
     def note(self, what: str, key: bytes = ALL) -> None:
@@ -108,7 +126,7 @@ class Judge:
         """Note the steady time, which is about to be set: actions become overdue by it."""
         for action in in_flight:
             if self.now_s < action.deadline_s <= now_s:
-                self.failures_in_a_row += 1
+                self._note_failure(action, now_s, hangs=True)
                 self.note("overdue", action.key)
         self.now_s = now_s
 
@@ -117,17 +135,47 @@ class Judge:
         is_failure = fault in {Fault.TIMEOUT, Fault.IO}
         if is_failure and isinstance(action, Read):
             self.note("failed", action.key)
-        if not is_failure:
-            self.failures_in_a_row = 0
-        elif self.now_s < action.deadline_s:
-            self.failures_in_a_row += 1
         if action.deadline_s <= self.now_s:
             self.note("overdue", action.key)
+        elif is_failure:
+            self._note_failure(action, self.now_s, hangs=fault is Fault.TIMEOUT)
+        elif not isinstance(action, Delete):
+            self.failed.clear()
+            if isinstance(action, Read):
+                self.num_failed[action.key] = 0
+                self.reads.append((self._seconds(action, self.now_s), False))
+        if not is_failure and not isinstance(action, Read | Delete) and fault is None:
+            self.given_up_nbytes = 0
+
+    def _seconds(self, read: Action, now_s: float) -> float:
+        return now_s - (read.deadline_s - self.read_timeout_s)
+
+    def _note_failure(self, action: Action, now_s: float, *, hangs: bool) -> None:
+        """Note an action that failed or is overdue. Deletes decide nothing while the breaker probes."""
+        if isinstance(action, Read):
+            self.reads.extend([(self._seconds(action, now_s), True)] * hangs)
+            self.num_failed[action.key] += 1
+        elif isinstance(action, Delete) and self.breaker is not BreakerState.CLOSED:
+            return
+        self.failed.add((type(action).__name__, action.key))
+        if self.breaker is BreakerState.CLOSED and (
+            len(self.failed) >= self.breaker_failures or (hangs and isinstance(action, Read) and self._loses_time())
+        ):
+            self.is_due = True
+
+    def _loses_time(self) -> bool:
+        """Whether reads that failed have had more than half of the time of the latest reads."""
+        weights = [(KEEPS**age, seconds, is_lost) for age, (seconds, is_lost) in enumerate(reversed(self.reads))]
+        num_lost = sum(weight for weight, _, is_lost in weights if is_lost)
+        lost_s = sum(weight * seconds for weight, seconds, is_lost in weights if is_lost)
+        return (
+            num_lost >= self.breaker_failures and lost_s > sum(weight * seconds for weight, seconds, _ in weights) / 2
+        )
 
     def judge(self, core: StoreCore) -> None:
         """Take events and answers, and judge them."""
         answers = core.take_answers()
-        if core.breaker is not self.breaker or core.breaker is BreakerState.OPEN:
+        if core.breaker is not self.breaker or core.breaker is BreakerState.OPEN or self.is_due:
             self._judge_breaker(core)
         for answer in answers:
             if isinstance(answer, Offered):
@@ -161,13 +209,18 @@ class Judge:
         assert not beyond, f"{beyond} bytes of a salt whose share is {self.share_nbytes}"
 
     def _judge_breaker(self, core: StoreCore) -> None:
-        """The breaker opens by failures in a row, or by a failed probe, and by nothing else."""
+        """The breaker opens by failures, or by a failed probe, and by nothing else; and by these it does."""
+        times_opened = core.statistics().times_opened
         if core.breaker is BreakerState.OPEN:
+            self.note("open")
+        if times_opened > self.times_opened:
             self.note("open")
             if self.breaker is BreakerState.CLOSED:
                 self.seen["breaker opened"] += 1
-                assert self.failures_in_a_row >= self.breaker_failures, "the breaker opened without failures"
-        self.breaker = core.breaker
+                assert self.is_due, "the breaker opened without failures"
+        else:
+            assert not self.is_due, "the breaker is closed though all fails, or reads lose their time"
+        self.breaker, self.times_opened, self.is_due = core.breaker, times_opened, False
 
     def _judge_offer(self, answer: Offered) -> None:
         chain, answered = self.offers[answer.offer]
@@ -187,18 +240,20 @@ class Judge:
         kinds = events.kinds.tolist()
         names = [row.tobytes() for row in events.keys]
         owed = self.expected - self.missing
+        owed = {key for key in owed if self.num_failed[key] < MOST_FAILURES}
         removed = [key for kind, key in zip(kinds, names, strict=True) if kind == REMOVED and key in owed]
         if removed and self.last.get(("withdrawn", ALL)) != self.operation:
-            self._judge_evictions(core, kinds.count(REMOVED), {self.salt_of.get(key, b"") for key in removed})
+            self._judge_evictions(core, removed, kinds.count(REMOVED))
         for kind, key in zip(kinds, names, strict=True):
             if kind == STORED and key not in self.touched:
                 self.expected.add(key)
             elif kind == REMOVED:
                 self.expected.discard(key)
 
-    def _judge_evictions(self, core: StoreCore, num_removed: int, salts: set[bytes]) -> None:
+    def _judge_evictions(self, core: StoreCore, removed: list[bytes], num_removed: int) -> None:
         """Entries that no fault touched are removed only where there is no room for another, in all or of a salt."""
         now = core.statistics()
+        salts = {self.salt_of.get(key, b"") for key in removed}
         self.seen["evictions"] += num_removed
         is_short = now.nbytes + self.largest > self.cap_nbytes
         is_crowded = now.num_entries + num_removed + now.num_writes >= self.max_entries
@@ -207,6 +262,9 @@ class Judge:
         is_own = self.share_nbytes and any(of_salts(salt) + self.largest > self.share_nbytes for salt in salts)
         self.seen["evictions of a salt's own"] += bool(is_own)
         assert is_short or is_crowded or was_full or is_own, f"an entry was removed though there is room: {now}"
+        if was_full:  # then no write has begun, so nothing else was evicted
+            self.given_up_nbytes += sum(len(self.contents[key].frame) for key in removed)
+            assert self.given_up_nbytes < 2 * self.largest, "a medium that stays full empties the store"
 
     def _judge_ask(self, answer: Loaded) -> None:
         ask = self.asks.pop(answer.ticket)

@@ -81,6 +81,9 @@ class KilledStores:
     def kill(self, num_processes: int, number: int, rng: random.Random) -> None:
         """Kill so many processes at once, and judge what they leave."""
         living = [self._started(number + each) for each in range(num_processes)]
+        for _, reports in living:
+            assert reports.poll(SECONDS), "the process does not begin"
+            assert reports.recv_bytes() == bytes(KEY_NBYTES)
         threading.Event().wait(rng.random() * LONGEST_LIFE_S)
         for process, _ in living:
             process.kill()
@@ -95,15 +98,13 @@ class KilledStores:
             self.ledger.happen(f"kill of one of {num_processes} processes", fate)
 
     def _started(self, number: int) -> tuple[BaseProcess, Connection]:
-        """Start a process, and wait until it has a store."""
+        """Start a process, which reports when it has a store. Several open the root at once."""
         reads, writes = FORKS.Pipe(duplex=False)
         process = FORKS.Process(
             target=store_for_ever, args=(self.root, self.cap_nbytes, self.seed, number, writes), daemon=True
         )
         process.start()
         writes.close()
-        assert reads.poll(SECONDS), "the process does not begin"
-        assert reads.recv_bytes() == bytes(KEY_NBYTES)
         return process, reads
 
     def _read_reports(self, reports: Connection) -> None:

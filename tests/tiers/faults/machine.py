@@ -1,9 +1,10 @@
 """The fault machine: a store core over a simulated disk that crashes between any two calls, and a judge of its answers.
 
-At rest, bits flip, files are cut, swapped, deleted, or replaced by frames of another salt, model, layout or version,
-by half a set, or by a forged one. Calls fail, hang, end after their deadlines, or bring another answer. Servers are
-dead or slow for a while, and the clock jumps. A crash loses, tears and reorders what is not synchronised. Where the
-disk is shared, another process stores and deletes entries, which scans find (``others``).
+At rest, bits flip, files are cut, swapped, deleted, cannot be read any more, or are replaced by frames of another salt,
+model, layout or version, by half a set, or by a forged one. Calls fail, hang, end after their deadlines, or bring
+another answer. Servers are dead, slow or full for a while, or a third of the reads hang, and the clock jumps. A crash
+loses, tears and reorders what is not synchronised. Where the disk is shared, another process stores and deletes
+entries, which scans find (``others``).
 """
 
 import random
@@ -17,8 +18,8 @@ from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.core import StoreCore
 from pagedkv.tiers.frame import OpenFrame, open_frame
 from tests.tiers.faults.contents import IDENTITY, LONGEST_CHAIN, SECRET, Content, keys_of, keys_of_names, make_chains
-from tests.tiers.faults.disk import AT_REST, SimulatedDisk, damaged, misread
-from tests.tiers.faults.judge import Ask, Judge
+from tests.tiers.faults.disk import AT_REST, UNREADABLE, SimulatedDisk, damaged, misread
+from tests.tiers.faults.judge import MOST_FAILURES, Ask, Judge
 from tests.tiers.faults.ledger import Ledger
 from tests.tiers.faults.others import Others
 
@@ -151,8 +152,9 @@ class FaultMachine:
         self.judge.offers[offer] = (chain, set())
 
     def _ask(self) -> None:
-        chain = self._some_chain()
-        seconds = self.rng.choice([0.05, 0.5, 3.0])
+        self._ask_for(self._some_chain(), self.rng.choice([0.05, 0.5, 3.0]))
+
+    def _ask_for(self, chain: list[Content], seconds: float) -> None:
         expected = self.judge.expected & {each.run.key for each in chain}
         ticket = self.core.load(keys_of(chain), self.caller_s, seconds)
         ask = Ask(chain, expected, self.judge.operation, self.core.now_s + seconds)
@@ -161,8 +163,17 @@ class FaultMachine:
     def _carry_out(self) -> None:
         if not self.in_flight or self.outage == "slow server":
             return
-        action = self.in_flight.pop(self.rng.randrange(len(self.in_flight)))
-        fault = Fault.IO if self.outage else None
+        place = self.rng.randrange(len(self.in_flight))
+        action = self.in_flight[place]
+        is_hanging = self.outage == "reads hang" and isinstance(action, Read) and action.action % 3 == 0
+        if is_hanging and action.deadline_s > self.core.now_s:
+            return
+        del self.in_flight[place]
+        fault = Fault.IO if self.outage == "dead server" else None
+        if self.outage == "full disk" and isinstance(action, Write):
+            fault = Fault.FULL
+        if isinstance(action, Read) and action.key in self.disk.unreadable:
+            fault = Fault.IO
         if fault is None and self.rng.random() < self.fault_rate:
             kinds = [Fault.TIMEOUT, Fault.IO, *([Fault.FULL] if isinstance(action, Write) else [])]
             fault = self.rng.choice(kinds)
@@ -283,7 +294,7 @@ class FaultMachine:
     def _begin_outage(self) -> None:
         """Let the server be dead, or slow, for some operations."""
         if not self.outage:
-            self.outage = self.rng.choice(["dead server", "slow server"])
+            self.outage = self.rng.choice(["dead server", "slow server", "full disk", "reads hang"])
             self.outage_ends = self.judge.operation + self.rng.randint(2, LONGEST_OUTAGE)
             self.times_opened = self.core.statistics().times_opened
 
@@ -298,7 +309,12 @@ class FaultMachine:
         if not self.disk.files:
             return
         key = self.rng.choice(list(self.disk.files))
-        kind = self.rng.choice(AT_REST)
+        kind = self.rng.choice([*AT_REST, UNREADABLE])
+        if kind == UNREADABLE and key not in self.disk.unreadable:
+            self.disk.unreadable.add(key)
+            self.ledger.rest(kind, key)
+            self.judge.touch(key)
+            return
         for each, content in damaged(kind, key, self.disk.files, self.contents[key], self.rng).items():
             self.disk.change(each, content)
             self.ledger.rest(kind, each)
@@ -360,6 +376,7 @@ class FaultMachine:
                 self._take()
             self._set_time(self.caller_s + 0.5)
             self._take()
+        self._ask_for_unreadable()
         self._scan_all()
         self.judge.judge_all(self.core)
         assert not self.judge.asks, "an ask is stuck"
@@ -369,6 +386,23 @@ class FaultMachine:
         assert self.disk.nbytes <= CAP, "bytes beyond the cap are left"
         self._read_all()
         self.ledger.check()
+
+    def _ask_for_unreadable(self) -> None:
+        """Ask some times for what cannot be read: it is deleted then, so that it can be stored anew.
+
+        Something else is asked for between, which shows that it is not the disk that fails.
+        """
+        sound = sorted(self.judge.expected)
+        for key in sorted(self.disk.unreadable) if sound else ():
+            for asked in [sound[0], key] * MOST_FAILURES:
+                self._set_time(self.caller_s + 5.0)
+                self._ask_for([self.contents[asked]], 3.0)
+                self._take()
+                while self.in_flight:
+                    self.judge.operation += 1
+                    self._carry_out()
+                    self._take()
+            assert not self.core.sizes_of(keys_of_names([key]))[0], "an entry that cannot be read stays listed"
 
     def _read_all(self) -> None:
         """Ask for all that is there: what no fault touched is served, and the rest refused."""

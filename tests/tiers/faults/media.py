@@ -1,6 +1,9 @@
 """The real media of the fault machine: damage at rest by other means than the store's, and outages of their own."""
 
+import contextlib
 import errno
+import shutil
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +44,10 @@ class Medium(Protocol):
         """Change what is stored under a key, if there is anything; return whether there was."""
         ...
 
+    def spoil(self, key: bytes) -> None:
+        """Put something that cannot be read in the place of an entry."""
+        ...
+
     def begin(self, outage: str, body: FaultyBody) -> None:
         """Begin an outage."""
         ...
@@ -65,7 +72,7 @@ class FolderMedium:
         self._folder.mkdir(mode=0o700)
         self._cap_nbytes = cap_nbytes
         self._is_mounted = False
-        self.outages: tuple[str, ...] = ("dead server", "slow server")
+        self.outages: tuple[str, ...] = ("dead server", "slow server", "emptied root")
         if disk_nbytes:
             options = f"size={disk_nbytes},mode=700"
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._folder)]
@@ -81,10 +88,9 @@ class FolderMedium:
         """Return the bytes of each frame."""
         found: dict[bytes, int] = {}
         for path in (self._folder / "root").rglob("*.frame"):
-            try:
-                found[bytes.fromhex(path.stem)] = path.stat().st_size
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(FileNotFoundError):
+                if path.parent.name != "quarantine" and stat.S_ISREG((status := path.lstat()).st_mode):
+                    found[bytes.fromhex(path.stem)] = status.st_size
         return found
 
     def get(self, key: bytes) -> bytes | None:
@@ -107,19 +113,26 @@ class FolderMedium:
             return False
         return True
 
+    def spoil(self, key: bytes) -> None:
+        """Put a link, or a folder, in the place of a file."""
+        self._path(key).unlink(missing_ok=True)
+        self._path(key).symlink_to("/dev/zero") if key[1] % 2 else self._path(key).mkdir()
+
     def begin(self, outage: str, body: FaultyBody) -> None:
-        """Let all calls fail, or wait."""
+        """Let all calls fail, or wait, or delete all that is there."""
         if outage == "dead server":
             body.is_dead = True
-        else:
+        elif outage == "slow server":
             body.may_go_on.clear()
+        else:
+            for path in (self._folder / "root").iterdir():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def end(self, outage: str, body: FaultyBody) -> bool:
         """Let calls go on."""
-        del outage
         body.is_dead = False
         body.may_go_on.set()
-        return False
+        return outage == "emptied root"
 
     def close(self) -> None:
         """Unmount the file system."""
@@ -150,8 +163,8 @@ class RedisMedium:
             pipe = client.pipeline(transaction=False)
             for name in names:
                 pipe.strlen(name)
-            sizes = pipe.execute()
-            return {bytes.fromhex(name[-64:].decode()): size for name, size in zip(names, sizes, strict=True) if size}
+            sizes = zip(names, pipe.execute(raise_on_error=False), strict=True)  # a value may be of another type
+            return {bytes.fromhex(name[-64:].decode()): size for name, size in sizes if isinstance(size, int) and size}
 
         found: dict[bytes, int] = self._with_client(measured)
         return found
@@ -166,6 +179,10 @@ class RedisMedium:
         if frame is None:
             return bool(self._with_client(lambda client: client.delete(self._name(key))))
         return bool(self._with_client(lambda client: client.set(self._name(key), frame, xx=True)))
+
+    def spoil(self, key: bytes) -> None:
+        """Put a value of another type in the place of an entry."""
+        self._with_client(lambda client: (client.delete(self._name(key)), client.lpush(self._name(key), b"another")))
 
     def begin(self, outage: str, body: FaultyBody) -> None:
         """Stop or kill the server, or take its memory away."""

@@ -20,8 +20,9 @@ from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.shared_store import SharedStore
 from pagedkv.tiers.store import Load, LoadedRuns
 from tests.tiers.faults.contents import IDENTITY, SECRET, Content, make_chains
-from tests.tiers.faults.disk import AT_REST, damaged
+from tests.tiers.faults.disk import AT_REST, UNREADABLE, damaged
 from tests.tiers.faults.faulty_body import FaultyBody
+from tests.tiers.faults.judge import MOST_FAILURES
 from tests.tiers.faults.ledger import Ledger
 from tests.tiers.faults.media import FolderMedium, Medium, RedisMedium
 
@@ -64,6 +65,7 @@ class RealMachine:
         self._is_there: set[bytes] = set()
         self._loads: list[tuple[list[Content], Load]] = []
         self._outage, self._outage_left = "", 0
+        self._spoiled = b""
         self._open()
 
     def _made(self, medium: str, folder: Path) -> Medium:
@@ -172,6 +174,9 @@ class RealMachine:
         if not sizes:
             return
         key = self._rng.choice(sorted(sizes))
+        if not self._spoiled and not self._rng.randrange(10):
+            self._spoil(key)
+            return
         alike = [name for name in sizes if sizes[name] == sizes[key]]
         files = {name: self._medium.get(name) or b"" for name in {key, self._rng.choice(alike)}}
         kind = self._rng.choice(AT_REST)
@@ -181,6 +186,14 @@ class RealMachine:
             if self._medium.put(each, frame):
                 with self._lock:
                     self.ledger.rest(kind, each)
+
+    def _spoil(self, key: bytes) -> None:
+        """Make an entry unreadable, behind the store's back."""
+        self._spoiled = key
+        with self._lock:
+            self._touched[key] = self._operation
+            self.ledger.rest(UNREADABLE, key)
+        self._medium.spoil(key)
 
     def _share(self) -> None:
         """Let another process store an entry, if there is room, at a moment at which the store writes nothing."""
@@ -261,8 +274,11 @@ class RealMachine:
         assert self._store.wait_until_quiet(SECONDS)
         self._follow_events()
         self._judge_bytes()
-        for key in sorted(self._is_there):
+        self._judge_storing()
+        self._follow_events()
+        for key in sorted(self._is_there, key=lambda each: (each == self._spoiled, each)):
             self._judge_entry(key)
+        self._spoiled = b""
         self._follow_events()
         assert self._store.wait_until_quiet(SECONDS)
         self._judge_bytes()
@@ -277,10 +293,21 @@ class RealMachine:
             Event().wait(0.005)
             self._judge(absent, self._store.load([each.run for each in absent], 1.0))
 
+    def _judge_storing(self) -> None:
+        """What is not there can be stored."""
+        absent = next((each for key, each in self._contents.items() if key not in self._is_there), None)
+        if absent is None:
+            return
+        outcomes: list[StoreOutcome] = []
+        self._store.offer([absent.run], [absent.parts], lambda _, outcome: outcomes.append(outcome))
+        assert self._store.wait_until_quiet(SECONDS)
+        assert StoreOutcome.FAILED not in outcomes, f"nothing is stored any more: {self._store.last_problem}"
+
     def _judge_entry(self, key: bytes) -> None:
         """An entry that no fault touched is served; one that was touched may be refused."""
         content = self._contents[key]
-        result = self._judge([content], self._store.load([content.run], SECONDS))
+        for _ in range(1 + MOST_FAILURES * (key == self._spoiled)):  # what cannot be read is removed then
+            result = self._judge([content], self._store.load([content.run], SECONDS))
         with self._lock:
             is_touched = key in self._touched
             assert result.num_runs == 1 or is_touched, f"an untouched entry is not served: {result.cause}"

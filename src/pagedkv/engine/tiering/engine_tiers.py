@@ -52,8 +52,12 @@ LONGEST_WAIT_S: Final = 0.005
 """Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
 AT_EXIT_S: Final = 10.0
 """Seconds for stores to finish their writes at the end of the process."""
+WHEN_STUCK_S: Final = 0.5
+"""The same where the last flush did not end in time."""
 WHEN_DROPPED_S: Final = 1.0
 """The same for an engine that is garbage-collected without having been closed."""
+LAST_CALLS_S: Final = 0.1
+"""Seconds for the last calls of a store to end, when the time for writes is over."""
 NO_NOTES: Final[tuple[TierNote, ...]] = ()
 
 
@@ -93,12 +97,13 @@ class EngineTiers:
                 opened = OpenTier(spec, identity, entry_nbytes, memory, records_events=space.config.events)
                 self._tiers.append(opened)
         except BaseException:
-            _close(self._tiers)
+            _close(self._tiers, time.monotonic())
             raise
         self._events = TierEventLog(self._layout.run_tokens if self._layout.has_runs else 0)
         self._rate = ComputeRate()
         self._records: dict[Request, RequestLoads] = {}
         self._arrived = threading.Event()
+        self._is_stuck = False
         self._withdrawn: set[bytes] = set()
         self._offers = TierOffers(self._tiers, space, self._layout, block_bytes, self._withdrawn)
         self._loads = TierLoads(
@@ -115,7 +120,7 @@ class EngineTiers:
         space.observe(_Withdrawals(weakref.WeakMethod(self.withdraw)))
         at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(at_exit)
-        self._dropped = DroppedStores(partial(_close, self._tiers, WHEN_DROPPED_S))
+        self._dropped = DroppedStores(partial(_close_dropped, self._tiers))
         self._drop = weakref.finalize(self, _drop, self._dropped, at_exit)
         self._drop.atexit = False
 
@@ -219,7 +224,7 @@ class EngineTiers:
 
     def hand_over(self, token_ids: Int32Array, keys: RequestKeys, timeout_s: float) -> HandOff:
         """Store what is computed, and list the entries of a prompt in shared tiers."""
-        self.flush(timeout_s)
+        self.flush(timeout_s)  # what was not stored is not listed
         chain = self._layout.new_chain(keys)
         chain.extend(token_ids)
         num_tokens = self._loads.num_loadable(chain, len(token_ids))
@@ -280,7 +285,7 @@ class EngineTiers:
         try:
             identity = self._identity()
         except UnsupportedModelError as problem:
-            _close(self._tiers)
+            _close(self._tiers, time.monotonic())
             self._tiers.clear()
             LOG.warning("all tiers are left out after new weights: %s", problem)
             return
@@ -293,13 +298,25 @@ class EngineTiers:
         self._offers.drop()
 
     def flush(self, timeout_s: float) -> bool:
-        """Copy and offer all that waits, and wait until it is stored; return whether that came about."""
+        """Copy and offer all that waits, and wait until it is stored.
+
+        Returns whether all was stored that tiers were to store since the last call: nothing was dropped, failed, or is
+        late.
+        """
         until = time.monotonic() + timeout_s
-        while True:
+        is_quiet = True
+        while is_quiet:
             self._offers.advance(is_idle=True)
             is_quiet = all(tier.store.wait_until_quiet(max(0.0, until - time.monotonic())) for tier in self._tiers)
-            if not is_quiet or self._offers.is_empty:
-                return is_quiet
+            if self._offers.is_empty:
+                break
+        self._is_stuck = not is_quiet
+        return not sum(tier.take_num_lost() for tier in self._tiers) and is_quiet
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last flush did not end in time, as where a medium hangs."""
+        return self._is_stuck
 
     def drain_events(self) -> tuple[TierEvents, ...]:
         """Take the events of all entries since the last call, by medium; none unless ``EngineConfig.events``."""
@@ -328,12 +345,13 @@ class EngineTiers:
         return tuple(tier.statistics() for tier in self._tiers)
 
     def close(self, timeout_s: float) -> bool:
-        """Flush, and end the stores; return whether all was stored."""
+        """Flush, and end the stores, within so many seconds; return whether all was stored since the last flush."""
+        until = time.monotonic() + timeout_s
         is_stored = self.flush(timeout_s)
         self._loads.end_all(TierCause.WITHDRAWN)
         self._drop.detach()
         self._dropped.forget()
-        _close(self._tiers)
+        _close(self._tiers, until)
         self._bytes.close()
         return is_stored
 
@@ -355,7 +373,7 @@ def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
     """Store what the process has computed, before it ends."""
     tiers = engine_tiers()
     if tiers is not None:
-        tiers.close(AT_EXIT_S)
+        tiers.close(WHEN_STUCK_S if tiers.is_stuck else AT_EXIT_S)
 
 
 def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
@@ -364,10 +382,13 @@ def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
     dropped.close()
 
 
-def _close(tiers: Sequence[OpenTier], timeout_s: float = 0.0) -> None:
-    """Let stores write for some time, and end them."""
-    until = time.monotonic() + timeout_s
+def _close(tiers: Sequence[OpenTier], until: float) -> None:
+    """Let stores write until a time, and end them."""
     for tier in tiers:
-        if timeout_s:
-            tier.store.wait_until_quiet(max(0.0, until - time.monotonic()))
-        tier.store.close()
+        tier.store.wait_until_quiet(max(0.0, until - time.monotonic()))
+        tier.store.close(max(LAST_CALLS_S, until - time.monotonic()))
+
+
+def _close_dropped(tiers: Sequence[OpenTier]) -> None:
+    """End the stores of an engine that was dropped."""
+    _close(tiers, time.monotonic() + WHEN_DROPPED_S)

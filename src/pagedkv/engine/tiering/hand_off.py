@@ -6,12 +6,14 @@
     hand_over(prompt): flush, list    ----->   take_over(hand_off, prompt): compare the fingerprint, list
                                                generate(prompt): its blocks are loaded
 
-The bytes go through a medium that both engines have: a folder, Redis, an object store. A hand-off has positions and the
-fingerprint of the content, and no tokens and no salt: the second engine computes the names of the blocks from its own.
+The bytes go through a medium that both engines have: a folder, Redis, an object store. A hand-off has positions, the
+fingerprint of the content and a digest of the prompt, and no tokens and no salt: the second engine computes the names
+of the blocks from its own.
 With a link on both sides (:mod:`~pagedkv.engine.tiering.nixl_link`) the bytes go from memory to memory instead,
 and are in the second engine's cache when :func:`take_over_direct` returns.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +31,7 @@ from pagedkv.tiers import RunChain
 
 __all__ = ["HandOff", "announce", "entries_of", "hand_over_direct", "take_over_direct"]
 
+DOMAIN: Final = b"pagedkv prompt of a hand-off 1"
 PRIVATE: Final = "host"
 """The medium that only its own process can read."""
 
@@ -46,6 +49,7 @@ class HandOff:
         media: by name of the tier: its medium.
         direct: where the frames of the prompt are in the memory of its engine, for a
             :class:`~pagedkv.engine.NixlLink`; None: they are in tiers.
+        prompt: digest of these tokens with their salt, as hexadecimal digits; empty: unknown.
     """
 
     fingerprint: str
@@ -55,6 +59,7 @@ class HandOff:
     ends: Mapping[str, Sequence[tuple[int, int]]]
     media: Mapping[str, str]
     direct: Mapping[str, Any] | None = None
+    prompt: str = ""
 
 
 def hand_over_direct(
@@ -113,6 +118,7 @@ def entries_of(
             for tier in shared
         },
         {tier.name: tier.medium for tier in shared},
+        prompt=_digest_of(chain, num_tokens // layout.block_size),
     )
 
 
@@ -120,6 +126,8 @@ def announce(
     hand_off: HandOff, tiers: Sequence[OpenTier], layout: EntryLayout, chain: RunChain, fingerprint: bytes
 ) -> None:
     """List the entries of a hand-off in the tiers of the same name, or else in the only one of the same medium.
+
+    Nothing is listed for another prompt, or under another salt: those entries are not there.
 
     Args:
         hand_off: of the other engine.
@@ -134,11 +142,18 @@ def announce(
             f"the hand-off has {hand_off.num_tokens} tokens of its prompt, and this prompt has "
             f"{chain.num_blocks * layout.block_size} in whole blocks: pass the prompt that was handed over"
         )
+    if hand_off.prompt and hand_off.prompt != _digest_of(chain, hand_off.num_tokens // layout.block_size):
+        return
     for name, medium in hand_off.media.items():
         tier = _same_tier(name, medium, tiers)
         keys = [chain.runs[number].key for number, _ in hand_off.runs[name]]
         keys += [chain.end_key(place // layout.block_size) for place, _ in hand_off.ends[name]]
         tier.store.announce(keys, [nbytes for _, nbytes in (*hand_off.runs[name], *hand_off.ends[name])])
+
+
+def _digest_of(chain: RunChain, num_blocks: int) -> str:
+    """Digest a prompt up to a block, so that its blocks' names cannot be told from it."""
+    return hashlib.sha256(DOMAIN + chain.end_key(num_blocks)).hexdigest()
 
 
 def _require_same(hand_off: HandOff, fingerprint: bytes) -> None:

@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Final, final
 
 from pagedkv.tiering import MOST_TIER_EVENTS, ServedTier
-from pagedkv.tiers import HostMemory, Identity, SharedStore, Tier
+from pagedkv.tiers import BreakerState, HostMemory, Identity, SharedStore, Tier
 
 __all__ = ["LOG", "OpenTier"]
 
 LOG: Final = logging.getLogger("pagedkv.tiers")
+RENEWED_WITHIN_S: Final = 1.0
+"""Longest wait for writes under the old weights, while the engine's thread waits for new stores."""
 
 
 @final
@@ -48,6 +50,7 @@ class OpenTier(ServedTier):
         self._config = replace(config, max_events=most) if records_events else config
         super().__init__(spec.name, spec.medium, spec.loads, spec.deadline_s, self._opened(identity))
         self._was_out = False
+        self._num_lost = 0
 
     def _opened(self, identity: Identity) -> SharedStore:
         body = self.spec.open_body(identity.fingerprint, self._memory)
@@ -60,12 +63,19 @@ class OpenTier(ServedTier):
 
     def renew(self, identity: Identity) -> None:
         """Exchange the store for one of another identity. Raises ConfigurationError; the old one is closed anyway."""
-        self.store.close()
+        self.store.close(RENEWED_WITHIN_S)
+        self.num_dropped += self.store.num_lost
         self.store = self._opened(identity)
 
+    def take_num_lost(self) -> int:
+        """Return how much was to be stored since the last call and was not."""
+        num_before, self._num_lost = self._num_lost, self.num_dropped + self.store.num_lost
+        return self._num_lost - num_before
+
     def log_outage(self) -> None:
-        """Log one line when the tier goes out of service, and one when it is back."""
-        is_out = self.store.is_out_of_service
+        """Log one line when the tier goes out of service, and one when it is back: when a call has succeeded."""
+        breaker = self.store.breaker
+        is_out = breaker is BreakerState.OPEN or (self._was_out and breaker is BreakerState.PROBING)
         if is_out != self._was_out:
             self._was_out = is_out
             if is_out:

@@ -22,12 +22,16 @@ from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.space import BlockSpace
 from pagedkv.tiering import BlockBytes, EntryLayout, fill, longest_end
-from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, write_frame
+from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, read_frames, write_frame
+from pagedkv.tiers.checksums import Buffer
 
 __all__ = ["bring_frames", "cached_frames", "read_prefix", "write_prefix"]
 
 ANY_TOKEN: Final = np.int32(0)
 STAGING_NBYTES: Final = 2**26
+TOKEN_NBYTES: Final = 4
+HEADERS_NBYTES: Final = 2**26
+"""More than the headers of a file have."""
 
 
 def write_prefix(
@@ -54,11 +58,18 @@ def write_prefix(
 def read_prefix(path: Path, content: StoredContent, space: BlockSpace, keys: RequestKeys) -> int:
     """Bring a prefix from a file into the cache; return how many tokens it has. 0: there are too few free blocks.
 
+    At most so much is read as all blocks hold, whatever the file has.
+
     Raises:
         ConfigurationError: it is not a prefix of this model, or was damaged; nothing is changed.
         OSError: it cannot be read.
     """
-    return bring_frames(str(path), path.read_bytes(), content, space, keys)
+    blocks = space.config.blocks_by_pool()
+    groups = zip(space.config.groups, content.nbytes, strict=True)
+    held = sum(blocks[spec.pool] * (nbytes + spec.block_size * TOKEN_NBYTES) for spec, nbytes in groups)
+    with path.open("rb") as file:
+        buffer = read_frames(file, held + HEADERS_NBYTES)
+    return 0 if buffer is None else bring_frames(str(path), buffer, content, space, keys)
 
 
 def cached_frames(
@@ -89,7 +100,7 @@ def _frames(
 
 def bring_frames(
     what: str,
-    buffer: bytes | memoryview,
+    buffer: Buffer,
     content: StoredContent,
     space: BlockSpace,
     keys: RequestKeys,
