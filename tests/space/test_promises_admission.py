@@ -134,3 +134,17 @@ def test_promise_14_a_fork_that_waited_slides_with_the_step_it_waited_for() -> N
     run_step(space)
     assert len(held(space, parent)) == len(held(space, child)) == 1
     space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_01_a_first_chunk_takes_the_whole_hit_also_what_it_does_not_read() -> None:
+    """A hit that ends where a chunk begins has a block that nothing reads any more, and that is taken all the same."""
+    groups = FullAttention(1, pool="full", prefix_caching=False), ChunkedLocal(1, 1, pool="chunks")
+    space = new_space(*groups, num_blocks={"full": 40, "chunks": 12})
+    cache(space, tokens(2))
+    prompt = [*tokens(1), *tokens(18, first=90)]
+    found = space.match(prompt)
+    assert found.num_tokens == 1
+    assert space.can_allocate(prompt, match=found, max_chunk=11) is LATER
+    assert space.can_allocate(prompt, match=found, max_chunk=10) is OK
+    assert space.allocate(prompt[:11], match=found)

@@ -148,6 +148,7 @@ def _taken_by_chunks(
     below = np.minimum(firsts, num_hits)
     held = num_waiting_below[-1] - num_waiting_below[below]
     taken: npt.NDArray[np.int64] = own + held + num_waiting_below[np.minimum(below, num_sinks)]
+    taken[0] = own[0] + num_waiting_below[-1]  # the first chunk takes the whole hit, also what it does not read
     return taken
 
 
