@@ -50,6 +50,7 @@ class Engine:
         self.in_flight: deque[Batch] = deque()
         self.finished: list[Request] = []
         self.rejected: list[Request] = []
+        self.sampled: dict[Request, list[list[int]]] = {}  # of the batch that is being finished, for each sequence
         self.end_probability = 0.0
         self.num_drafted = 0
         self.late_probability = 0.3
@@ -77,7 +78,7 @@ class Engine:
             propose=self._propose if is_guessed else None,
             intent=intent,
             replaces=replaces,
-            sequences=lambda: [np.array(prompt + tokens, np.int32) for tokens in served.generated or [[]]],
+            sequences=lambda: [np.array(prompt + tokens, np.int32) for tokens in self._answers(served)],
         )
         served = Served(request, prompt)
         self.served.append(served)
@@ -92,6 +93,12 @@ class Engine:
         produced = served.generated[0] if num_generated else []
         assert len(produced) == num_generated
         return np.array(served.prompt + produced, np.int32)
+
+    def _answers(self, served: Served) -> list[list[int]]:
+        """Return what was generated, with what the scheduler is being told: an engine knows that already."""
+        told = served.generated or [[]]
+        sampled = self.sampled.get(served.request, [])
+        return [past + more for past, more in zip(told, sampled, strict=True)] if len(sampled) == len(told) else told
 
     def _propose(self, most: int) -> npt.NDArray[np.int32]:
         num_guesses = most if self.guesses_right else self.random.randint(0, most)
@@ -132,8 +139,11 @@ class Engine:
         accepted = self._accept(batch)
         counts = [len(tokens) for tokens in accepted]
         ended = np.flatnonzero(~goes_on).tolist()
+        by_request = self._by_request(batch, token_ids)
+        self.sampled = {request: [[token] for token in tokens.tolist()] for request, tokens in by_request}
         progress = self.scheduler.finish(batch, token_ids, ended=ended, num_accepted=counts or None)
-        parts = zip(self._by_request(batch, token_ids), self._by_request(batch, goes_on), strict=True)
+        self.sampled = {}
+        parts = zip(by_request, self._by_request(batch, goes_on), strict=True)
         place = 0
         for (request, tokens), (_, stays) in parts:
             right = accepted[place] if place < len(accepted) else []

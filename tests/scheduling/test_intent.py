@@ -55,6 +55,7 @@ def test_every_request_is_served_whatever_is_said_of_it(data: st.DataObject) -> 
         max_sequences=data.draw(st.integers(3, 8)),
         max_batched_tokens=data.draw(st.integers(8, 40)),
         num_host_blocks=data.draw(st.sampled_from([0, 0, 30])),
+        max_tokens=data.draw(st.sampled_from([None, 26])),
     )
     served.end_probability = data.draw(st.sampled_from([0.0, 0.1]))
     most_in_flight = data.draw(st.integers(1, 3))
@@ -72,9 +73,12 @@ def test_every_request_is_served_whatever_is_said_of_it(data: st.DataObject) -> 
         match data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort", "limits", "time"])):
             case "add":
                 earlier = [each.request for each in served.served]
+                prompt = trunk[: data.draw(st.integers(1, len(trunk)))] + data.draw(
+                    st.lists(st.integers(0, 3), max_size=6)
+                )
                 served.add(
-                    trunk[: data.draw(st.integers(1, len(trunk)))] + data.draw(st.lists(st.integers(0, 3), max_size=6)),
-                    data.draw(st.integers(0, 20)),
+                    prompt,
+                    data.draw(st.integers(0, 20) | st.just(served.space.config.max_tokens + 1 - len(prompt))),
                     num_sequences=data.draw(st.integers(1, 3)),
                     priority=data.draw(st.integers(0, 1)),
                     intent=data.draw(intents),
@@ -175,3 +179,49 @@ def test_a_fork_of_another_tenant_or_publish_limit_shares_no_blocks() -> None:
         assert served.scheduler.fork(parent, child) == num_shared
         served.scheduler.abort(child)
         served.space.check()
+
+
+def test_a_request_as_long_as_the_tables_is_leased_and_replaced() -> None:
+    """Its last token is sampled and never computed, so prompt and answer are one token more than the tables have."""
+    served = engine(max_tokens=16)
+    former = served.add([*range(10)], 7, intent=CacheIntent(keep_for_s=9.0))
+    served.run()
+    assert former.num_leased_tokens == 12
+    served.add([*range(12)], 5, replaces=former)
+    served.run()
+    assert len(served.finished) == 2
+
+
+def test_a_caller_whose_answers_are_gone_leaves_no_row_behind() -> None:
+    """The tokens of a replaced or leased request are asked of its caller, who may fail."""
+
+    def forgotten() -> list[np.ndarray[Any, Any]]:
+        raise KeyError(former.number)
+
+    served = engine(tenants={})
+    former = served.add([*range(10)], 2, intent=CacheIntent(keep_for_s=9.0))
+    served.step()
+    sequences, former.sequences = former.sequences, forgotten
+    served.schedule()
+    with pytest.raises(KeyError):
+        served.finish()
+    assert served.scheduler.running == [former]
+    former.sequences = sequences
+    assert served.scheduler.abort(former)
+    former.sequences = forgotten
+    later = served.add([*range(12)], 2, replaces=former)
+    with pytest.raises(KeyError):
+        served.scheduler.schedule()
+    assert served.space.statistics().pools[0].num_in_use == 0
+    assert served.scheduler.abort(later)
+    assert served.scheduler.is_idle
+
+
+def test_a_swapped_out_request_that_its_tenants_new_cap_excludes_is_rejected() -> None:
+    served = engine(8, tenants={"a": TenantLimits(), "b": TenantLimits()}, num_host_blocks=30)
+    swapped, other = served.add([1] * 8, 12, intent=A, priority=-1), served.add([2] * 8, 12, intent=B)
+    while not served.scheduler.num_swapped:
+        served.step()
+    served.space.set_tenant("a", TenantLimits(cap=2))
+    served.run()
+    assert (served.rejected, served.finished) == ([swapped], [other])

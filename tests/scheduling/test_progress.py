@@ -1,14 +1,14 @@
 """The scheduler never thrashes: some sequence always advances, none starves, and the running ones soon stay."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, log2
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import FullAttention, GroupSpec, SlidingWindow
+from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.scheduling import Batch, PreemptionKind, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 
@@ -178,3 +178,137 @@ def test_who_runs_does_not_oscillate_under_a_stationary_load(num_host_blocks: in
     assert len(watched.engine.finished) == num_requests
     assert max(watched.num_preemptions.values()) <= 2
     assert watched.num_tokens <= 2 * num_requests * (8 + 2 * 63)
+
+
+@st.composite
+def tight_configurations(draw: st.DrawFn) -> tuple[SchedulingConfig, SpaceConfig]:
+    """Draw groups of all kinds, in one pool or in pools of their own, in which windows hardly fit."""
+    block_size, has_own_pools = draw(st.sampled_from([1, 2, 4])), draw(st.booleans())
+    groups: list[GroupSpec] = []
+    num_blocks: Counter[str] = Counter()
+    for kind in draw(st.lists(st.sampled_from(["full", "window", "chunk", "state"]), min_size=1, max_size=3)):
+        pool = f"{kind} {len(groups)}" if has_own_pools or kind == "state" else "device"
+        is_cached = draw(st.sampled_from([True, True, True, False]))
+        group: GroupSpec
+        match kind:
+            case "full":
+                group = FullAttention(block_size, pool, prefix_caching=is_cached)
+            case "window":
+                sinks = draw(st.sampled_from([0, 0, block_size]))
+                group = SlidingWindow(draw(st.integers(1, 8)), block_size, sinks, pool=pool, prefix_caching=is_cached)
+            case "chunk":
+                size = block_size * draw(st.integers(1, 4))
+                group = ChunkedLocal(size, block_size, pool=pool, prefix_caching=is_cached)
+            case _:
+                interval = block_size * draw(st.sampled_from([1, 2, 4]))
+                group = RecurrentState(interval, pool=pool, prefix_caching=is_cached)
+        groups.append(group)
+        num_blocks[pool] += draw(st.integers(20, 60) if kind == "full" else st.integers(3, 14))
+    num_host_blocks = draw(st.sampled_from([0, 0, 10]))
+    space = SpaceConfig(
+        tuple(groups),
+        num_blocks=dict(num_blocks),
+        num_host_blocks=dict.fromkeys(num_blocks, num_host_blocks),
+        max_sequences=12,
+        max_tokens=40,
+        watermark=draw(st.sampled_from([0.0, 0.1, 0.2])),
+        prefix_caching=any(group.prefix_caching for group in groups),
+    )
+    preemption: PreemptionKind = "swap" if num_host_blocks else "recompute"
+    scheduling = SchedulingConfig(draw(st.integers(3, 6)), draw(st.integers(6, 16)), preemption, 4)
+    keeps_states = any(isinstance(group, RecurrentState) for group in groups)
+    most_drafts = 0 if keeps_states else draw(st.sampled_from([0, 3]))
+    return replace(scheduling, most_drafts=most_drafts, overlap=draw(st.booleans())), space
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_a_request_that_is_served_alone_is_served_whatever_came_before(data: st.DataObject) -> None:
+    """Whatever is cached: each step does something, every request ends, and none is rejected for it alone."""
+    scheduling, space = data.draw(tight_configurations())
+    engine = Engine(scheduling, space)
+    trunk = [number % 3 for number in range(20)]
+    num_in_flight = 1 if scheduling.overlap else data.draw(st.integers(1, 2))
+    wishes = []
+    for _ in range(data.draw(st.integers(1, 7))):
+        prompt = trunk[: data.draw(st.integers(0, 20))] + data.draw(st.lists(st.integers(7, 9), min_size=1, max_size=9))
+        wishes.append((prompt, data.draw(st.integers(0, 10)), data.draw(st.sampled_from([1, 1, 1, 2]))))
+        is_guessed, priority = data.draw(st.booleans()), data.draw(st.integers(0, 1))
+        engine.add(prompt, wishes[-1][1], num_sequences=wishes[-1][2], is_guessed=is_guessed, priority=priority)
+        for _ in range(data.draw(st.sampled_from([0, 1, 3, 30]))):
+            if not engine.scheduler.is_idle:
+                engine.schedule()
+                if len(engine.in_flight) == num_in_flight:
+                    engine.finish()
+    while engine.in_flight:
+        engine.finish()
+    while not engine.scheduler.is_idle:
+        batch = engine.step()
+        has_moved = batch.preempted or batch.resumed or batch.rejected
+        assert batch.plan.compute.num_tokens or has_moved, "a step in which nothing happens"
+    for request in engine.rejected:
+        prompt, num_new, num_sequences = wishes[request.number]
+        alone = Engine(scheduling, space)
+        alone.add(prompt, num_new, num_sequences=num_sequences)
+        alone.run()
+        assert alone.rejected, "rejected, though it is served by an empty space"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("num_in_flight", [1, 2])
+def test_a_hit_that_an_idle_pool_of_windows_has_no_room_for_leads_on(num_in_flight: int) -> None:
+    """With the hit a chunk of 8 takes more windows than there are, and nothing runs that could give any back."""
+    groups = FullAttention(1, "full"), SlidingWindow(4, 1, pool="windows")
+    space = SpaceConfig(groups, num_blocks={"full": 60, "windows": 10}, max_sequences=4, max_tokens=40, watermark=0.0)
+    engine = Engine(SchedulingConfig(4, 8), space)
+    engine.add([0, 1, 2, 3, 99], 1)
+    engine.run()
+    engine.add([*range(13)], 3)
+    chunks = []
+    while not engine.scheduler.is_idle:
+        batch = engine.schedule()
+        chunks += [(chunk.start, chunk.stop) for chunk in batch.prefilling]
+        assert batch.plan.step_id < 50, "nothing leads on"
+        if len(engine.in_flight) == num_in_flight:
+            engine.finish()
+    assert chunks == [(1, 9), (9, 13)]  # after the whole hit there is room for chunks of 4 only, which take 3 steps
+
+
+@pytest.mark.interpreted
+def test_a_hit_is_given_up_where_only_a_shorter_one_leaves_room() -> None:
+    """A window outside prefix caching holds the whole hit in the first chunk."""
+    groups = FullAttention(1, "full"), SlidingWindow(4, 1, pool="windows", prefix_caching=False)
+    space = SpaceConfig(groups, num_blocks={"full": 60, "windows": 10}, max_sequences=4, max_tokens=40, watermark=0.0)
+    engine = Engine(SchedulingConfig(4, 8), space)
+    engine.add([*range(20)], 1)
+    engine.run()
+    engine.add([*range(20), 7], 1)
+    engine.run()
+    assert not engine.rejected
+    assert len(engine.finished) == 2
+
+
+@pytest.mark.interpreted
+def test_a_prompt_that_does_not_fit_token_by_token_is_rejected_with_the_numbers() -> None:
+    groups = FullAttention(1, "full"), SlidingWindow(8, 1, pool="windows")
+    space = SpaceConfig(groups, num_blocks={"full": 60, "windows": 6}, max_sequences=4, max_tokens=40, watermark=0.0)
+    engine = Engine(SchedulingConfig(4, 8), space)
+    large, answering = engine.add([*range(13)], 3), engine.add([1, 2, 3], 9)
+    engine.run()
+    assert engine.rejected == [large, answering]
+    told = "its 13 tokens take more blocks than it may have, even one by one: 59 of pool 'full', 5 of pool 'windows'"
+    assert large.rejection == told
+    assert answering.rejection == "it ran out of blocks alone: pool 'windows' has 0 free blocks, 1 are needed"
+
+
+@pytest.mark.interpreted
+def test_accepted_drafts_leave_a_block_for_the_next_token() -> None:
+    """Windows slide behind accepted drafts one step later; until then a request alone must not be short of blocks."""
+    groups = FullAttention(1, "full"), ChunkedLocal(2, 1, pool="chunks")
+    space = SpaceConfig(groups, num_blocks={"full": 60, "chunks": 4}, max_sequences=4, max_tokens=40, watermark=0.0)
+    engine = Engine(SchedulingConfig(4, 14, most_drafts=2), space)
+    engine.guesses_right = True
+    for length in range(2, 6):
+        engine.add([*range(length)], 15, is_guessed=True)
+    engine.run()
+    assert len(engine.finished) == 4

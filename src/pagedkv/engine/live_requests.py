@@ -102,7 +102,7 @@ class LiveRequests:
                 request.admitted = self._clock()
         for rejected in batch.rejected:
             request = self.by_schedule[rejected]
-            reason = "it ran out of blocks, alone: ask for less, or give the engine more memory"
+            reason = f"{rejected.rejection}; ask for less, or give the engine more memory"
             fits = request.intent.tenant is None or self._scheduler.fits_alone(rejected)
             self.end(request, "rejected", reason if fits else self._rules.beyond_limits(request))
 

@@ -56,15 +56,16 @@ def abort_in_flight(state: SchedulerState) -> AbortedBatches | None:
     admitted = {admission.request for batch in batches for admission in batch.admitted}
     lost = set(steps.lost_rows)
     withdrawn, preempted = [], []
+    sampling = {each for batch in batches for each in (batch.decoding, *batch.prefilling)}
     for request in [*state.running, *state.swapped]:
-        request.awaited = tuple(each for each in request.awaited if not _is_of(each, batches))
+        request.awaited = tuple(each for each in request.awaited if each not in sampling)
         if request in admitted and request in state.running:
             withdrawn.append(request)
         elif not lost.isdisjoint(request.rows) or not _rewind(state, request, computed):
             request.num_preemptions += 1
             preempted.append(request)
     for request in withdrawn + preempted:
-        _requeue(state, request)
+        state.requeue(request)
     requests = sorted((each for each in computed if not each.is_done), key=lambda each: each.key)
     return AbortedBatches(steps, tuple(requests), tuple(withdrawn), tuple(preempted))
 
@@ -78,10 +79,6 @@ def _computed_before(batches: Iterable[Batch]) -> dict[Request, int | None]:
         for request in () if batch.decoding is None else batch.decoding.requests:
             computed.setdefault(request, None)
     return computed
-
-
-def _is_of(awaited: object, batches: Iterable[Batch]) -> bool:
-    return any(awaited is batch.decoding or awaited in batch.prefilling for batch in batches)
 
 
 def _rewind(state: SchedulerState, request: Request, computed: dict[Request, int | None]) -> bool:
@@ -102,14 +99,3 @@ def _rewind(state: SchedulerState, request: Request, computed: dict[Request, int
     except (TruncationError, SharedPrefixError):  # the window or state there was evicted, or a fork shares the block
         return False
     return True
-
-
-def _requeue(state: SchedulerState, request: Request) -> None:
-    """Free the rows of a request, and queue it again with its known tokens."""
-    if request in state.swapped:
-        state.free_rows(request, request.rows, is_over=False)
-        state.swapped.remove(request)
-    else:
-        state.free(request, is_over=False)
-    request.start_over()
-    state.waiting.push(request)

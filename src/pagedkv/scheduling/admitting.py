@@ -5,9 +5,11 @@ overtake it without end. If only its tenant's cap leaves too few blocks, only th
 since requests of other tenants do not use blocks under this cap.
 
 A prompt is admitted if all its blocks fit at once. One that can never fit so, since it is longer than a pool of
-windows, holds fewer while it is computed in chunks: it is admitted once no other request runs.
+windows, or since its hit takes blocks of windows that an idle pool lacks, is computed alone: in smaller chunks, which
+hold fewer blocks at a time, or after a shorter hit. It is rejected if it does not even fit token by token.
 """
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from pagedkv.contract.answers import Shortage
@@ -15,8 +17,8 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import AllocStatus, keeps_whole_prefix
 from pagedkv.scheduling.batch import Admission, BatchDraft
 from pagedkv.scheduling.growing import schedule_chunk
-from pagedkv.scheduling.keeping import supersede
-from pagedkv.scheduling.promises import num_promised_slots, promise
+from pagedkv.scheduling.keeping import replaced_content, supersede
+from pagedkv.scheduling.promises import Promises
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
 from pagedkv.space import PrefixHit
@@ -57,15 +59,23 @@ def admit_waiting(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
     Returns the rest of the budget.
     """
     skipped: set[str | None] = set()  # tenants whose first request waits because of the tenant's cap
+    if not (state.waiting or state.swapped):
+        return budget
+    promises = Promises(state)
     while (request := state.next_to_run(skipped)) is not None:
-        if state.num_sequences_with(request) > state.config.max_sequences:
+        if promises.num_sequences + request.num_sequences > state.config.max_sequences:
             break
         if request.rows:
-            if not _swap_in(state, draft, request):
-                if not _is_swapped_beyond_cap(state, request):
-                    break
+            if _swap_in(state, promises, draft, request):
+                continue
+            is_beyond_cap = _is_swapped_beyond_cap(state, request)
+            if _is_stuck(state, request, is_beyond_cap=is_beyond_cap):
+                state.requeue(request)  # as a prompt it needs fewer blocks at a time
+            elif is_beyond_cap:
                 skipped.add(request.intent.tenant)
-        elif budget <= 0 or (num_taken := _admit(state, draft, request, budget)) is None:
+            else:
+                break
+        elif budget <= 0 or (num_taken := _admit(state, promises, draft, request, budget)) is None:
             break
         elif num_taken == BEYOND_CAP:
             skipped.add(request.intent.tenant)
@@ -83,9 +93,9 @@ def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:
     return any(count > shares[pool].cap - shares[pool].num_taken for pool, count in needed.items())
 
 
-def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
+def _swap_in(state: SchedulerState, promises: Promises, draft: BatchDraft, request: Request) -> bool:
     """Swap a request in if there is room for its next tokens and for the promises; return whether it was."""
-    num_slots = -(-num_promised_slots(state, request) // len(request.rows))
+    num_slots = -(-promises.num_slots(request) // len(request.rows))
     if request.num_known + num_slots > state.space.config.max_tokens:
         return False
     if state.space.can_swap_in(request.rows, num_lookahead=num_slots) is not AllocStatus.OK:
@@ -93,13 +103,14 @@ def _swap_in(state: SchedulerState, draft: BatchDraft, request: Request) -> bool
     moves = state.space.swap_in(request.rows)
     assert not isinstance(moves, Shortage), f"can_swap_in answered OK, but blocks are missing: {moves}"
     state.swapped.remove(request)
-    promise(state, request)
+    promises.promise(request)
     state.join(request)
+    promises.joined(request)
     draft.resumed.append(request)
     return True
 
 
-def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: int) -> int | None:
+def _admit(state: SchedulerState, promises: Promises, draft: BatchDraft, request: Request, budget: int) -> int | None:
     """Admit a waiting request, the first of its tenant; return the number of tokens that it uses of the budget.
 
     Returns None if the pools have too few blocks, BEYOND_CAP if its tenant's cap leaves too few. A request that begins
@@ -108,33 +119,58 @@ def _admit(state: SchedulerState, draft: BatchDraft, request: Request, budget: i
     if request.intent.tenant is not None and not fits_alone(state, request):  # limits may have changed since add()
         return _reject(state, draft, request)
     request.load_tokens()
-    match = state.space.match(
-        _hittable(state, request),
-        keys=request.keys,
-        max_hit_tokens=request.max_hit_tokens,
-        max_replay_tokens=budget - 1 if state.replays else 0,  # the token after the hit is computed as well
-    )
-    status = _admission_status(state, request, match)
     request.most_chunk = 0
+    match = longest = _match(state, request, budget)
+    status = _admission_status(state, promises, request, match)
     if status is AllocStatus.LATER:
-        return BEYOND_CAP if _is_beyond_cap(state, request, match) else None
-    if status is AllocStatus.NEVER:
-        status = _status_by_chunks(state, request, budget, match)
-        if status is not AllocStatus.OK:
-            return None if status is AllocStatus.LATER else _reject(state, draft, request)
-    state.waiting.pop(request)
-    if state.loader is not None and state.loader.begins_load(request, _hittable(state, request), match):
-        state.loading.append(request)
+        is_beyond_cap = _is_beyond_cap(state, promises, request, match)
+        if not _is_stuck(state, request, is_beyond_cap=is_beyond_cap):
+            return BEYOND_CAP if is_beyond_cap else None
+    if status is not AllocStatus.OK:
+        alone = _way_alone(state, request, budget, match)
+        if isinstance(alone, AllocStatus):
+            return None if alone is AllocStatus.LATER else _reject(state, draft, request)
+        match, request.most_chunk = alone
+    replaced = replaced_content(state.space, request)  # asked of its caller, before anything is changed
+    state.waiting.remove(request)
+    is_first = match.num_tokens == longest.num_tokens  # what a shorter hit leaves out is not to be loaded
+    if is_first and state.loader is not None and state.loader.begins_load(request, _hittable(state, request), match):
+        state.loading[request] = None
         return 0
-    return _allocate(state, draft, request, budget, match)
+    num_tokens = _allocate(state, promises, draft, request, budget, match)
+    supersede(state.space, request, replaced)
+    return num_tokens
+
+
+def _is_stuck(state: SchedulerState, request: Request, *, is_beyond_cap: bool) -> bool:
+    """Whether a request that lacks blocks would lack them for ever: nothing that could free any is under way.
+
+    ``is_beyond_cap``: whether it lacks them because of its tenant's cap.
+    """
+    if is_beyond_cap and not any(share.num_taken for share in state.space.tenant_shares(request.intent.tenant)):
+        return True
+    return not state.running and not state.awaits_blocks
 
 
 def _reject(state: SchedulerState, draft: BatchDraft, request: Request) -> int:
     """Reject the first waiting request of a tenant; return 0, the tokens that it uses of the budget."""
-    state.waiting.pop(request)
+    most = state.space.most_blocks(request.intent.tenant)
+    pools = ", ".join(f"{count} of pool {pool!r}" for pool, count in most.items())
+    request.rejection = f"its {request.num_known} tokens take more blocks than it may have, even one by one: {pools}"
+    state.waiting.remove(request)
     request.drop()
     draft.rejected.append(request)
     return 0
+
+
+def _match(state: SchedulerState, request: Request, budget: int, most_tokens: int | None = None) -> PrefixHit:
+    """Match the tokens of a request that may hit, up to its own limit or to ``most_tokens``."""
+    return state.space.match(
+        _hittable(state, request),
+        keys=request.keys,
+        max_hit_tokens=request.max_hit_tokens if most_tokens is None else most_tokens,
+        max_replay_tokens=budget - 1 if state.replays else 0,  # the token after the hit is computed as well
+    )
 
 
 def _hittable(state: SchedulerState, request: Request) -> Int32Array:
@@ -149,14 +185,14 @@ def _publish(state: SchedulerState, request: Request) -> bool | Literal["prompt"
     return True if state.config.publishes_answers and request.intent.publish == "all" else "prompt"
 
 
-def _admission_status(state: SchedulerState, request: Request, match: PrefixHit) -> AllocStatus:
+def _admission_status(state: SchedulerState, promises: Promises, request: Request, match: PrefixHit) -> AllocStatus:
     """Return whether a prompt fits, with the promised slots left free."""
     tokens, keys, tenant = _hittable(state, request), request.keys, request.intent.tenant
     num_more = len(request.known_token_ids) - len(tokens)
     status = state.space.can_allocate(
         tokens, keys=keys, num_lookahead=num_more, num_sequences=request.num_sequences, match=match, tenant=tenant
     )
-    num_slots = num_promised_slots(state, request) if status is AllocStatus.OK else 0
+    num_slots = promises.num_slots(request) if status is AllocStatus.OK else 0
     if not num_slots:
         return status
     if len(tokens) + num_more + num_slots > state.space.config.max_tokens:
@@ -165,41 +201,72 @@ def _admission_status(state: SchedulerState, request: Request, match: PrefixHit)
         tokens, keys=keys, num_lookahead=num_more + num_slots, match=match
     )  # num_slots counts all sequences, also of other tenants, so no tenant's cap applies here
     if with_promises is AllocStatus.OK and tenant is not None:
-        num_own = num_promised_slots(state, request, of_tenant=True)
+        num_own = promises.num_slots(request, of_tenant=True)
         with_promises = state.space.can_allocate(
             tokens, keys=keys, num_lookahead=num_more + num_own, match=match, tenant=tenant
         )
     return AllocStatus.OK if with_promises is AllocStatus.OK else AllocStatus.LATER
 
 
-def _status_by_chunks(state: SchedulerState, request: Request, budget: int, match: PrefixHit) -> AllocStatus:
-    """Return whether a prompt that does not fit as a whole fits in chunks, alone; set the largest that do."""
+def _way_alone(
+    state: SchedulerState, request: Request, budget: int, longest: PrefixHit
+) -> tuple[PrefixHit, int] | AllocStatus:
+    """Return the hit, and the most tokens of a chunk, with which a prompt that runs alone takes the fewest steps.
+
+    Returns LATER while it is not alone, NEVER if it fits an idle pool not even token by token, which takes the fewest
+    blocks. O(log hit x log budget x blocks), for prompts that do not fit as a whole.
+    """
+    by_token = (_status_in_chunks(state, request, match, 1) for match in (longest, _match(state, request, 1, 0)))
+    if all(status is AllocStatus.NEVER for status in by_token):
+        return AllocStatus.NEVER
+    if state.running:
+        return AllocStatus.LATER
+    way, fewest = None, len(request.known_token_ids) + 1
+    for match in _shorter_and_shorter(state, request, budget, longest):
+        num_left = len(request.known_token_ids) - match.num_tokens
+        most_chunk = min(state.config.max_batched_tokens, num_left)
+        while most_chunk and (num_steps := -(-num_left // most_chunk)) < fewest:
+            if _status_in_chunks(state, request, match, most_chunk) is AllocStatus.OK:
+                way, fewest = (match, most_chunk), num_steps
+            most_chunk //= 2
+    if way is None:
+        return AllocStatus.LATER if state.awaits_blocks else AllocStatus.NEVER
+    return way
+
+
+def _shorter_and_shorter(state: SchedulerState, request: Request, budget: int, match: PrefixHit) -> Iterator[PrefixHit]:
+    """Yield a hit, and hits of at most half the tokens of the one before, down to none."""
+    yield match
+    while match.num_tokens:
+        match = _match(state, request, budget, match.num_tokens // 2)
+        yield match
+
+
+def _status_in_chunks(state: SchedulerState, request: Request, match: PrefixHit, most_chunk: int) -> AllocStatus:
+    """Return whether a prompt fits that is computed in chunks after a hit."""
     tokens, keys, tenant = request.known_token_ids, request.keys, request.intent.tenant
-    match = state.space.match(tokens, keys=keys, max_hit_tokens=match.num_tokens)
-    most_chunk = min(budget, len(tokens))
-    while most_chunk:
-        status = state.space.can_allocate(
-            tokens, keys=keys, num_sequences=request.num_sequences, max_chunk=most_chunk, match=match, tenant=tenant
-        )
-        if status is not AllocStatus.NEVER:
-            request.most_chunk = most_chunk
-            return AllocStatus.LATER if state.running else status
-        most_chunk //= 2
-    return AllocStatus.NEVER
+    if len(_hittable(state, request)) < len(tokens):  # a match answers for its own tokens
+        most_replayed = match.num_replayed
+        match = state.space.match(tokens, keys=keys, max_hit_tokens=match.num_tokens, max_replay_tokens=most_replayed)
+    return state.space.can_allocate(
+        tokens, keys=keys, num_sequences=request.num_sequences, max_chunk=most_chunk, match=match, tenant=tenant
+    )
 
 
-def _is_beyond_cap(state: SchedulerState, request: Request, match: PrefixHit) -> bool:
+def _is_beyond_cap(state: SchedulerState, promises: Promises, request: Request, match: PrefixHit) -> bool:
     """Whether a waiting request needs more blocks than its tenant's cap leaves, promises included."""
     if request.intent.tenant is None:
         return False
     tokens = _hittable(state, request)
-    num_more = len(request.known_token_ids) - len(tokens) + num_promised_slots(state, request, of_tenant=True)
+    num_more = len(request.known_token_ids) - len(tokens) + promises.num_slots(request, of_tenant=True)
     return state.space.exceeds_cap(
         tokens, tenant=request.intent.tenant, keys=request.keys, num_lookahead=num_more, match=match
     )
 
 
-def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget: int, match: PrefixHit) -> int:
+def _allocate(  # noqa: PLR0913, PLR0917 - the state of a step, a request, and how it is admitted
+    state: SchedulerState, promises: Promises, draft: BatchDraft, request: Request, budget: int, match: PrefixHit
+) -> int:
     """Allocate the first blocks of a request; return the number of tokens that it uses of the budget."""
     num_hit_tokens = match.num_tokens
     request.checkpoint = match.checkpoint
@@ -218,12 +285,11 @@ def _allocate(state: SchedulerState, draft: BatchDraft, request: Request, budget
     )
     assert not isinstance(allocation, Shortage), f"can_allocate answered OK, but blocks are missing: {allocation}"
     request.rows = [allocation.row]
-    promise(state, request)
+    promises.promise(request)
     schedule_chunk(state, draft, request, num_hit_tokens, len(first_chunk))
     state.join(request)
+    promises.joined(request)
     draft.admitted.append(Admission(request, num_hit_tokens))
     if state.leases is not None:
         state.leases.renew(state.space, request, num_hit_tokens)
-    if request.replaces is not None:
-        supersede(state.space, request)
     return len(first_chunk) - num_hit_tokens + match.num_replayed

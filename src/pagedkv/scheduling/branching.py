@@ -6,7 +6,7 @@ All of these are forks and frees of the block space. The sampler decides which o
 from collections import Counter
 
 from pagedkv.contract.answers import PrefixGone, Shortage
-from pagedkv.scheduling.keeping import supersede
+from pagedkv.scheduling.keeping import replaced_content, supersede
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
 from pagedkv.space import BlockSpace
@@ -28,9 +28,11 @@ def branch_off(state: SchedulerState, row: int, child: Request) -> int:
     logits are needed. If a window or a state at that position has been evicted, the longest prefix that every group
     still has is shared.
     """
-    if state.num_sequences_with(child) > state.config.max_sequences or child.max_hit_tokens is not None:
+    num_sequences = state.num_running_sequences() + child.num_sequences
+    if num_sequences > state.config.max_sequences or child.max_hit_tokens is not None:
         return 0
     child.load_tokens()
+    replaced = replaced_content(state.space, child)
     num_shared = min(len(child.known_token_ids) - 1, state.space.num_tokens(row))
     forked = state.space.fork(row, at=num_shared) if num_shared else None
     if isinstance(forked, PrefixGone):
@@ -43,7 +45,7 @@ def branch_off(state: SchedulerState, row: int, child: Request) -> int:
     if state.splits_leases:
         child.stops = tuple(place.num_tokens for place in child.intent.breakpoints)
     state.join(child)
-    supersede(state.space, child)
+    supersede(state.space, child, replaced)
     return num_shared
 
 

@@ -124,9 +124,17 @@ def _append(state: SchedulerState, decoding: Decoding, proposed: dict[int, Int32
     for some in (places, *([place] for place in places if len(places) > 1)):
         token_ids = np.concatenate([proposed[place] for place in some])
         counts = [len(proposed[place]) for place in some]
+        if state.drops_blocks and not _can_go_on(state, decoding.rows[some], counts):
+            continue
         shortage = state.space.append(decoding.rows[some], token_ids, counts, num_draft=counts)
         if shortage is None:
             appended += some
         if shortage is None and some is places:
             break
     return appended
+
+
+def _can_go_on(state: SchedulerState, rows: Int32Array, counts: list[int]) -> bool:
+    """Whether the token after the drafts would find blocks too: windows slide behind accepted drafts one step later."""
+    with_next = np.minimum(np.array(counts) + 1, state.space.config.max_tokens - state.space.lengths(rows))
+    return state.space.can_append(rows, with_next, num_draft=counts)

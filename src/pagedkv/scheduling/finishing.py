@@ -140,9 +140,10 @@ def _take_decoded(
     else:
         requests = _take_separately(state, decoding, sampled, continues, fills)
     if continues is not None:
+        took = set(requests)
         parts = zip(decoding.requests, decoding.parts(decoding.rows), decoding.parts(continues), strict=True)
         for request, rows, part in parts:
-            if request in requests and not (stays := _of_remaining(request, rows, part)).all():
+            if request in took and not (stays := _of_remaining(request, rows, part)).all():
                 _end_sequences(state, request, stays)
     return requests
 

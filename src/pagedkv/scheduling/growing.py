@@ -20,7 +20,7 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
             decoding.num_ahead += 1
             draft.decoding = decoding
             return len(decoding.rows)
-        if state.config.overlap and _drains(state):
+        if _drains(state):
             state.close_decoding()  # its unknown tokens may be known when it is gathered again
             return 0
         if state.will_be_free(shortage):
@@ -40,9 +40,10 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
                 schedule_chunk(state, draft, request, request.num_scheduled, stop)
                 budget -= len(chunk)
                 break
-            if state.will_be_free(shortage) or (state.config.overlap and _drains(state)):
+            if state.will_be_free(shortage) or _drains(state):
                 return 0
-            preempt_last(state, draft, shortage)
+            if not _halve_chunk(state, request, len(chunk)):
+                preempt_last(state, draft, shortage)
     return budget
 
 
@@ -55,8 +56,7 @@ def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, s
     draft.prefilling.append(chunk)
     if is_last:
         request.awaited = (chunk,)
-        if request in state.prefilling:
-            state.prefilling.remove(request)
+        state.prefilled(request)
         if state.config.overlap:
             state.note_newcomer()  # it may decode while this batch is in flight
 
@@ -82,11 +82,23 @@ def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
     return None
 
 
+def _halve_chunk(state: SchedulerState, request: Request, num_tokens: int) -> bool:
+    """Halve the chunks of a request that lacks blocks though it runs alone; return False if it cannot be done.
+
+    Smaller chunks hold fewer blocks of windows at a time.
+    """
+    if len(state.running) > 1 or num_tokens == 1:
+        return False
+    if state.loader is None or not state.loader.give_way():
+        request.most_chunk = num_tokens // 2
+    return True
+
+
 def _drains(state: SchedulerState) -> bool:
     """Schedule nothing until the batches in flight are finished; return whether there are any.
 
-    Then the same requests are preempted as without overlap, and all their tokens are known, so that they can be swapped
-    out.
+    If steps overlap, then the same requests are preempted as without overlap, and all their tokens are known, so that
+    they can be swapped out. A request that runs alone is not rejected before its windows have slid.
     """
-    state.is_draining = state.is_computing
+    state.is_draining = state.is_computing and (state.config.overlap or len(state.running) == 1)
     return state.is_draining

@@ -4,6 +4,7 @@ The scheduler has no clock: a lease begins at the space's time, which the caller
 ``SpaceConfig.leases`` there are no leases, and no function here costs time.
 """
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from math import inf, nextafter
 from typing import Final
@@ -17,7 +18,7 @@ from pagedkv.scheduling.intent import NO_INTENT
 from pagedkv.scheduling.request import Request
 from pagedkv.space import BlockSpace
 
-__all__ = ["LeaseBook", "lease_breakpoints", "release", "supersede"]
+__all__ = ["LeaseBook", "lease_breakpoints", "release", "replaced_content", "supersede"]
 
 MOST_RENEWED: Final = 1024  # each hit looks all of them up, in about 1 us each
 NO_TOKEN: Final = np.zeros(1, np.int32)
@@ -87,24 +88,37 @@ def release(space: BlockSpace, request: Request, rows: list[int]) -> tuple[Recei
     known = [request.known_token_ids] if request.sequences is None else request.sequences()
     receipts = space.free(rows, num_generated=num_generated, keep_until_s=until_s)
     for token_ids in known:
-        num_leased = space.lease(token_ids, until_s, keys=request.keys)
+        num_leased = space.lease(_in_space(space, token_ids), until_s, keys=request.keys)
         request.num_leased_tokens = max(request.num_leased_tokens, num_leased)
     return receipts
 
 
-def supersede(space: BlockSpace, request: Request) -> None:
+def replaced_content(space: BlockSpace, request: Request) -> list[Int32Array]:
+    """Return the tokens in the space of each sequence of the ended request that a request replaces; changes nothing."""
+    former = request.replaces
+    if former is None or not former.is_done or former.sequences is None:
+        return []
+    return [_in_space(space, token_ids) for token_ids in former.sequences()]
+
+
+def supersede(space: BlockSpace, request: Request, replaced: Iterable[Int32Array]) -> None:
     """Make a request that has its blocks supersede the request that it replaces.
 
     Content of the replaced request that no other request uses is evicted first from now on, or from its end on.
+    ``replaced``: that of :func:`replaced_content`.
     """
     former, request.replaces = request.replaces, None
     if former is None:
         return
     if not former.is_done:
         former.superseded_by = request
-    elif former.sequences is not None:
-        for token_ids in former.sequences():
-            space.supersede(token_ids, keys=former.keys)
+    for token_ids in replaced:
+        space.supersede(token_ids, keys=former.keys)
+
+
+def _in_space(space: BlockSpace, token_ids: Int32Array) -> Int32Array:
+    """Return the tokens of a sequence that the space can have: the last generated token is never appended to it."""
+    return token_ids[: space.config.max_tokens]
 
 
 def _end_of(now_s: float, keep_for_s: float) -> float:

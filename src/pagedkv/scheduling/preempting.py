@@ -25,6 +25,7 @@ def preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -
     request = state.running[-1] if shortage.share is None else _last_with_usable_blocks(state, shortage, shortage.share)
     request.num_preemptions += 1
     if len(state.running) == 1:
+        request.rejection = f"it ran out of blocks alone: {shortage}"
         _free(state, draft, request)
         request.drop()
         draft.rejected.append(request)

@@ -26,42 +26,77 @@ A promised length is counted in whole blocks, and one more for each sequence, fo
 no blocks are reserved: a request that runs out of blocks while it runs alone is rejected, with or without a promise.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
 
-__all__ = ["num_promised_slots", "promise"]
+__all__ = ["Promises"]
 
 
-def num_promised_slots(state: SchedulerState, newcomer: Request, *, of_tenant: bool = False) -> int:
-    """Count the slots to leave free besides a newcomer's known tokens, in whole blocks. O(running requests).
+class Promises:
+    """The sequences of the running requests, and the slots promised to them, counted once for a step's admissions.
 
-    With ``of_tenant``, only those of requests of the newcomer's tenant, which count against its cap.
+    O(running requests); then O(1) for each newcomer, O(running requests) for each that was preempted before.
+
+    Attributes:
+        num_sequences: sequences of all running requests, including those still to be forked.
     """
-    growth = _growth(state, newcomer)
-    if not state.running or not (growth or state.prefilling or any(other.promised_tokens for other in state.running)):
-        return 0
-    num_slots = _slots(state, newcomer, newcomer.num_known, min(newcomer.num_known + growth, newcomer.most_tokens))
-    for request, length, target in _targets(state, newcomer, growth):
-        if of_tenant and request.intent.tenant != newcomer.intent.tenant:
-            continue
-        num_slots += _slots(state, request, length, max(target, len(request.known_token_ids)))
-    return num_slots
 
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.num_sequences = state.num_running_sequences()
+        self._slots: Counter[str | None] | None = None  # by tenant, for newcomers without a promise of their own
 
-def promise(state: SchedulerState, newcomer: Request) -> None:
-    """Record the promises of a newcomer, which is about to run, and of all running requests."""
-    growth = _growth(state, newcomer)
-    if growth:
-        newcomer.promised_tokens = min(newcomer.num_known + growth, newcomer.most_tokens)
-        for request, _, target in _targets(state, newcomer, growth):
-            request.promised_tokens = target
+    def num_slots(self, newcomer: Request, *, of_tenant: bool = False) -> int:
+        """Count the slots to leave free besides a newcomer's known tokens, in whole blocks.
+
+        With ``of_tenant``, only those of requests of the newcomer's tenant, which count against its cap.
+        """
+        state, growth = self._state, _growth(self._state, newcomer)
+        if not state.running:
+            return 0
+        if growth:
+            slots = _slots_of_running(state, newcomer, growth)
+        elif self._slots is None:
+            slots = self._slots = _slots_of_running(state, newcomer, 0)
+        else:
+            slots = self._slots
+        target = min(newcomer.num_known + growth, newcomer.most_tokens)
+        num_slots = _slots(state, newcomer, newcomer.num_known, target)
+        return num_slots + (slots[newcomer.intent.tenant] if of_tenant else slots.total())
+
+    def promise(self, newcomer: Request) -> None:
+        """Record the promises of a newcomer, which is about to run, and of all running requests."""
+        growth = _growth(self._state, newcomer)
+        if growth:
+            newcomer.promised_tokens = min(newcomer.num_known + growth, newcomer.most_tokens)
+            for request, _, target in _targets(self._state, newcomer, growth):
+                request.promised_tokens = target
+            self._slots = None
+
+    def joined(self, newcomer: Request) -> None:
+        """Count a newcomer, which runs now."""
+        self.num_sequences += newcomer.num_sequences
+        if self._slots is not None and (newcomer.num_unscheduled or newcomer.promised_tokens):
+            (length,) = self._state.space.lengths(newcomer.rows[:1]).tolist()
+            target = max(newcomer.promised_tokens, len(newcomer.known_token_ids))
+            self._slots[newcomer.intent.tenant] += _slots(self._state, newcomer, length, target)
 
 
 def _growth(state: SchedulerState, newcomer: Request) -> int:
     """Return the number of tokens of a newcomer's promise."""
     return state.config.first_promise << newcomer.num_preemptions - 1 if newcomer.num_preemptions else 0
+
+
+def _slots_of_running(state: SchedulerState, newcomer: Request, growth: int) -> Counter[str | None]:
+    """Count, by tenant, the slots that running requests may still take under a newcomer's promise."""
+    slots: Counter[str | None] = Counter()
+    if growth or state.prefilling or any(request.promised_tokens for request in state.running):
+        for request, length, target in _targets(state, newcomer, growth):
+            slots[request.intent.tenant] += _slots(state, request, length, max(target, len(request.known_token_ids)))
+    return slots
 
 
 def _targets(state: SchedulerState, newcomer: Request, growth: int) -> Iterator[tuple[Request, int, int]]:

@@ -94,6 +94,7 @@ class Request:
         stops: positions at which chunks must end, so that windows and states can be leased there.
         epochs: oldest and newest weights epoch that computed its freed rows, if epochs are counted.
         is_done: whether it is finished, aborted or rejected.
+        rejection: why it was rejected after it had been added, with numbers; None if it was not.
         key: its place in every order; the smallest is first.
         most_tokens: most tokens of each sequence in the space.
     """
@@ -130,6 +131,7 @@ class Request:
     stops: tuple[int, ...] = ()
     epochs: tuple[int, int] | None = None
     is_done: bool = False
+    rejection: str | None = None
     key: RequestKey = field(init=False)
     most_tokens: int = field(init=False)
     _num_generated: int = field(init=False)

@@ -106,7 +106,7 @@ class Scheduler:
         if request.is_done:
             return False
         if request in state.loading:
-            state.loading.remove(request)
+            del state.loading[request]
         elif not request.rows:
             state.waiting.remove(request)
         elif request in state.swapped:
@@ -124,7 +124,7 @@ class Scheduler:
     def loaded(self, request: Request) -> None:
         """Queue a request again whose load has ended, at its old place. Does nothing for other or aborted requests."""
         if request in self._state.loading:
-            self._state.loading.remove(request)
+            del self._state.loading[request]
             self._state.waiting.push(request)
 
     def schedule(self, max_batched_tokens: int | None = None) -> Batch:

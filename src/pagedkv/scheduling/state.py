@@ -1,6 +1,6 @@
 """SchedulerState: the waiting, running, swapped-out and decoding requests, shared by all phases."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection
 from operator import attrgetter
@@ -38,6 +38,7 @@ class SchedulerState:
         keeps_states: whether prompts are split at checkpoints of recurrent states, which takes one more step.
         replays: whether evicted windows may be computed again.
         leases: the leases at breakpoints; None if the space has no leases.
+        drops_blocks: whether a group drops blocks of rows that grow, as windows and states do.
         splits_leases: whether chunks end at breakpoints, since windows and states can be leased only at a chunk's end.
         num_changes: incremented whenever the running rows change.
         is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
@@ -48,7 +49,7 @@ class SchedulerState:
         self.space = space
         self.loader = loader
         self.waiting = WaitingQueue()
-        self.loading: list[Request] = []
+        self.loading: dict[Request, None] = {}
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.prefilling: list[Request] = []
@@ -62,7 +63,8 @@ class SchedulerState:
         )
         self.replays = bool(config_of_space.replaying)
         self.leases = LeaseBook() if config_of_space.leases and config_of_space.prefix_caching else None
-        self.splits_leases = self.leases is not None and not all(map(keeps_whole_prefix, config_of_space.groups))
+        self.drops_blocks = not all(map(keeps_whole_prefix, config_of_space.groups))
+        self.splits_leases = self.leases is not None and self.drops_blocks
         self._decoding: Decoding | None = None
         self._has_newcomers = False
 
@@ -77,25 +79,38 @@ class SchedulerState:
 
     def prefill_again(self, request: Request) -> None:
         """Schedule known tokens of a running request again."""
-        if request not in self.prefilling:
-            insort(self.prefilling, request, key=BY_KEY)
+        _discard(self.prefilling, request)
+        insort(self.prefilling, request, key=BY_KEY)
+
+    def prefilled(self, request: Request) -> None:
+        """Record that all known tokens of a request are scheduled, whether it runs already or not."""
+        _discard(self.prefilling, request)
 
     def leave(self, request: Request) -> None:
         """Remove a request from the running ones."""
         if request.decoding is not None:
             self.close_decoding()
-        self.running.remove(request)
+        _discard(self.running, request)
+        _discard(self.prefilling, request)
         self.num_changes += 1
-        if request in self.prefilling:
-            self.prefilling.remove(request)
 
     def free(self, request: Request, *, is_over: bool) -> None:
         """Remove a request from the running ones, and free its blocks.
 
         ``is_over``: whether it ends; False: it is preempted.
         """
-        self.leave(request)
         self.free_rows(request, request.rows, is_over=is_over)
+        self.leave(request)
+
+    def requeue(self, request: Request) -> None:
+        """Free the rows of a running or swapped-out request, and queue it again with its known tokens."""
+        if request in self.swapped:
+            self.free_rows(request, request.rows, is_over=False)
+            self.swapped.remove(request)
+        else:
+            self.free(request, is_over=False)
+        request.start_over()
+        self.waiting.push(request)
 
     def free_rows(self, request: Request, rows: list[int], *, is_over: bool = True) -> None:
         """Free rows of a request, by its intent if ``is_over``, and add their receipts to the request."""
@@ -112,9 +127,9 @@ class SchedulerState:
         if self.leases is not None and request.intent.breakpoints and not request.is_done:
             lease_breakpoints(self.space, self.leases, request, num_computed)
 
-    def num_sequences_with(self, newcomer: Request) -> int:
-        """Count the sequences of all running requests and of one more, including those still to be forked."""
-        return newcomer.num_sequences + sum(request.num_sequences for request in self.running)
+    def num_running_sequences(self) -> int:
+        """Count the sequences of all running requests, including those still to be forked. O(running requests)."""
+        return sum(request.num_sequences for request in self.running)
 
     def next_to_run(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
         """Return the first of the waiting and swapped-out requests, except those of skipped tenants; None if none."""
@@ -139,6 +154,12 @@ class SchedulerState:
     def is_in_flight(self, awaited: object) -> bool:
         """Whether an unfinished batch samples the awaited tokens."""
         return any(awaited is batch.decoding or awaited in batch.prefilling for batch in self.in_flight)
+
+    @property
+    def awaits_blocks(self) -> bool:
+        """Whether any block is held by a row, a load or a step in flight: all of them end."""
+        pools, space = self.space.config.pool_names, self.space
+        return any(space.num_live_blocks(pool) or space.num_deferred_blocks(pool) for pool in pools)
 
     @property
     def is_computing(self) -> bool:
@@ -169,17 +190,16 @@ class SchedulerState:
         if current is not None and is_simple and current.may_continue:
             return current
         self._has_newcomers = False
-        ready = [request for request in self.running if may_decode(request) and not self._is_held(request)]
+        sampling = {each for batch in self.in_flight for each in (batch.decoding, *batch.prefilling)}
+        ready = [
+            request for request in self.running if may_decode(request) and sampling.issuperset(request.awaited[:1])
+        ]
         if not ready:
             return None
         if current is None or tuple(ready) != current.requests:
             self.close_decoding()
             self._decoding = Decoding(ready)
         return self._decoding
-
-    def _is_held(self, request: Request) -> bool:
-        """Whether a request's next tokens belong to a finished batch, and have not been supplied."""
-        return bool(request.awaited) and not self.is_in_flight(request.awaited[0])
 
     def without_request(self, decoding: Decoding, request: Request) -> Decoding | None:
         """Remove a request that no longer runs from the sequences that the open step decodes."""
@@ -202,3 +222,10 @@ class SchedulerState:
     def note_newcomer(self) -> None:
         """Record that a further running request can decode."""
         self._has_newcomers = True
+
+
+def _discard(requests: list[Request], request: Request) -> None:
+    """Remove a request from a list in order of keys, if it is there. O(log n), and moving what follows it."""
+    place = bisect_left(requests, request.key, key=BY_KEY)
+    if place < len(requests) and requests[place] is request:
+        del requests[place]

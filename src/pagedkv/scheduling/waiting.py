@@ -16,46 +16,58 @@ NONE_SKIPPED: Final[frozenset[str | None]] = frozenset()
 
 
 class WaitingQueue:
-    """Requests in order of their keys. O(log n) to push or pop; O(waiting tenants) to find the first."""
+    """Requests in order of their keys. O(log n) to push, pop or remove; O(waiting tenants) to find the first.
+
+    A removed request keeps its entry until this is the first of its heap, or until half of all entries are such ones.
+    """
 
     def __init__(self) -> None:
-        self._heaps: dict[str | None, list[tuple[RequestKey, Request]]] = {}
-        self._num_requests = 0
+        self._heaps: dict[str | None, list[tuple[RequestKey, int, Request]]] = {}  # the first entry of each is valid
+        self._tickets: dict[Request, int] = {}  # the number of each request's valid entry
+        self._num_pushed = 0
+        self._num_entries = 0
 
     def __len__(self) -> int:
         """Count the requests."""
-        return self._num_requests
+        return len(self._tickets)
 
     def push(self, request: Request) -> None:
         """Add a request. Keys are unique."""
-        heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, request))
-        self._num_requests += 1
+        self._num_pushed += 1
+        self._tickets[request] = self._num_pushed
+        heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, self._num_pushed, request))
+        self._num_entries += 1
 
     def first(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
         """Return the first request of tenants that are not skipped, without removing it; None if there is none."""
         heads = (heap[0] for tenant, heap in self._heaps.items() if tenant not in skipped)
         first = min(heads, default=None)
-        return None if first is None else first[1]
-
-    def pop(self, request: Request) -> None:
-        """Remove the first request of its tenant."""
-        tenant = request.intent.tenant
-        popped = heapq.heappop(self._heaps[tenant])[1]
-        assert popped is request, f"request {request.number} is not the first of its tenant"
-        self._shrink(tenant)
+        return None if first is None else first[2]
 
     def remove(self, request: Request) -> None:
-        """Remove a request from any place. O(n)."""
-        tenant = request.intent.tenant
-        self._heaps[tenant].remove((request.key, request))
-        heapq.heapify(self._heaps[tenant])
-        self._shrink(tenant)
+        """Remove a request from any place."""
+        del self._tickets[request]
+        self._drop_former_heads(request.intent.tenant)
+        if self._num_entries > 2 * len(self._tickets):
+            self._drop_former_entries()
 
     def has_tenant(self, tenant: str | None) -> bool:
         """Whether a tenant has a waiting request."""
         return tenant in self._heaps
 
-    def _shrink(self, tenant: str | None) -> None:
-        self._num_requests -= 1
-        if not self._heaps[tenant]:
+    def _is_valid(self, entry: tuple[RequestKey, int, Request]) -> bool:
+        return self._tickets.get(entry[2]) == entry[1]
+
+    def _drop_former_heads(self, tenant: str | None) -> None:
+        heap = self._heaps[tenant]
+        while heap and not self._is_valid(heap[0]):
+            heapq.heappop(heap)
+            self._num_entries -= 1
+        if not heap:
             del self._heaps[tenant]
+
+    def _drop_former_entries(self) -> None:
+        for heap in self._heaps.values():
+            heap[:] = filter(self._is_valid, heap)
+            heapq.heapify(heap)
+        self._num_entries = len(self._tickets)
