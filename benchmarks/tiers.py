@@ -21,14 +21,13 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from pagedkv.tiers.body import Body
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import OpenFrame, frame_pieces, open_frame
 from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, runs_of
 from pagedkv.tiers.index import StoreIndex
-from pagedkv.tiers.keys import words_of
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.store import TierStore
+from pagedkv.tiers.words import StoreConfig, words_of
 
 NBYTES: Final = 2 * 2**20
 BLOCK_SIZE: Final = 16

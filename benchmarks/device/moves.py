@@ -11,7 +11,7 @@ from benchmarks.device.timing import ASLEEP_CYCLES, Figure, by_graph, elapsed_us
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention
 from pagedkv.device import KeyValueShape, KVStorage, Transfers
-from pagedkv.tiering import CopyEnd
+from pagedkv.tiers.entry_blocks import CopyEnd
 
 __all__ = ["move_figures"]
 

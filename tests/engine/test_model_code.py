@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM
 from pagedkv.engine.tiering import model_digest
-from pagedkv.engine.tiering.model_code import code_digest
+from pagedkv.engine.tiering.identity import code_digest
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model
 from tests.engine.serving import compare, reference, serve

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pagedkv.tiers import BodyTier, HostBody
 from pagedkv.tiers.body import Stored, Usage
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.frame import Buffer
 
 __all__ = ["FAULTS", "TestBody", "tier_over"]
 

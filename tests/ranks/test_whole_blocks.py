@@ -10,7 +10,7 @@ from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.head_slices import BlockShape, byte_slices, heads_of_rank
 from pagedkv.device import KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
-from pagedkv.tiering import Rows
+from pagedkv.tiers.entry_blocks import Rows
 
 BLOCK_SIZE: Final = 3
 NUM_BLOCKS: Final = 2

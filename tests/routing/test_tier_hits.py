@@ -16,10 +16,11 @@ from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.spec import TokenIds
 from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingReason, RoutingRules, replay
 from pagedkv.routing.tier_entries import END_WORDS, TierEntries
-from pagedkv.tiering import EntryLayout, TierEventLog
 from pagedkv.tiers import RunChain, StoreConfig, StoreCore, Write, array_of
-from pagedkv.tiers.actions import StoreEvents
-from pagedkv.tiers.chain import END_MASK
+from pagedkv.tiers.entry_blocks import EntryLayout
+from pagedkv.tiers.identity import END_MASK
+from pagedkv.tiers.tier_events import TierEventLog
+from pagedkv.tiers.words import StoreEvents
 from pagedkv.wire import BatchEncoder, changes_of, decode_batch
 from pagedkv.wire.cache_events import CacheEventReader
 from tests.space.spaces import cache, new_space, tokens

@@ -17,10 +17,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from pagedkv.tiers.body import Body, Stored, Usage
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.body import Body, HostBody, Stored, Usage
 from pagedkv.tiers.folder_body import FolderBody
-from pagedkv.tiers.host_body import HostBody
+from pagedkv.tiers.frame import Buffer
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 

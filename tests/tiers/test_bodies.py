@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pytest
 
 from pagedkv.tiers.body import Body
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.frame import Buffer
 from tests.tiers.bodies import KINDS, LASTING, SERVERS, make_body
 
 FINGERPRINT = hashlib.sha256(b"one").digest()

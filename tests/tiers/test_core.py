@@ -11,23 +11,22 @@ import pytest
 
 from pagedkv.compilation.compiled import is_compiling_at_all
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.tiers.actions import (
+from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.offers import OfferedOnce
+from pagedkv.tiers.timing import BreakerState, SteadyClock
+from pagedkv.tiers.words import (
     Delete,
     Fault,
     Loaded,
     LoadEnd,
     Offered,
     Read,
+    StoreConfig,
     StoreEventKind,
     StoreOutcome,
     Write,
+    words_of,
 )
-from pagedkv.tiers.admission import OfferedOnce
-from pagedkv.tiers.breaker import BreakerState
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.core import StoreCore
-from pagedkv.tiers.deadlines import SteadyClock
-from pagedkv.tiers.keys import words_of
 
 pytestmark = pytest.mark.interpreted
 

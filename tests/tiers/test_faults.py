@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from pagedkv.compilation.compiled import is_compiling_at_all
-from pagedkv.tiers.actions import Fault
-from pagedkv.tiers.breaker import CircuitBreaker
-from pagedkv.tiers.deletes import Deletes
-from pagedkv.tiers.dispatch import Dispatch
-from pagedkv.tiers.entries import Entries
+from pagedkv.tiers.core import Dispatch
+from pagedkv.tiers.entries import Deletes, Entries, OpenScan
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import OpenFrame
 from pagedkv.tiers.index import StoreIndex
-from pagedkv.tiers.open_scan import OpenScan
 from pagedkv.tiers.reads import Reads, Ticket
+from pagedkv.tiers.timing import CircuitBreaker
+from pagedkv.tiers.words import Fault
 from pagedkv.tiers.writes import Writes
 from tests.tiers.faults.disk import AT_REST, UNREADABLE
 from tests.tiers.faults.kills import kill_stores

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pagedkv.tiers.actions import Delete, Fault, LoadEnd, StoreEventKind, StoreOutcome, Write
 from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.words import Delete, Fault, LoadEnd, StoreEventKind, StoreOutcome, Write
 from tests.tiers.test_core import carry_out, core, keys, loaded, name, outcomes, stored
 
 pytestmark = pytest.mark.interpreted

@@ -11,13 +11,12 @@ from typing import Any, Final
 import pytest
 
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.tiers.actions import StoreOutcome
 from pagedkv.tiers.body import Body, Stored
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import write_frame
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.shared_store import SharedStore
+from pagedkv.tiers.words import StoreConfig, StoreOutcome
 from tests.tiers.bodies import LASTING, SERVERS, TroubledBody, make_body
 from tests.tiers.examples import IDENTITY, parts_of, some_runs
 from tests.tiers.folder_writers import FORKS

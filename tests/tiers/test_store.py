@@ -16,19 +16,16 @@ import pytest
 
 from pagedkv.contract.errors import ConfigurationError, MissingExtraError
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.tiers.actions import LoadEnd, StoreOutcome
-from pagedkv.tiers.body import Body
-from pagedkv.tiers.breaker import BreakerState
-from pagedkv.tiers.checksums import _package
-from pagedkv.tiers.config import StoreConfig
+from pagedkv.tiers.body import Body, HostBody
 from pagedkv.tiers.folder_body import FolderBody
-from pagedkv.tiers.frame import write_frame
-from pagedkv.tiers.host_body import HostBody
+from pagedkv.tiers.frame import _package, write_frame
 from pagedkv.tiers.identity import Identity, Run
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.specs import RedisTier
 from pagedkv.tiers.store import LoadedRuns, TierStore
+from pagedkv.tiers.timing import BreakerState
+from pagedkv.tiers.words import LoadEnd, StoreConfig, StoreOutcome
 from tests.tiers.bodies import (
     BUCKET,
     KINDS,

@@ -189,7 +189,7 @@ with TemporaryDirectory() as folder:
 STORE = """
 from tests.compiling import TESTED_POLICIES
 from tests.tiers.faults.machine import FaultMachine
-from pagedkv.tiers.rehearsal import rehearse
+from pagedkv.tiers.core import rehearse
 
 for policy in TESTED_POLICIES:
     rehearse(policy)

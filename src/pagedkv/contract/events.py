@@ -92,7 +92,7 @@ class TierEvents:
     """Events of the entries of one medium below device memory, oldest first; or all its entries, as stored ones.
 
     An entry holds a *run* of blocks, and its key is the digest of the last one; or an *end*, and its key is derived
-    from the digest of the last block (:mod:`pagedkv.tiers.chain`). Keys have no epoch.
+    from the digest of the last block (:mod:`pagedkv.tiers.identity`). Keys have no epoch.
 
     Args:
         medium: name of the medium, as it is published: "CPU", "FOLDER", "REDIS", ...

@@ -1,10 +1,10 @@
 """TierEntries: the entries of media below device memory by replica, and the tokens of a prompt that they hold.
 
-A replica has those entries of a medium that its own store lists: what it stored, what a scan found when it started,
-and what was announced to it. So entries of a shared folder, server or bucket belong to each replica that can load them,
-and an entry that a replica has not seen yet does not count for it. The rule is that of
-:class:`~pagedkv.tiering.TierLoads`: behind a hit, consecutive runs, each from the first medium that has it; and
-for models with windows or states the last end whose runs are all there.
+A replica has those entries of a medium that its own store lists: what it stored, what a scan found when it started, and
+what was announced to it. So entries of a shared folder, server or bucket belong to each replica that can load them, and
+an entry that a replica has not seen yet does not count for it. The rule is that of
+:class:`~pagedkv.tiers.tier_loads.TierLoads`: behind a hit, consecutive runs, each from the first medium that has it;
+and for models with windows or states the last end whose runs are all there.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from pagedkv.routing.tier_runs import tokens_behind_hits
 __all__ = ["TierEntries"]
 
 END_WORDS: Final = np.frombuffer(b"pagedkv end of a chain, version1", ">u4").astype(np.uint32)
-"""What tells the key of an end from the digest of its last block, as in :mod:`pagedkv.tiers.chain`."""
+"""What tells the key of an end from the digest of its last block, as in :mod:`pagedkv.tiers.identity`."""
 
 
 @final

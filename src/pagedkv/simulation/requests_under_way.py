@@ -7,7 +7,7 @@ from typing import Final, final
 from pagedkv.contract.miss_causes import Explanation, Miss
 from pagedkv.scheduling import Batch, Progress, Request
 from pagedkv.space import BlockSpace, ObservedSpace, PrefixHit, SpaceObserver
-from pagedkv.tiering import TierNote
+from pagedkv.tiers.served import TierNote
 
 __all__ = ["ReplayedRequest", "RequestsUnderWay"]
 

@@ -1,38 +1,36 @@
-"""Tiers: stores of cached content below device memory, which never answer wrongly.
+"""Tiers: stores of cached content below device memory, which never answer wrongly, and what is loaded and offered.
 
-Reading order: ``identity`` (what content is), ``checksums`` and ``frame`` (how it is written, read and refused). Then
-the decisions of a store, without thread, clock and I/O: ``config``, ``actions``, ``keys`` (the words), ``deadlines``,
-``breaker``, ``index``, ``room``, ``event_log``, ``admission``, ``statistics`` (the parts), ``deletes`` and ``entries``
-(what is there), ``reads``, ``offers`` and ``writes`` (what is under way), ``dispatch`` (what is sent), and ``core``,
-which wires them. Then ``host_memory``, ``body`` and the bodies ``host_body``, ``folder_body``, ``redis_body`` and
-``object_body`` (where bytes are kept), ``store`` (a core and a body on threads), and ``shared_store`` (entries of other
-processes). Last what an engine takes: ``specs`` (tiers as users write them) and ``chain`` (the entries of a sequence).
-This room depends on no device, no model and no engine.
+Reading order::
+
+    identity, frame    what content is, and how it is written, read and refused
+    words, timing      keys, settings, actions, answers; deadlines and the circuit breaker
+    index, entries     what is there, from the room for a write to the end of a delete
+    offers, writes, reads, core   decisions about what is under way, without thread, clock and I/O
+    body, folder_body, redis_body, object_body   where bytes are kept
+    store, shared_store   a core and a body on threads; entries of other processes
+    specs              tiers as users write them
+    entry_blocks, served, tier_loads, tier_offers, tier_events   what an engine, or a simulation, loads and offers
+
+This room depends on no device, no model and no engine. What is loaded and offered has no thread and no clock: its
+caller carries out the copies. ``docs/tiers.md`` has the rules. The names below are of stores, which need no block
+space; an engine imports the last five modules by themselves.
 """
 
-from pagedkv.tiers.actions import Action, Delete, Loaded, LoadEnd, Read, StoreEvents, StoreOutcome, Write
-from pagedkv.tiers.body import Body
-from pagedkv.tiers.breaker import BreakerState
-from pagedkv.tiers.chain import RunChain, end_key_of
-from pagedkv.tiers.checksums import compute_check
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.body import Body, HostBody, HostMemory
+from pagedkv.tiers.core import StoreCore, StoreStatistics
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import (
     OpenFrame,
     Refusal,
     RefusalReason,
+    compute_check,
     frame_nbytes,
     frames_of,
     open_frame,
     read_frames,
     write_frame,
 )
-from pagedkv.tiers.host_body import HostBody
-from pagedkv.tiers.host_memory import HostMemory
-from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, runs_of
-from pagedkv.tiers.keys import KEY_NBYTES, array_of
-from pagedkv.tiers.load import Load, LoadedRuns
+from pagedkv.tiers.identity import GroupLayout, Identity, ModelIdentity, Run, RunChain, end_key_of, runs_of
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
 from pagedkv.tiers.shared_store import SharedStore
@@ -48,8 +46,21 @@ from pagedkv.tiers.specs import (
     parse_nbytes,
     parse_tier,
 )
-from pagedkv.tiers.statistics import StoreStatistics
-from pagedkv.tiers.store import TierStore
+from pagedkv.tiers.store import Load, LoadedRuns, TierStore
+from pagedkv.tiers.timing import BreakerState
+from pagedkv.tiers.words import (
+    KEY_NBYTES,
+    Action,
+    Delete,
+    Loaded,
+    LoadEnd,
+    Read,
+    StoreConfig,
+    StoreEvents,
+    StoreOutcome,
+    Write,
+    array_of,
+)
 
 __all__ = [
     "KEY_NBYTES",

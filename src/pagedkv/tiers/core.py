@@ -19,27 +19,101 @@ Invariants (:meth:`~StoreCore.check`):
   begins; a delete until it is completed; a write that failed until its delete is.
 - At most one read of a key is in flight, which all loads of that key share.
 - An entry with a read in flight, or with a load or an offer that waits, is not evicted.
+
+Deletes are sent first, since they make room, then reads, since requests wait for them, then writes. The circuit breaker
+decides whether anything is sent at all. An overdue action counts as one failure, and stays in flight until the driver
+reports it; its end tells nothing of the body. Nor does a delete that succeeds: where all is gone, deletes do.
+
+:func:`rehearse` runs all operations of a small store, so that all loops of stores are compiled.
 """
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.tiers.actions import Action, Answer, Fault, StoreEventKind, StoreEvents, StoreOutcome
-from pagedkv.tiers.breaker import BreakerState, CircuitBreaker
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.deadlines import Deadlines, SteadyClock
-from pagedkv.tiers.dispatch import Dispatch
-from pagedkv.tiers.entries import LARGEST_ENTRY, Entries
+from pagedkv.tiers.entries import LARGEST_ENTRY, Deletes, Entries
 from pagedkv.tiers.index import NO_ENTRY
-from pagedkv.tiers.keys import ZERO_KEY, as_keys, names_of, words_of
 from pagedkv.tiers.offers import Offers
 from pagedkv.tiers.reads import Reads
-from pagedkv.tiers.statistics import StoreStatistics
+from pagedkv.tiers.timing import BreakerState, CircuitBreaker, Deadlines, SteadyClock
+from pagedkv.tiers.words import (
+    ZERO_KEY,
+    Action,
+    Answer,
+    Fault,
+    LoadEnd,
+    Read,
+    StoreConfig,
+    StoreEventKind,
+    StoreEvents,
+    StoreOutcome,
+    Write,
+    as_keys,
+    names_of,
+    words_of,
+)
 from pagedkv.tiers.writes import Writes
 
-__all__ = ["StoreCore"]
+__all__ = ["Dispatch", "StoreCore", "StoreStatistics", "rehearse"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """A store at one moment; counts are since it was built.
+
+    Args:
+        num_entries: entries that can be loaded.
+        nbytes: bytes of all entries, those being written or deleted and foreign ones included.
+        foreign_nbytes: of these, bytes of the root that are no entries of this store.
+        num_reads, num_writes, num_deletes: actions in flight.
+        num_waiting: loads without an answer.
+        num_queued: offered entries that wait to be written.
+        num_asked: keys of all loads.
+        num_loaded: of these, loaded and verified.
+        num_not_loaded: of these, not loaded, by the cause that ended their load.
+        num_coalesced: keys whose read was shared with an earlier load.
+        num_offered: keys offered.
+        offers: of these, by what became of them; the rest is queued or being written.
+        read_nbytes, written_nbytes: bytes of completed actions.
+        num_evicted: entries evicted for room.
+        num_found: entries of other processes that scans have found while the store ran.
+        num_vanished: entries that other processes, or the body, have removed meanwhile.
+        faults: failed actions by fault.
+        breaker: state of the circuit breaker.
+        times_opened: how often it opened.
+        index_nbytes: bytes of the bookkeeping.
+        cap_nbytes: most bytes, as set.
+    """
+
+    num_entries: int
+    nbytes: int
+    foreign_nbytes: int
+    num_reads: int
+    num_writes: int
+    num_deletes: int
+    num_waiting: int
+    num_queued: int
+    num_asked: int
+    num_loaded: int
+    num_not_loaded: dict[LoadEnd, int]
+    num_coalesced: int
+    num_offered: int
+    offers: dict[StoreOutcome, int]
+    read_nbytes: int
+    written_nbytes: int
+    num_evicted: int
+    num_found: int
+    num_vanished: int
+    faults: dict[str, int]
+    breaker: BreakerState
+    times_opened: int
+    index_nbytes: int
+    cap_nbytes: int
 
 
 class StoreCore:
@@ -359,3 +433,188 @@ class StoreCore:
         num_removed = self._entries.remove_all(keys)
         self._dispatch.send()
         return num_removed
+
+
+BREAKING: Final = frozenset({Fault.TIMEOUT, Fault.IO})
+
+
+class Dispatch:
+    """The actions of one store, out and in.
+
+    Args:
+        deadlines: numbers the actions, and has when each is due.
+        breaker: counts failures, and stops sending while it is open.
+        reads, writes, deletes: what is to be done, and what is in flight.
+    """
+
+    def __init__(
+        self, deadlines: Deadlines, breaker: CircuitBreaker, reads: Reads, writes: Writes, deletes: Deletes
+    ) -> None:
+        self._deadlines = deadlines
+        self._breaker = breaker
+        self._reads = reads
+        self._writes = writes
+        self._deletes = deletes
+        self._actions: list[Action] = []
+        self.faults: Counter[str] = Counter()
+
+    def take_actions(self) -> list[Action]:
+        """Take the actions since the last call, to be carried out in any order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def send(self) -> None:
+        """Send what may be sent: deletes, then reads, then writes."""
+        self._send_deletes()
+        self._send_reads()
+        self._send_writes()
+
+    def require_awaited(self, action: int) -> None:
+        """Raise ConfigurationError unless the end of an action is still to be reported. Changes nothing."""
+        if self._owner_of(action) is None:
+            raise ConfigurationError(f"action {action} is not in flight: it was reported before, or is another store's")
+
+    def complete(self, action: int, nbytes: int | None) -> None:
+        """End an action that is done. A read that brought another frame than the index counts is corrupt."""
+        self._note_success(action)
+        fault = Fault.CORRUPT if self._reads.is_another_frame(action, nbytes) else None
+        if fault is not None:
+            self.faults[str(fault)] += 1
+        self._end(action, fault)
+
+    def fail(self, action: int, fault: Fault, now_s: float) -> None:
+        """End an action that failed. What is overdue has counted as a failure of the body already."""
+        self.faults[str(fault)] += 1
+        if fault not in BREAKING:
+            self._note_success(action)
+        elif not self._awaiting(action).is_late(action):
+            self._note_failure(action, now_s, hangs=fault is Fault.TIMEOUT)
+        self._end(action, fault)
+
+    def expire(self, action: int, now_s: float) -> None:
+        """Count an overdue action as failed, if it is in flight. It stays so until the driver reports it."""
+        if self._owner_of(action) is not None:
+            self.faults["overdue"] += 1
+            self._note_failure(action, now_s, hangs=True)
+        for owner in (self._reads, self._writes, self._deletes):
+            owner.expire(action)
+
+    def _owner_of(self, action: int) -> Reads | Writes | Deletes | None:
+        """Return what awaits the end of an action; None if nothing does."""
+        owners = (self._reads, self._writes, self._deletes)
+        return next((owner for owner in owners if owner.awaits(action)), None)
+
+    def _awaiting(self, action: int) -> Reads | Writes | Deletes:
+        owner = self._owner_of(action)
+        assert owner is not None, f"action {action} is not in flight"
+        return owner
+
+    def _end(self, action: int, fault: Fault | None) -> None:
+        self._awaiting(action).end(action, fault)
+        self.send()
+
+    def _note_success(self, action: int) -> None:
+        """Count what the body did in time, if it tells that the body works."""
+        owner = self._awaiting(action)
+        if owner is self._deletes or owner.is_late(action):
+            return
+        self._breaker.note_success(self._reads.seconds_of(action) if owner is self._reads else None)
+
+    def _note_failure(self, action: int, now_s: float, *, hangs: bool) -> None:
+        """Count a failure of the body; if the breaker opens, what is queued is answered."""
+        owner = self._awaiting(action)
+        if owner is self._deletes and self._breaker.state is BreakerState.PROBING:
+            return  # content that cannot be deleted would keep the tier out of service
+        read_s = self._reads.seconds_of(action) if hangs and owner is self._reads else None
+        if self._breaker.note_failure((type(owner).__name__, owner.key_of(action)), now_s, read_s):
+            self._reads.drop_queue()
+            self._writes.drop_queue()
+
+    def _may_send(self) -> bool:
+        if self._breaker.state is BreakerState.PROBING:
+            return self._reads.num_prompt + self._writes.num_prompt == 0
+        return self._breaker.state is BreakerState.CLOSED
+
+    def _may_delete(self) -> bool:
+        if self._breaker.state is BreakerState.PROBING:
+            return self._deletes.num_prompt == 0
+        return self._breaker.state is BreakerState.CLOSED
+
+    def _send_deletes(self) -> None:
+        for key in self._deletes.due():
+            if not self._may_delete():
+                return
+            self._send(self._deletes.begin(self._deadlines.take_number(), key))
+
+    def _send_reads(self) -> None:
+        while self._reads.can_begin and self._may_send():
+            self._send(self._reads.begin(self._deadlines.take_number()))
+
+    def _send_writes(self) -> None:
+        while self._writes.can_begin and self._may_send():
+            if self._writes.drop_found():
+                continue
+            if not self._writes.make_share():
+                self._writes.drop_for_room()
+                continue
+            if not self._writes.has_room:
+                self._writes.make_room()
+                self._send_deletes()
+            if self._writes.has_room:
+                self._send(self._writes.begin(self._deadlines.take_number()))
+            elif self._writes.waits_for_deletes:
+                return
+            else:
+                self._writes.drop_for_room()
+
+    def _send(self, action: Action) -> None:
+        self._deadlines.add(action.action, action.deadline_s)
+        self._actions.append(action)
+
+
+NBYTES = 10
+DEADLINE_S = 5.0
+
+
+def rehearse(eviction: str) -> None:
+    """Store, find, load, evict, lose and withdraw entries, with the eviction policy of a store."""
+    config = StoreConfig(cap_nbytes=4 * NBYTES, max_entries=6, eviction=eviction, admission="second-offer")
+    store = StoreCore(config)
+    keys = np.random.default_rng(1).integers(0, 256, (8, 32), dtype=np.uint8)
+    store.restore(keys[7:], [NBYTES], 0.0)
+    for first in (0, 3):
+        some = keys[first : first + 3]
+        for _ in range(2):
+            store.select_for_offer(some, 1.0)
+        store.offer(some, [NBYTES] * len(some), 1.0)
+        store.offer(some, [NBYTES] * len(some), 1.0)
+        _carry_out(store, None)
+        store.look_up(some)
+        store.load(some, 2.0, DEADLINE_S)
+        _carry_out(store, None if first else Fault.GONE)
+    _offer(store, keys[6:7], Fault.IO)
+    store.withdraw(keys[3:4], 3.0)
+    _carry_out(store, None)
+    store.reset(4.0)
+    _carry_out(store, None)
+    store.check()
+
+
+def _offer(store: StoreCore, keys: npt.NDArray[np.uint8], fault: Fault) -> None:
+    """Offer entries whose writes fail."""
+    store.select_for_offer(keys, 2.0)
+    store.select_for_offer(keys, 2.0)
+    store.offer(keys, [NBYTES] * len(keys), 2.0, is_noted=True)
+    _carry_out(store, None, fault)
+
+
+def _carry_out(store: StoreCore, read: Fault | None, write: Fault | None = None) -> None:
+    """Report all actions as completed, or reads and writes as failed if a fault is given for them."""
+    while actions := store.take_actions():
+        for action in actions:
+            fault = read if isinstance(action, Read) else write if isinstance(action, Write) else None
+            if fault is None:
+                store.completed(action.action, 2.0, NBYTES if isinstance(action, Read) else None)
+            else:
+                store.failed(action.action, fault, 2.0)
+    store.take_answers()

@@ -1,4 +1,4 @@
-"""The entries of a store: index, bytes and events change together.
+"""The entries of a store, from the room for a write to the end of a delete: index, bytes and events change together.
 
 ::
 
@@ -9,26 +9,40 @@
                                                            +--> lose: it vanished from the body
 
 A reference in the index holds an entry: it is not evicted, and its number names no other content.
+
+*Room.* Content counts from before its write begins until its delete is completed. Bytes of the root that are not the
+store's count as foreign. Where the medium's free bytes are known, they follow the store's writes and deletes between
+two measurements.
+
+*Deletes.* Content that has left the index counts until its delete is completed. A delete that fails is sent again after
+a pause. One that is overdue stays in flight until the driver reports it.
+
+*Owners.* A store may have a share of bytes at most of one salt. Content is charged to its salt from before its write
+until it leaves the index. The salt of what a scan found is unknown until it is offered: the key covers the salt, so an
+entry belongs to one. Content without a salt has no cap.
+
+*Scans* for what other processes store and delete. A scan takes long, so what it lists, or leaves out, may be older than
+the index. Two rules make its result safe:
+
+- A key that was removed since the scan began may be listed although its content is deleted. It is not entered.
+- An entry that was published since then may be left out although it is there. Only an entry that was in the index
+  before, and was neither listed nor published since, has vanished.
 """
 
-from typing import Final
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.arrays import Uint32Array
-from pagedkv.tiers.actions import StoreEventKind
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.deadlines import SteadyClock
-from pagedkv.tiers.deletes import Deletes
-from pagedkv.tiers.event_log import StoreEventLog
+from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.tiers.index import NO_ENTRY, StoreIndex
-from pagedkv.tiers.open_scan import OpenScan
-from pagedkv.tiers.owners import Owners
-from pagedkv.tiers.room import Room
+from pagedkv.tiers.timing import SteadyClock
+from pagedkv.tiers.words import KEY_NBYTES, ZERO_KEY, Delete, Fault, StoreConfig, StoreEventKind, StoreEvents
 
-__all__ = ["LARGEST_ENTRY", "Entries"]
-
+__all__ = ["LARGEST_ENTRY", "NO_OWNER", "Deletes", "Entries", "OpenScan", "Owners", "Room", "StoreEventLog"]
 LARGEST_ENTRY: Final = 2**31 - 1
 
 
@@ -261,3 +275,348 @@ class Entries:
     def _coming_nbytes(self) -> int:
         """Bytes that may be written once all that is to be deleted is; negative if too many stay."""
         return self.room.left_nbytes + self.deletes.nbytes
+
+
+class Room:
+    """The bytes of one store.
+
+    Args:
+        cap_nbytes: most bytes.
+        floor_nbytes: free bytes of the medium that stay free.
+    """
+
+    def __init__(self, cap_nbytes: int, floor_nbytes: int) -> None:
+        self._cap_nbytes = cap_nbytes
+        self._floor_nbytes = floor_nbytes
+        self._free_nbytes: int | None = None
+        self.nbytes = 0
+        self.foreign_nbytes = 0
+
+    @property
+    def left_nbytes(self) -> int:
+        """Bytes that may still be written now; negative if the cap is exceeded."""
+        left = self._cap_nbytes - self.nbytes - self.foreign_nbytes
+        return left if self._free_nbytes is None else min(left, self._free_nbytes - self._floor_nbytes)
+
+    def enter(self, nbytes: int) -> None:
+        """Count content that is there."""
+        self.nbytes += nbytes
+
+    def adopt(self, nbytes: int) -> None:
+        """Count foreign content as the store's own. The sum stays, or grows if the content was not measured yet."""
+        self.nbytes += nbytes
+        self.foreign_nbytes = max(0, self.foreign_nbytes - nbytes)
+
+    def disown(self, nbytes: int) -> None:
+        """Count content of the store as foreign, until the next measurement. The sum stays."""
+        self.nbytes -= nbytes
+        self.foreign_nbytes += nbytes
+
+    def could_own(self, nbytes: int) -> bool:
+        """Whether the store's own content is within the cap with so many more bytes. Changes nothing."""
+        return self.nbytes + nbytes <= self._cap_nbytes
+
+    def reserve(self, nbytes: int) -> None:
+        """Count content that is about to be written."""
+        self.nbytes += nbytes
+        if self._free_nbytes is not None:
+            self._free_nbytes -= nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Stop counting content, since it is deleted."""
+        self.nbytes -= nbytes
+        if self._free_nbytes is not None:
+            self._free_nbytes += nbytes
+
+    def measure(self, root_nbytes: int, free_nbytes: int | None, unlanded_nbytes: int) -> None:
+        """Take what was measured while so many bytes were being written, none to all of which are counted in it."""
+        self.foreign_nbytes = max(0, root_nbytes - (self.nbytes - unlanded_nbytes))
+        self._free_nbytes = None if free_nbytes is None else free_nbytes - unlanded_nbytes
+
+
+@dataclass(slots=True)
+class Doomed:
+    """Content that is to be deleted. ``action`` is 0 while the delete waits."""
+
+    nbytes: int
+    action: int = 0
+    not_before_s: float = 0.0
+    is_late: bool = False
+
+
+class Deletes:
+    """What is to be deleted, by key, and the deletes in flight.
+
+    Args:
+        config: most deletes in flight, their timeout, and the pause after a failed one.
+        clock: the store's.
+        room: counts the bytes until they are deleted.
+    """
+
+    def __init__(self, config: StoreConfig, clock: SteadyClock, room: Room) -> None:
+        self._config = config
+        self._clock = clock
+        self._room = room
+        self._doomed: dict[bytes, Doomed] = {}
+        self._in_flight: dict[int, bytes] = {}
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        """Count what is to be deleted."""
+        return len(self._doomed)
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the content of a key is to be deleted."""
+        return key in self._doomed
+
+    @property
+    def keys(self) -> Collection[bytes]:
+        """The keys whose content is to be deleted."""
+        return self._doomed.keys()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Deletes in flight."""
+        return len(self._in_flight)
+
+    @property
+    def num_prompt(self) -> int:
+        """Deletes in flight that are not overdue. O(deletes in flight)."""
+        return sum(not self.is_late(action) for action in self._in_flight)
+
+    def doom(self, key: bytes, nbytes: int) -> None:
+        """Note that content, which counts already, is to be deleted."""
+        assert key not in self._doomed, "content is to be deleted twice"
+        self._doomed[key] = Doomed(nbytes)
+        self.nbytes += nbytes
+
+    def due(self) -> Iterator[bytes]:
+        """Yield the keys whose deletes may begin now, while fewer than ``max_deletes`` are in flight. O(deletes)."""
+        for key, doomed in self._doomed.items():
+            if len(self._in_flight) >= self._config.max_deletes:
+                return
+            if not doomed.action and doomed.not_before_s <= self._clock.now_s:
+                yield key
+
+    def next_retry_s(self) -> float | None:
+        """Return when the first delete that failed is sent again; None if none waits. O(deletes). Changes nothing."""
+        times = (each.not_before_s for each in self._doomed.values() if each.not_before_s > self._clock.now_s)
+        return min(times, default=None)
+
+    def begin(self, action: int, key: bytes) -> Delete:
+        """Begin a delete that is due."""
+        self._doomed[key].action = action
+        self._in_flight[action] = key
+        return Delete(action, key, self._clock.now_s + self._config.write_timeout_s)
+
+    def awaits(self, action: int) -> bool:
+        """Whether a delete of this number is in flight."""
+        return action in self._in_flight
+
+    def key_of(self, action: int) -> bytes:
+        """Return the key of a delete in flight."""
+        return self._in_flight[action]
+
+    def is_late(self, action: int) -> bool:
+        """Whether a delete in flight is overdue."""
+        return self._doomed[self._in_flight[action]].is_late
+
+    def expire(self, action: int) -> None:
+        """Note that an action is overdue, if it is a delete in flight."""
+        if action in self._in_flight:
+            self._doomed[self._in_flight[action]].is_late = True
+
+    def end(self, action: int, fault: Fault | None) -> None:
+        """End a delete. GONE counts as deleted; after any other fault the delete is sent again."""
+        key = self._in_flight.pop(action)
+        if fault in {None, Fault.GONE}:
+            nbytes = self._doomed.pop(key).nbytes
+            self.nbytes -= nbytes
+            self._room.release(nbytes)
+            return
+        doomed = self._doomed[key]
+        doomed.action, doomed.is_late = 0, False
+        doomed.not_before_s = self._clock.now_s + self._config.breaker_pause_s
+
+    def check(self) -> None:
+        """Check the count of bytes. Raises AssertionError. O(deletes)."""
+        doomed = sum(each.nbytes for each in self._doomed.values())
+        assert doomed == self.nbytes, f"{doomed} bytes to be deleted, counted {self.nbytes}"
+        begun = {key: doomed.action for key, doomed in self._doomed.items() if doomed.action}
+        assert begun == {key: action for action, key in self._in_flight.items()}, "a delete is neither due nor begun"
+
+
+NO_OWNER: Final = 0
+WHOLE: Final = 1.0
+
+
+@dataclass(slots=True)
+class Account:
+    """The entries of one salt, and its number in the array of owners."""
+
+    salt: bytes
+    number: int
+    num_entries: int = 0
+    nbytes: int = 0
+
+
+@final
+class Owners:
+    """Bytes by salt. Without a share below 1 nothing is counted, and it takes no memory.
+
+    Args:
+        config: the cap, the share, and the number of entries, each of which takes 4 bytes here.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.is_counting = config.salt_share < WHOLE
+        self._cap_nbytes = config.cap_nbytes
+        self._share_nbytes = int(config.salt_share * config.cap_nbytes)
+        self._of_entry = np.zeros(config.max_entries + 1 if self.is_counting else 0, np.int32)
+        self._accounts: dict[bytes, Account] = {}
+        self._by_number: dict[int, Account] = {}
+        self._next_number = NO_OWNER + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bookkeeping by entry."""
+        return self._of_entry.nbytes
+
+    @property
+    def of_entry(self) -> Int32Array:
+        """The owner of each entry: int32 ``[entries]``; ``NO_OWNER`` where it is unknown or there is no salt."""
+        return self._of_entry
+
+    def most_nbytes(self, salt: bytes) -> int:
+        """Most bytes of a salt."""
+        return self._share_nbytes if salt and self.is_counting else self._cap_nbytes
+
+    def number_of(self, salt: bytes) -> int:
+        """Return the number of a salt in :attr:`of_entry`; ``NO_OWNER`` if it has no content."""
+        account = self._accounts.get(salt)
+        return NO_OWNER if account is None else account.number
+
+    def nbytes_of(self, salt: bytes) -> int:
+        """Bytes that are charged to a salt."""
+        account = self._accounts.get(salt)
+        return 0 if account is None else account.nbytes
+
+    def excess(self, salt: bytes, nbytes: int) -> int:
+        """Return by how many bytes a salt would exceed its share with so many more; 0 if it would not."""
+        if not salt or not self.is_counting:
+            return 0
+        return max(0, self.nbytes_of(salt) + nbytes - self._share_nbytes)
+
+    def charge(self, entry: int, nbytes: int, salt: bytes) -> None:
+        """Charge an entry without an owner to a salt."""
+        if not salt or not self.is_counting:
+            return
+        account = self._accounts.get(salt)
+        if account is None:
+            account = self._accounts[salt] = self._by_number[self._next_number] = Account(salt, self._next_number)
+            self._next_number += 1
+        self._of_entry[entry] = account.number
+        account.num_entries += 1
+        account.nbytes += nbytes
+
+    def claim(self, entries: Int32Array, sizes: Int32Array, salt: bytes) -> None:
+        """Charge those of these entries to a salt whose owner is unknown. O(entries)."""
+        if not salt or not self.is_counting:
+            return
+        is_unknown = self._of_entry[entries] == NO_OWNER
+        for entry, nbytes in zip(entries[is_unknown].tolist(), sizes[is_unknown].tolist(), strict=True):
+            self.charge(entry, nbytes, salt)
+
+    def discharge(self, entry: int, nbytes: int) -> None:
+        """End the charge of an entry that leaves the index; a salt without entries is forgotten."""
+        number = int(self._of_entry[entry]) if self.is_counting else NO_OWNER
+        if number == NO_OWNER:
+            return
+        self._of_entry[entry] = NO_OWNER
+        account = self._by_number[number]
+        account.num_entries -= 1
+        account.nbytes -= nbytes
+        if not account.num_entries:
+            del self._by_number[number], self._accounts[account.salt]
+
+    def check(self, sizes: Int32Array) -> None:
+        """Check the bytes of each salt by the sizes of all entries. Raises AssertionError. O(entries x salts)."""
+        if not self.is_counting:
+            return
+        for number, account in self._by_number.items():
+            is_own = self._of_entry == number
+            counted = (int(is_own.sum()), int(sizes[is_own].astype(np.int64).sum()))
+            assert counted == (account.num_entries, account.nbytes), (
+                f"entries and bytes of a salt: {counted}, {account}"
+            )
+        owned = sum(account.num_entries for account in self._by_number.values())
+        assert owned == np.count_nonzero(self._of_entry), "an entry has an owner without an account"
+
+
+@final
+class OpenScan:
+    """A scan under way.
+
+    Args:
+        max_entries: most entries of the index; one byte each while the scan is open.
+        departing: keys whose deletes are not completed yet.
+        purges: the store was reset since the last whole scan, so what the index does not have is older than the reset.
+
+    Attributes:
+        first_unseen: the entry up to which vanished ones were looked for.
+    """
+
+    def __init__(self, max_entries: int, departing: Iterable[bytes], *, purges: bool) -> None:
+        self.purges = purges
+        self.first_unseen = 1
+        self._departed = set(departing)
+        self._is_seen = np.zeros(max_entries + 1, np.bool_)
+
+    def see(self, entries: Int32Array | int) -> None:
+        """Note entries that were listed, or were published since the scan began."""
+        self._is_seen[entries] = True
+
+    def depart(self, key: bytes) -> None:
+        """Note a key whose content is to be deleted."""
+        self._departed.add(key)
+
+    def has_departed(self, key: bytes) -> bool:
+        """Whether a key may be listed although its content is deleted. Changes nothing."""
+        return key in self._departed
+
+    def unseen(self, entries: npt.NDArray[np.int64]) -> list[int]:
+        """Return those of these entries that were neither listed nor published. Changes nothing."""
+        return [int(entry) for entry in entries[~self._is_seen[entries]]]
+
+
+NO_EVENTS: Final = StoreEvents(np.empty(0, np.int32), np.empty((0, KEY_NBYTES), np.uint8))
+
+
+class StoreEventLog:
+    """The latest events.
+
+    Args:
+        max_events: most events; older ones are lost. 0: no event is recorded.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self._events: deque[tuple[StoreEventKind, bytes]] = deque(maxlen=max_events)
+        self._has_gap = False
+
+    def note(self, kind: StoreEventKind, key: bytes = ZERO_KEY) -> None:
+        """Record an event."""
+        self._has_gap |= len(self._events) == self._events.maxlen
+        self._events.append((kind, key))
+
+    def drain(self) -> StoreEvents:
+        """Return the events since the last call and remove them; the first is a GAP if older ones were lost."""
+        if not self._events:
+            return NO_EVENTS
+        events = list(self._events)
+        if self._has_gap:
+            events.insert(0, (StoreEventKind.GAP, ZERO_KEY))
+        self._events.clear()
+        self._has_gap = False
+        kinds = np.array([int(kind) for kind, _ in events], np.int32)
+        keys = np.frombuffer(b"".join(key for _, key in events), np.uint8).reshape(len(events), KEY_NBYTES)
+        return StoreEvents(kinds, keys)

@@ -43,7 +43,7 @@ from pagedkv.blocks.prefix_index import bucket_of, find, has_digest, name_block
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.tiers.keys import KEY_NBYTES, words_of
+from pagedkv.tiers.words import KEY_NBYTES, words_of
 
 __all__ = ["NO_ENTRY", "StoreIndex"]
 

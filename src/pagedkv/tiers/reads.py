@@ -17,13 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.tiers.actions import Answer, Fault, Loaded, LoadEnd, Read
-from pagedkv.tiers.breaker import BreakerState, CircuitBreaker
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.deadlines import SteadyClock
 from pagedkv.tiers.entries import Entries
-from pagedkv.tiers.keys import names_of, words_of
-from pagedkv.tiers.statistics import TransferRate
+from pagedkv.tiers.timing import BreakerState, CircuitBreaker, SteadyClock
+from pagedkv.tiers.words import Answer, Fault, Loaded, LoadEnd, Read, StoreConfig, names_of, words_of
 
 __all__ = ["Reads"]
 
@@ -317,3 +313,44 @@ class Reads:
             if number in self._tickets:
                 self._tickets[number].cut(place, cause)
                 self._settle(number)
+
+
+@dataclass(slots=True)
+class TransferRate:
+    """Seconds of a read by its bytes, learnt from reads: a line by least squares that forgets.
+
+    Args:
+        keeps: weight of the past at each new read.
+    """
+
+    keeps: float = 0.95
+    weight: float = 0.0
+    sum_bytes: float = 0.0
+    sum_seconds: float = 0.0
+    sum_squares: float = 0.0
+    sum_products: float = 0.0
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Record one read."""
+        self.weight = self.weight * self.keeps + 1
+        self.sum_bytes = self.sum_bytes * self.keeps + nbytes
+        self.sum_seconds = self.sum_seconds * self.keeps + seconds
+        self.sum_squares = self.sum_squares * self.keeps + float(nbytes) * nbytes
+        self.sum_products = self.sum_products * self.keeps + float(nbytes) * seconds
+
+    def predict(self, nbytes: int, num_reads: int, parallel: int) -> float | None:
+        """Predict the seconds of ``num_reads`` reads of ``nbytes`` in all; None before the first read.
+
+        Reads share the medium's bandwidth, and wait for it ``parallel`` at a time.
+        """
+        if not self.weight:
+            return None
+        spread = self.weight * self.sum_squares - self.sum_bytes**2
+        per_byte = self.sum_seconds / max(self.sum_bytes, 1)
+        latency = 0.0
+        if spread > 1e-9 * self.weight * self.sum_squares:
+            slope = (self.weight * self.sum_products - self.sum_bytes * self.sum_seconds) / spread
+            start = (self.sum_seconds - slope * self.sum_bytes) / self.weight
+            if slope >= 0 and start >= 0:
+                per_byte, latency = slope, start
+        return latency * -(-num_reads // parallel) + per_byte * nbytes

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
 from pagedkv.tiers.body import Stored, Usage, brief, key_of_name, name_of_key, without_secrets
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.frame import Buffer
 
 __all__ = ["RedisBody"]
 

@@ -21,11 +21,10 @@ from typing import Final, TypeVar, final
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.tiers.body import Body, Stored
-from pagedkv.tiers.breaker import BreakerState
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.identity import Identity
-from pagedkv.tiers.keys import array_of
 from pagedkv.tiers.store import TierStore
+from pagedkv.tiers.timing import BreakerState
+from pagedkv.tiers.words import StoreConfig, array_of
 
 __all__ = ["SharedStore"]
 

@@ -18,14 +18,12 @@ from typing import Any, Final, Literal, TypeAlias, final
 from pagedkv.contract.arguments import as_choice, as_count, as_number, require_instance
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
-from pagedkv.tiers.body import Body, without_secrets
-from pagedkv.tiers.checksums import require_secret
-from pagedkv.tiers.config import MOST_NBYTES, StoreConfig
+from pagedkv.tiers.body import Body, HostBody, HostMemory, without_secrets
 from pagedkv.tiers.folder_body import FolderBody
-from pagedkv.tiers.host_body import HostBody
-from pagedkv.tiers.host_memory import HostMemory
+from pagedkv.tiers.frame import require_secret
 from pagedkv.tiers.object_body import ObjectBody
 from pagedkv.tiers.redis_body import RedisBody
+from pagedkv.tiers.words import MOST_NBYTES, StoreConfig
 
 __all__ = [
     "Admission",

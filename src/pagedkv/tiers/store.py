@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Self
@@ -19,19 +19,82 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.errors import ConfigurationError
-from pagedkv.tiers.actions import Action, Delete, Fault, Loaded, Read, StoreEvents, StoreOutcome, Write
 from pagedkv.tiers.body import Body, fault_of
-from pagedkv.tiers.breaker import BreakerState
-from pagedkv.tiers.checksums import Buffer, require_secret
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.core import StoreCore
-from pagedkv.tiers.frame import OpenFrame, Refusal, frame_nbytes, frame_pieces, open_frame
+from pagedkv.tiers.core import StoreCore, StoreStatistics
+from pagedkv.tiers.frame import Buffer, OpenFrame, Refusal, frame_nbytes, frame_pieces, open_frame, require_secret
 from pagedkv.tiers.identity import Identity, Run
-from pagedkv.tiers.keys import array_of
-from pagedkv.tiers.load import Load, LoadedRuns
-from pagedkv.tiers.statistics import StoreStatistics
+from pagedkv.tiers.timing import BreakerState
+from pagedkv.tiers.words import (
+    Action,
+    Delete,
+    Fault,
+    Loaded,
+    LoadEnd,
+    Read,
+    StoreConfig,
+    StoreEvents,
+    StoreOutcome,
+    Write,
+    array_of,
+)
 
 __all__ = ["Load", "LoadedRuns", "TierStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRuns:
+    """The answer to a load: the leading runs, verified.
+
+    Args:
+        parts: for each run, the bytes of each group's blocks.
+        cause: why the next run was not loaded; NONE if all were.
+        nbytes: bytes of their frames.
+        wait_s: seconds from the call to the answer.
+    """
+
+    parts: tuple[tuple[memoryview, ...], ...]
+    cause: LoadEnd
+    nbytes: int
+    wait_s: float
+
+    @property
+    def num_runs(self) -> int:
+        """How many leading runs came."""
+        return len(self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A load under way.
+
+    Args:
+        runs: the runs to be loaded.
+        on_done: called once it has an answer, from any thread; it must not block and not call the store.
+        result: the answer; None until there is one.
+    """
+
+    runs: tuple[Run, ...]
+    on_done: Callable[[], None] | None = None
+    result: LoadedRuns | None = None
+    ticket: int = 0
+    done: threading.Event = field(default_factory=threading.Event)
+    frames: dict[bytes, OpenFrame] = field(default_factory=dict)
+    run_of: dict[bytes, Run] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run_of = {run.key: run for run in self.runs}
+
+    def wait(self, timeout_s: float | None = None) -> LoadedRuns:
+        """Wait for the answer, which comes by the load's deadline.
+
+        Raises:
+            TimeoutError: it did not come within ``timeout_s``.
+        """
+        if not self.done.wait(timeout_s):
+            raise TimeoutError(f"the load of {len(self.runs)} runs has no answer within {timeout_s} s")
+        assert self.result is not None
+        return self.result
+
 
 MEASURE_EVERY_S: Final = 60.0
 LONGEST_WAIT_S: Final = 1.0

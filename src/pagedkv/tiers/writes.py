@@ -9,11 +9,10 @@ it, or the medium is full in another way, and more evictions would only empty th
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from pagedkv.tiers.actions import Fault, StoreOutcome, Write
-from pagedkv.tiers.config import StoreConfig
-from pagedkv.tiers.deadlines import SteadyClock
 from pagedkv.tiers.entries import Entries
 from pagedkv.tiers.offers import Content, Offers
+from pagedkv.tiers.timing import SteadyClock
+from pagedkv.tiers.words import Fault, StoreConfig, StoreOutcome, Write
 
 __all__ = ["Writes"]
 

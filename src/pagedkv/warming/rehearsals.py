@@ -87,7 +87,7 @@ def of_model_curves(eviction: str) -> Rehearsal:
 
 def of_stores(eviction: str) -> Rehearsal:
     """Return the rehearsal of stores of tiers with an eviction policy. Raises ConfigurationError for an unknown one."""
-    return Rehearsal("pagedkv.tiers.rehearsal", (policy_named(eviction).name,))
+    return Rehearsal("pagedkv.tiers.core", (policy_named(eviction).name,))
 
 
 def all_of(eviction: str) -> tuple[Rehearsal, ...]:

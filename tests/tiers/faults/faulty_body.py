@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from pagedkv.tiers.body import Body, Stored, Usage
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.frame import Buffer
 from tests.tiers.faults.contents import Content
 from tests.tiers.faults.disk import misread
 

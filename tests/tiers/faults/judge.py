@@ -14,9 +14,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.tiers.actions import Action, Delete, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
-from pagedkv.tiers.breaker import BreakerState
 from pagedkv.tiers.core import StoreCore
+from pagedkv.tiers.timing import BreakerState
+from pagedkv.tiers.words import Action, Delete, Fault, Loaded, LoadEnd, Offered, Read, StoreOutcome
 from tests.tiers.faults.contents import Content, keys_of_names
 from tests.tiers.faults.disk import SimulatedDisk
 from tests.tiers.faults.ledger import Ledger

@@ -17,10 +17,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from pagedkv.tiers.actions import StoreOutcome
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.store import TierStore
+from pagedkv.tiers.words import StoreConfig, StoreOutcome
 from tests.tiers.faults.contents import IDENTITY, Content, make_chains
 from tests.tiers.faults.ledger import Ledger
 

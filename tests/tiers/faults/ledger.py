@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.tiers.actions import Answer, Loaded, LoadEnd, StoreOutcome
+from pagedkv.tiers.words import Answer, Loaded, LoadEnd, StoreOutcome
 
 UNNOTICED: Final = "no request waited for it"
 HARMLESS: Final = {StoreOutcome.STORED, StoreOutcome.PRESENT, StoreOutcome.NOT_ADMITTED, StoreOutcome.BUSY}

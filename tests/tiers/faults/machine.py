@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.tiers.actions import Action, Delete, Fault, Loaded, Read, Write
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.core import StoreCore
 from pagedkv.tiers.frame import OpenFrame, open_frame
+from pagedkv.tiers.words import Action, Delete, Fault, Loaded, Read, StoreConfig, Write
 from tests.tiers.faults.contents import IDENTITY, LONGEST_CHAIN, SECRET, Content, keys_of, keys_of_names, make_chains
 from tests.tiers.faults.disk import AT_REST, UNREADABLE, SimulatedDisk, damaged, misread
 from tests.tiers.faults.judge import MOST_FAILURES, Ask, Judge

@@ -15,10 +15,9 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from pagedkv.tiers.actions import LoadEnd, StoreOutcome
-from pagedkv.tiers.config import StoreConfig
 from pagedkv.tiers.shared_store import SharedStore
 from pagedkv.tiers.store import Load, LoadedRuns
+from pagedkv.tiers.words import LoadEnd, StoreConfig, StoreOutcome
 from tests.tiers.faults.contents import IDENTITY, SECRET, Content, make_chains
 from tests.tiers.faults.disk import AT_REST, UNREADABLE, damaged
 from tests.tiers.faults.faulty_body import FaultyBody

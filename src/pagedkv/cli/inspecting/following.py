@@ -16,7 +16,7 @@ from pagedkv.simulation.requests_under_way import ReplayedRequest, RequestsUnder
 from pagedkv.simulation.running_rows import RunningRows
 from pagedkv.simulation.step_work import StepWork
 from pagedkv.space import BlockSpace
-from pagedkv.tiering import LoadUnderWay, TierStatistics
+from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
 __all__ = ["ReplayFollower", "ReplaySubject"]
 

@@ -31,7 +31,7 @@ from pagedkv.contract.plan import StepPlan
 from pagedkv.device import is_device_failure
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.ranks.peer_watch import PeerWatch, connect_to_first, connect_to_others
-from pagedkv.tiering import Rows
+from pagedkv.tiers.entry_blocks import Rows
 
 __all__ = ["RankGroup", "SentCopy", "SentStep"]
 

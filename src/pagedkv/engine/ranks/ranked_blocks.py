@@ -21,7 +21,7 @@ from pagedkv.device import CopyTicket, KVStorage
 from pagedkv.engine.ranks.rank_group import RankGroup, SentCopy
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
 from pagedkv.engine.tiering import block_bytes_with_staging
-from pagedkv.tiering import BlockBytes, CopyEnd, HostBlocks, Rows
+from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
 __all__ = ["OtherRankBlocks", "RankedBlockBytes"]
 
@@ -31,7 +31,7 @@ STAGED_NBYTES: Final = 2**28
 
 @final
 class RankedBlockBytes:
-    """Copies of whole blocks, for rank 0. See :class:`~pagedkv.tiering.block_bytes.BlockBytes`.
+    """Copies of whole blocks, for rank 0. See :class:`~pagedkv.tiers.entry_blocks.BlockBytes`.
 
     A read returns when all ranks have sent their heads. After the loops of the other ranks have ended, nothing is read.
 

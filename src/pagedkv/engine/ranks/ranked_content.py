@@ -16,8 +16,8 @@ from pagedkv.engine.ranks.rank_group import RankGroup
 from pagedkv.engine.ranks.ranked_blocks import RankedBlockBytes
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
 from pagedkv.engine.tiering import block_bytes_with_staging, identity_of, open_tier_memory, scales_of
-from pagedkv.tiering import BlockBytes
 from pagedkv.tiers import HostMemory, Identity, Tier
+from pagedkv.tiers.entry_blocks import BlockBytes
 
 __all__ = ["RankedContent", "WholeModel"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pagedkv.contract.head_slices import head_slices, heads_of_rank
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape
-from pagedkv.tiering import Rows
+from pagedkv.tiers.entry_blocks import Rows
 
 __all__ = ["WholeBlocks"]
 

@@ -11,11 +11,10 @@ from typing import Protocol, assert_never, final
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import FP8_TYPES, KeyValueShape, KVStorage, LatentShape, StateShape
 from pagedkv.engine import compat
-from pagedkv.engine.tiering.block_bytes import block_nbytes
+from pagedkv.engine.tiering.block_bytes import block_bytes_with_staging, block_nbytes, open_tier_memory
 from pagedkv.engine.tiering.identity import Scales, identity_of, model_digest
-from pagedkv.engine.tiering.tier_memory import block_bytes_with_staging, open_tier_memory
-from pagedkv.tiering import BlockBytes
 from pagedkv.tiers import HostMemory, Identity, Tier
+from pagedkv.tiers.entry_blocks import BlockBytes
 
 __all__ = ["OwnContent", "StoredContent", "scales_of"]
 

@@ -31,20 +31,12 @@ from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
-from pagedkv.tiering import (
-    ComputeRate,
-    EntryLayout,
-    LoadUnderWay,
-    RequestLoads,
-    TierCause,
-    TierEventLog,
-    TierLoads,
-    TierNote,
-    TierOffers,
-    TierStatistics,
-    published_medium,
-)
 from pagedkv.tiers import Identity, Tier, end_key_of
+from pagedkv.tiers.entry_blocks import EntryLayout
+from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, TierCause, TierNote, TierStatistics
+from pagedkv.tiers.tier_events import TierEventLog, published_medium
+from pagedkv.tiers.tier_loads import TierLoads
+from pagedkv.tiers.tier_offers import TierOffers
 
 __all__ = ["EngineTiers"]
 

@@ -26,8 +26,8 @@ from pagedkv.engine.tiering.nixl_link import NixlLink
 from pagedkv.engine.tiering.open_tier import OpenTier
 from pagedkv.engine.tiering.prefix_file import bring_frames, cached_frames
 from pagedkv.space import BlockSpace
-from pagedkv.tiering import EntryLayout
 from pagedkv.tiers import RunChain
+from pagedkv.tiers.entry_blocks import EntryLayout
 
 __all__ = ["HandOff", "announce", "entries_of", "hand_over_direct", "take_over_direct"]
 

@@ -28,7 +28,7 @@ import numpy as np
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
-from pagedkv.tiering import Rows
+from pagedkv.tiers.entry_blocks import Rows
 
 __all__ = ["NixlLink"]
 

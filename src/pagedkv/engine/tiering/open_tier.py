@@ -4,8 +4,9 @@ import logging
 from dataclasses import replace
 from typing import Final, final
 
-from pagedkv.tiering import MOST_TIER_EVENTS, ServedTier
 from pagedkv.tiers import BreakerState, HostMemory, Identity, SharedStore, Tier
+from pagedkv.tiers.served import ServedTier
+from pagedkv.tiers.tier_events import MOST_TIER_EVENTS
 
 __all__ = ["LOG", "OpenTier"]
 

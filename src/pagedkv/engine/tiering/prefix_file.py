@@ -21,9 +21,9 @@ from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.space import BlockSpace
-from pagedkv.tiering import BlockBytes, EntryLayout, fill, longest_end
 from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, read_frames, write_frame
-from pagedkv.tiers.checksums import Buffer
+from pagedkv.tiers.entry_blocks import BlockBytes, EntryLayout, fill, longest_end
+from pagedkv.tiers.frame import Buffer
 
 __all__ = ["bring_frames", "cached_frames", "read_prefix", "write_prefix"]
 

@@ -16,7 +16,7 @@ from pagedkv.server.inspector.history import REQUEST_FIELDS, STATES
 from pagedkv.server.inspector.snapshot import Snapshot, UnderWay
 from pagedkv.server.inspector.subject import ReplayState
 from pagedkv.space import BlockState, PoolCounts, PoolMap
-from pagedkv.tiering import TierStatistics
+from pagedkv.tiers.served import TierStatistics
 
 __all__ = ["as_byte_map", "as_changes", "as_ended", "as_snapshot"]
 

@@ -11,7 +11,7 @@ from pagedkv.contract.miss_causes import Explanation
 from pagedkv.server.inspector.history import STEP_FIELDS, History
 from pagedkv.server.inspector.subject import InspectedRequest, ReplayState, Subject
 from pagedkv.space import PoolCounts, PoolMap, SpaceInspection
-from pagedkv.tiering import LoadUnderWay, TierStatistics
+from pagedkv.tiers.served import LoadUnderWay, TierStatistics
 
 __all__ = ["MOST_REQUESTS", "Snapshot", "UnderWay", "take_snapshot"]
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from pagedkv.contract.miss_causes import Explanation
 from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace
-from pagedkv.tiering import LoadUnderWay, TierNote, TierStatistics
+from pagedkv.tiers.served import LoadUnderWay, TierNote, TierStatistics
 
 __all__ = ["BetweenSteps", "InspectedRequest", "MissedTokens", "ReplayState", "Subject"]
 

@@ -9,7 +9,7 @@
     simulated_tiers  SimulatedTiers: the methods that the clock calls
     tier_figures     their figures
 
-Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiering`, as in an engine.
+Which entries are loaded, computed and offered is decided by :mod:`pagedkv.tiers`, as in an engine.
 """
 
 from pagedkv.simulation.tiers.config import SimulatedTier

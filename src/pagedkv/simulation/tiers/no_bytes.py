@@ -6,7 +6,7 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.tiering import CopyEnd, HostBlocks, Rows
+from pagedkv.tiers.entry_blocks import CopyEnd, HostBlocks, Rows
 
 __all__ = ["NoBytes"]
 
@@ -29,7 +29,7 @@ class Ended:
 
 @final
 class NoBytes:
-    """Copies that move nothing. See :class:`~pagedkv.tiering.BlockBytes`.
+    """Copies that move nothing. See :class:`~pagedkv.tiers.entry_blocks.BlockBytes`.
 
     A step may read any number of bytes, since the queue of a store limits them. Groups have no bytes to be filled.
     """

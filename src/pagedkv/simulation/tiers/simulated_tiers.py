@@ -22,20 +22,12 @@ from pagedkv.simulation.tiers.medium import Medium
 from pagedkv.simulation.tiers.no_bytes import NoBytes
 from pagedkv.simulation.tiers.virtual_store import VirtualStore
 from pagedkv.space import BlockSpace, PrefixHit
-from pagedkv.tiering import (
-    MOST_TIER_EVENTS,
-    ComputeRate,
-    EntryLayout,
-    LoadUnderWay,
-    RequestLoads,
-    ServedTier,
-    TierCause,
-    TierEventLog,
-    TierLoads,
-    TierOffers,
-    TierStatistics,
-)
 from pagedkv.tiers import StoreConfig
+from pagedkv.tiers.entry_blocks import EntryLayout
+from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, ServedTier, TierCause, TierStatistics
+from pagedkv.tiers.tier_events import MOST_TIER_EVENTS, TierEventLog
+from pagedkv.tiers.tier_loads import TierLoads
+from pagedkv.tiers.tier_offers import TierOffers
 
 __all__ = ["SimulatedTiers"]
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from pagedkv.simulation.tiers.simulated_tiers import SimulatedTiers
-from pagedkv.tiering import ServedTier, TierCause
 from pagedkv.tiers import StoreOutcome
+from pagedkv.tiers.served import ServedTier, TierCause
 
 __all__ = ["tier_figures"]
 

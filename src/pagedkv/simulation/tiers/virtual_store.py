@@ -33,7 +33,7 @@ GRAIN_S: Final = 1e-6
 
 @final
 class VirtualStore:
-    """A store; see :class:`~pagedkv.tiering.RunStore`.
+    """A store; see :class:`~pagedkv.tiers.served.RunStore`.
 
     Args:
         config: its settings.

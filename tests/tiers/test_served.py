@@ -6,8 +6,9 @@ from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import FullAttention
 from pagedkv.simulation.tiers.medium import Medium
 from pagedkv.simulation.tiers.virtual_store import VirtualStore
-from pagedkv.tiering import EntryLayout, RequestLoads, ServedTier
 from pagedkv.tiers import StoreConfig
+from pagedkv.tiers.entry_blocks import EntryLayout
+from pagedkv.tiers.served import RequestLoads, ServedTier
 
 
 def _hits(brought: list[tuple[str, int, int]], num_hit_tokens: int) -> dict[str, int]:

@@ -23,16 +23,13 @@ from pagedkv.contract.answers import Load as SpaceLoad, Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace, PrefixHit
-from pagedkv.tiering.block_bytes import BlockBytes, CopyEnd, fill
-from pagedkv.tiering.entry_layout import EntryLayout
-from pagedkv.tiering.rates import ComputeRate
-from pagedkv.tiering.request_loads import RequestLoads
-from pagedkv.tiering.served_tier import ServedTier
-from pagedkv.tiering.tier_reports import LoadUnderWay, TierCause, TierNote
-from pagedkv.tiers import Load, LoadEnd, Run, RunChain
+from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, EntryLayout, fill
+from pagedkv.tiers.identity import Run, RunChain
+from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, ServedTier, TierCause, TierNote
+from pagedkv.tiers.store import Load
+from pagedkv.tiers.words import LoadEnd
 
 __all__ = ["TierLoads"]
-
 MOST_WAITS: Final = 3
 """Most loads that a request waits for before one admission."""
 SHORTEST_DEADLINE_S: Final = 0.05

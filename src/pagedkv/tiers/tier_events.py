@@ -11,10 +11,9 @@ from typing import Final, Protocol, final
 import numpy as np
 
 from pagedkv.contract.events import CLEARED, GAP, REMOVED, STORED, TierEvents
-from pagedkv.tiers import StoreEvents, array_of
+from pagedkv.tiers.words import StoreEvents, array_of
 
 __all__ = ["MOST_TIER_EVENTS", "TierEventLog", "published_medium"]
-
 HOST: Final = "host"
 MOST_TIER_EVENTS: Final = 2**20
 """Most events of a store between two drains, beside one for each of its entries."""

@@ -22,14 +22,11 @@ import numpy as np
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.space import BlockSpace
-from pagedkv.tiering.block_bytes import BlockBytes, HostBlocks
-from pagedkv.tiering.ends import longest_end
-from pagedkv.tiering.entry_layout import EntryLayout
-from pagedkv.tiering.served_tier import ServedTier
-from pagedkv.tiers import Run, RunChain
+from pagedkv.tiers.entry_blocks import BlockBytes, EntryLayout, HostBlocks, longest_end
+from pagedkv.tiers.identity import Run, RunChain
+from pagedkv.tiers.served import ServedTier
 
 __all__ = ["TierOffers"]
-
 MOST_QUEUED: Final = 512
 """Most sequences in the queue of a tier; beyond that the oldest are dropped."""
 Part = memoryview
