@@ -45,6 +45,7 @@ napoleon_use_ivar = True
 DOORS: Final = (
     "pagedkv",
     "pagedkv.space",
+    "pagedkv.errors",
     "pagedkv.scheduling",
     "pagedkv.device",
     "pagedkv.attention",

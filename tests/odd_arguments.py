@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import Rows, TokenIds
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.contract.spec import Row, StepId
+from pagedkv.errors import PagedKVError
 
 __all__ = ["NO_ARRAYS", "ODD", "Call", "calls_of", "outcome", "parameters_of", "public_methods"]
 

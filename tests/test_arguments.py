@@ -1,15 +1,16 @@
 """Token ids: every kind of integer buffer that callers have gives the same tokens."""
 
 import array
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from pagedkv.contract.arguments import as_counts, as_token_array
-from pagedkv.contract.errors import TokenError
 from pagedkv.contract.spec import TokenIds
-from tests.space.spaces import allocate, hit, new_space
+from pagedkv.errors import TokenError, UnknownSequenceError
+from tests.space.spaces import allocate, hit, new_space, unchanged
 
 NUMBERS = list(range(13))
 
@@ -109,9 +110,13 @@ ODD_LISTS: list[list[object]] = [
 @pytest.mark.parametrize("as_type", [list, tuple])
 @pytest.mark.parametrize("odd", ODD_LISTS, ids=repr)
 def test_a_sequence_of_numbers_means_what_numpy_takes_it_for(odd: list[object], as_type: type) -> None:
-    """Plain integers take a short cut; it takes what the long way takes, and leaves its words to the long way."""
+    """Plain integers take a short cut; it takes what the long way takes, and leaves its words to the long way.
+
+    Booleans are no numbers, also beside integers, where NumPy takes them for 1 and 0.
+    """
+    has_booleans = not {bool, np.bool_}.isdisjoint(map(type, odd))
     try:
-        expected = as_token_array(np.asarray(odd))
+        expected = as_token_array(np.asarray([None] if has_booleans else odd))
     except (TokenError, ValueError, OverflowError):
         with pytest.raises(TokenError):
             as_token_array(as_type(odd))
@@ -119,6 +124,21 @@ def test_a_sequence_of_numbers_means_what_numpy_takes_it_for(odd: list[object], 
         tokens = as_token_array(as_type(odd))
         assert tokens.dtype == np.int32
         assert tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("odd", [[True, 1], [1, True], [0, np.False_], (2, True)], ids=repr)
+def test_booleans_are_no_token_ids_rows_or_counts(odd: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    """``[True, 1]`` was taken for token ids, and ``[True]`` was not."""
+    space = new_space()
+    rows = [allocate(space, NUMBERS) for _ in range(3)]
+    for misuse, error in (
+        (lambda: space.allocate(odd), TokenError),
+        (lambda: space.append(rows[:2], odd), TokenError),
+        (lambda: space.append(rows[:2], NUMBERS[:2], odd), TokenError),
+        (lambda: space.append(odd, NUMBERS[:2]), UnknownSequenceError),
+    ):
+        with unchanged(space), pytest.raises(error, match="must be integers"):
+            misuse()
 
 
 def test_numbers_that_int64_does_not_hold_are_not_wrapped_into_it() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import pagedkv
 from pagedkv.cli.app import SUMMARIES
-from pagedkv.contract.errors import MissingExtraError
 from pagedkv.contract.extras import needing, to_install
+from pagedkv.errors import MissingExtraError
 
 pytestmark = pytest.mark.plain_only
 
@@ -48,7 +48,7 @@ for typed in sys.argv[1:]:
 IMPORTS: Final = """
 import importlib, pkgutil
 from pathlib import Path
-from pagedkv.contract.errors import MissingExtraError
+from pagedkv.errors import MissingExtraError
 def names(folder, prefix):
     for module in pkgutil.iter_modules([str(folder)], prefix):
         yield module.name

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import MediaSpan, RequestKeys
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import EPOCH, LORA, MEDIA, NO_KEYS, SALT, differing_tags
+from pagedkv.errors import ConfigurationError
 
 # Few letters, so that names, versions, salts, digests and epochs are often equal.
 texts = st.text("ab\x00", max_size=3)

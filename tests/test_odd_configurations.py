@@ -19,9 +19,9 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.blocks.eviction.registry import POLICIES
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import EVICTION_POLICIES
 from pagedkv.engine import EngineConfig, Intent, PromptLookup, SamplingParams
+from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import Breakpoint, CacheIntent, SchedulingConfig
 from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.odd_arguments import calls_of, outcome, parameters_of

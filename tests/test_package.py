@@ -1,5 +1,6 @@
 """The package as a whole: what importing it costs, and that the drawing of its errors is true."""
 
+import ast
 import inspect
 import json
 import os
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 
 import pagedkv
-from pagedkv.contract import errors
+from pagedkv import errors
 from tests.compiling import needs_compiled_loops
 
 ROOT = Path(__file__).parents[1]
+API = ROOT / "docs" / "api"
 
 # Not scipy: Numba looks for it by itself.
 OPTIONAL_PACKAGES = frozenset(
@@ -85,6 +87,37 @@ def test_public_names_are_found_however_they_are_asked_for() -> None:
     run_python("import pagedkv; pagedkv.BlockSpace; pagedkv.space.BlockSpace")
     run_python("from pagedkv import *; BlockSpace")
     run_python("import pagedkv; assert 'BlockSpace' in dir(pagedkv)")
+
+
+def test_dir_lists_what_users_import_and_nothing_that_the_package_uses_itself() -> None:
+    listed = {name for name in dir(pagedkv) if not name.startswith("__")}
+    assert not {name for name in listed if name.startswith("_")} | listed & {"importlib", "typing", "public", "blocks"}
+    documented = re.findall(r"automodule:: pagedkv\.(\w+)", "".join(page.read_text() for page in API.glob("*.md")))
+    assert set(documented) | set(pagedkv.__all__) <= listed
+    run_python("import pagedkv; assert pagedkv.space.BlockSpace; from pagedkv import tiers; tiers.FolderBody")
+
+
+def test_a_module_whose_extra_is_missing_is_no_attribute_and_tells_why_when_it_is_imported() -> None:
+    run_python("""
+import sys
+sys.modules["torch"] = None
+import pagedkv
+assert not hasattr(pagedkv, "device") and "device" in dir(pagedkv)
+try:
+    from pagedkv import device
+except ImportError as problem:
+    assert "torch" in str(problem), problem
+else:
+    raise AssertionError("device needs torch")
+""")
+
+
+def test_help_names_types_and_does_not_spell_them_out() -> None:
+    methods = inspect.getmembers(pagedkv.BlockSpace, inspect.isfunction)
+    signatures = {name: str(inspect.signature(method)) for name, method in methods if not name.startswith("_")}
+    assert len(signatures) > 50
+    assert not [name for name, written in signatures.items() if "ndarray" in written or "numpy." in written]
+    assert "token_ids: 'TokenIds | None'" in signatures["append"]
 
 
 def test_a_name_that_is_not_public_is_refused() -> None:
@@ -197,3 +230,59 @@ def test_a_wrong_drawing_would_be_noticed() -> None:
     drawing = errors.__doc__ or ""
     moved = drawing.replace("|   `-- LostSequenceError", "|-- LostSequenceError")
     assert drawn_tree(moved) not in (drawn_tree(drawing), real_tree())
+
+
+SIGNALS = {
+    "pagedkv.cli.interrupting.Terminated": "SIGTERM, as KeyboardInterrupt is Ctrl-C",
+    "pagedkv.engine.answer_stream.OutletClosedError": "between threads of the engine",
+    "pagedkv.planner.capacity.side_by_side.StoppedError": "ends the other measurements beside a failed one",
+    "pagedkv.server.disconnects.ClientGoneError": "ends the work for a client that has gone",
+    "pagedkv.server.errors.ApiError": "the response that a client gets",
+}
+"""Exceptions that never leave the room that raises them, and why there are such."""
+
+
+def exceptions_of(source: str) -> list[str]:
+    """List the public classes of a module that derive from an exception, by their bases' names."""
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return [
+        node.name
+        for node in classes
+        if not node.name.startswith("_")
+        and any(ast.unparse(base).endswith(("Error", "Exception", "Warning", "Interrupt")) for base in node.bases)
+    ]
+
+
+def test_every_error_has_its_home_in_one_public_module() -> None:
+    sources = ROOT / "src"
+    elsewhere = {
+        f"{'.'.join(file.relative_to(sources).with_suffix('').parts)}.{name}"
+        for file in sources.rglob("*.py")
+        for name in exceptions_of(file.read_text(encoding="utf-8"))
+        if file != sources / "pagedkv" / "errors.py"
+    }
+    assert elsewhere == set(SIGNALS)
+    assert exceptions_of("class A(ValueError): pass\nclass _B(KeyError): pass\nclass C(D): pass") == ["A"]
+
+
+def test_the_tree_of_errors_is_imported_by_itself() -> None:
+    """Whoever catches an error of the engine needs neither the engine nor NumPy."""
+    program = """
+import sys
+from pagedkv.errors import RequestError, TraceError, UnsupportedModelError
+print({"numpy", "numba", "torch"} & set(sys.modules))
+"""
+    assert run_python(program) == "set()\n"
+
+
+@pytest.mark.long
+def test_the_first_program_is_clean_under_strict_types(tmp_path: Path) -> None:
+    """The first lines of README, as someone types them into an editor."""
+    (first, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    program = tmp_path / "first.py"
+    for lines, num_errors in ((first, 0), (first.replace("first.row", "first.rows"), 2)):  # of both possible answers
+        program.write_text(lines)
+        command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(program)]
+        ran = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True, check=False)
+        errors_of_it = [line for line in ran.stdout.splitlines() if line.startswith(f"{program}:") and "error:" in line]
+        assert len(errors_of_it) == num_errors, ran.stdout

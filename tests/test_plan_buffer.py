@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
-from pagedkv.contract.errors import PlanError
 from pagedkv.contract.plan import BlockMoves, DraftStates, NewBlocks, TableWrites, TokenRanges, UnknownTokens
+from pagedkv.errors import PlanError
 from tests.plan_packing import Parts, as_plain, pack, parts_of
 from tests.space.spaces import allocate, new_space, run_step, tokens
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 FULL = (FullAttention(),)
 TWO_POOLS = (FullAttention(), RecurrentState(64))

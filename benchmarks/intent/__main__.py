@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.intent.serving import INTENTS, Session, serve
-from pagedkv.contract.errors import PagedKVError
+from pagedkv.errors import PagedKVError
 from pagedkv.planner.capacity.curve import default_capacities
 from pagedkv.planner.capacity.optimum import optimal_hits
 from pagedkv.planner.capacity.references import BlockReferences, ReferenceCollector

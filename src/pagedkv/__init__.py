@@ -10,19 +10,30 @@
 96
 """
 
-import importlib
-import typing
+import typing as _typing
+from importlib import import_module as _import_module
 
 __version__ = "0.1.0"  # the only place of the version, so that a checkout without metadata has it too
 
+_ROOMS: _typing.Final = (
+    *("attention", "cluster", "device", "engine", "errors", "events", "fingerprint", "models", "plan_buffer", "report"),
+    *("routing", "scheduling", "server", "simulation", "space", "tiers", "warming"),
+)
+"""The modules that users import, which the reference documents; some need extras."""
+
 
 def _find(name: str) -> object:
-    """Import all public names from :mod:`pagedkv.public` when one is first used; return the named one.
+    """Import all public names from :mod:`pagedkv.public`, or a module, when one is first used; return the named one.
 
     Raises:
-        AttributeError: there is no such name.
+        AttributeError: there is no such name, or what a module needs is not installed.
     """
-    names = vars(importlib.import_module("pagedkv.public"))
+    if name in _ROOMS:
+        try:
+            return _import_module(f"pagedkv.{name}")
+        except ImportError as problem:  # ``from pagedkv import`` then imports the module itself, and tells it all
+            raise AttributeError(f"module {__name__!r} cannot give {name!r}: {problem}") from problem
+    names = vars(_import_module("pagedkv.public"))
     here = globals()  # later uses find the names here
     here.update({each: names[each] for each in ("__all__", *names.get("__all__", ())) if each in names})
     if name not in here:
@@ -31,12 +42,13 @@ def _find(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List all names, with the public ones, which it imports."""
+    """List what users use: the public names, which it imports, and the modules, which it does not."""
     _find("__all__")
-    return sorted(globals())
+    ours = globals()
+    return sorted({*ours["__all__"], *_ROOMS, *(name for name in ours if name.startswith("__"))})
 
 
-if typing.TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pagedkv.public import *  # noqa: F403 - so that type checkers see each name
     from pagedkv.public import __all__ as __all__
 else:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["KeyFile", "KeyOwner", "entry_of", "new_key", "parse_key_file", "read_key_file"]
 

@@ -39,8 +39,8 @@ import numpy.typing as npt
 
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import PlanError
 from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.errors import PlanError
 from pagedkv.fingerprint import fingerprint
 
 __all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory", "read_fingerprint", "read_step_id"]

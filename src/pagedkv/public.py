@@ -20,7 +20,6 @@ from pagedkv.contract.answers import (
     Ticket,
     Withdrawal,
 )
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.contract.events import CacheEventKind, CacheEvents, TierEvents
 from pagedkv.contract.keys import MediaSpan, RequestKeys
 from pagedkv.contract.miss_causes import Explanation, Miss, MissCause
@@ -48,6 +47,7 @@ from pagedkv.contract.spec import (
     SlidingWindow,
     StepId,
 )
+from pagedkv.errors import PagedKVError
 from pagedkv.space import (
     BlockSpace,
     PoolStatistics,

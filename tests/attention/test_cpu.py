@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagedkv.attention import AttentionLayer, CPUBackend, ReferenceBackend
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted

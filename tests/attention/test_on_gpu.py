@@ -14,11 +14,11 @@ from pagedkv.attention import (
     TritonBackend,
     backend_for,
 )
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, RecurrentState
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape, StateShape, StateTensor
 from pagedkv.device.paged_attention import AttentionTiling
+from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 
 pytestmark = pytest.mark.interpreted

@@ -24,8 +24,8 @@ from pagedkv.attention import (
 from pagedkv.attention.facts import LayerFacts, facts_of
 from pagedkv.attention.page_lists import list_pages
 from pagedkv.attention.preferring import LayerChoice, choose
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KeyValueShape, KVStorage, LatentShape
+from pagedkv.errors import ConfigurationError
 from tests.attention.paged import Case, paged_case
 from tests.attention.test_on_gpu import group_there
 

@@ -17,8 +17,8 @@ from pagedkv.blocks.blocks import (
 from pagedkv.blocks.life_cycle import drop_name, reuse_all, settle
 from pagedkv.blocks.prefix_index import name_block
 from pagedkv.blocks.sweeps import drop_all_names, withdraw_since
-from pagedkv.contract.errors import BlockError, ConfigurationError
 from pagedkv.contract.events import CacheEventKind
+from pagedkv.errors import BlockError, ConfigurationError
 
 
 def new_pool(num_blocks: int = 6, events: int = 0) -> BlockPool:

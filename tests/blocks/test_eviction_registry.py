@@ -17,7 +17,7 @@ from pagedkv.blocks.eviction.fifo import FIFO
 from pagedkv.blocks.eviction.policy import EvictionPolicy
 from pagedkv.blocks.eviction.registry import DEFAULT, POLICIES, policy_named
 from pagedkv.contract import space_config as space_config_module
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity import curve
 from pagedkv.simulation import ServingConfig
 from pagedkv.space.state import SpaceState

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pagedkv.blocks.blocks import NEXT, PREVIOUS
 from pagedkv.blocks.empty_pool import new_pool_arrays
 from pagedkv.blocks.free_queue import FreeBlockQueue
-from pagedkv.contract.errors import BlockError
+from pagedkv.errors import BlockError
 
 NUM_BLOCKS = 8  # the null block and seven to be queued
 ANY_ID = st.integers(-1, NUM_BLOCKS + 1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity import curve
 from pagedkv.planner.capacity.curve import OPTIMAL, POLICIES, default_capacities, measure_curve
 from pagedkv.planner.capacity.references import BlockReferences

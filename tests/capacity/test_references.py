@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.capacity.references import ReferenceCollector
 from pagedkv.planner.traces.request import Request
 from tests.capacity.naive_cache import ideal_hits

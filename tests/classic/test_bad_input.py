@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv import BlockSpaceManager, BlockTable, FullAttention, Sequence, SequenceGroup, SpaceConfig
-from pagedkv.contract.errors import (
+from pagedkv.errors import (
     FreedSequenceError,
     OutOfBlocksError,
     PagedKVError,

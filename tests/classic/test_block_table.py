@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import BlockTable, FullAttention, RecurrentState, RequestKeys, SlidingWindow
-from pagedkv.contract.errors import OutOfBlocksError, SequenceError, TokenError
+from pagedkv.errors import OutOfBlocksError, SequenceError, TokenError
 from tests.space.spaces import new_space, prefill, run_step, tokens, unchanged
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from pagedkv import AllocStatus, BlockSpaceManager, FullAttention, SequenceGroup, SlidingWindow, SpaceConfig
-from pagedkv.contract.errors import OutOfBlocksError
+from pagedkv.errors import OutOfBlocksError
 from tests.classic.device import Device
 from tests.classic.managers import new_group
 from tests.space.spaces import unchanged

@@ -13,7 +13,7 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.contract.errors import PagedKVError, SequenceError
+from pagedkv.errors import PagedKVError, SequenceError
 from tests.classic.managers import new_group, new_manager
 from tests.space.spaces import run_step, unchanged
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import AllocStatus, BlockSpaceManager, FullAttention, Sequence, SequenceGroup, SpaceConfig, StepPlan
-from pagedkv.contract.errors import StepError
+from pagedkv.errors import StepError
 from tests.choosing import long_but
 from tests.classic.managers import new_group, new_manager
 from tests.classic.synchronous_scheduler import Classic, FreedAtOnce, Overlapped, served_through

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli.atomic_file import STANDARD_OUTPUT, atomic_file, is_replaced_whole, require_writable
-from pagedkv.cli.user_errors import OutputError
+from pagedkv.errors import OutputError
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, MemoryError])

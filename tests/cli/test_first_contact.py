@@ -12,8 +12,8 @@ from huggingface_hub import constants
 
 from pagedkv.api_keys import read_key_file
 from pagedkv.cli.app import SUMMARIES
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import to_install
+from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import require_model
 from tests.cli.command import run
 from tests.cli.test_app import seeing_imports

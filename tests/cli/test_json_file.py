@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.cli.json_file import write_json
-from pagedkv.cli.user_errors import OutputError
+from pagedkv.errors import OutputError
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from pagedkv.cli.listening import require_free
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 
 def test_a_port_in_use_is_refused_and_a_free_one_is_not() -> None:

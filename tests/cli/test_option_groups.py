@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.user_errors import reported
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from pagedkv.cli.commands.report import as_run, write_report
-from pagedkv.cli.user_errors import OutputError
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, OutputError, TraceError
 from pagedkv.report import ReportRun
 from tests.cli.command import run
 from tests.report.page_reader import Page, read_page

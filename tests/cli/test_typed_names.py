@@ -12,7 +12,7 @@ import typer
 import pagedkv
 from pagedkv.cli.typed_names import CALLS, NAMED, OPTIONS, as_typed
 from pagedkv.cli.user_errors import reported
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.recording.recorder import Bounds
 from pagedkv.planner.traces.texts import text_tokens
 from pagedkv.scheduling import SchedulingConfig

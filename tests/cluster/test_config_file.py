@@ -10,7 +10,7 @@ import ray
 from ray import serve
 
 from pagedkv.cluster import front, shut_down
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 PATIENCE_S: Final = 240.0
 ARGS: Final[dict[str, Any]] = {"replicas": 2, "num_blocks": 200, "block_size": 8, "name": "demo", "routing": "prefix"}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pagedkv.cluster.messages import RoutedRequest
-from pagedkv.contract.errors import EngineError, PagedKVError, QueueFullError, RequestError
 from pagedkv.engine import Breakpoint, Intent, SamplingParams
+from pagedkv.errors import EngineError, PagedKVError, QueueFullError, RequestError
 from pagedkv.server.sendable_errors import as_sendable
 
 T = TypeVar("T")

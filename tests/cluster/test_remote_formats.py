@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pagedkv.cluster.messages import RoutedRequest
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import Intent, SamplingParams
+from pagedkv.errors import RequestError
 from pagedkv.server.answer_formats import AnswerFormats
 from pagedkv.server.remote_formats import FormatSource, RemoteFormats, with_matchers
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, Script, local_engine, make_service

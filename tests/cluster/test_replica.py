@@ -14,9 +14,9 @@ from pagedkv.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
 from pagedkv.cluster.replica import EngineReplica
 from pagedkv.cluster.spec import RESCAN_S
 from pagedkv.cluster.tier_sums import sums_by_tier
-from pagedkv.contract.errors import EngineError, RequestError
 from pagedkv.contract.events import TierEvents
 from pagedkv.engine import EngineConfig, Intent, SamplingParams
+from pagedkv.errors import EngineError, RequestError
 from pagedkv.events import EventFollower, follow
 from pagedkv.routing import IndexState, ReplicaIndex
 from pagedkv.tiers import FolderTier, HostTier

@@ -7,8 +7,8 @@ import pytest
 import ray
 
 from pagedkv.cluster import ClusterSpec, ReplicaSpec, deploy, shut_down
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import EngineConfig
+from pagedkv.errors import ConfigurationError
 
 PLAIN = EngineConfig(num_blocks=50, warm_up=False)
 

@@ -14,7 +14,7 @@ from pagedkv.compilation.targets import (
     runnable,
     target_named,
 )
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 pytestmark = pytest.mark.interpreted
 

@@ -29,17 +29,6 @@ import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.contract.answers import AbortedSteps
-from pagedkv.contract.errors import (
-    BlockError,
-    ConfigurationError,
-    DeviceUnavailableError,
-    NoHostPoolError,
-    PagedKVError,
-    PlanError,
-    StepError,
-    StorageError,
-    TensorError,
-)
 from pagedkv.device import (
     BlockTables,
     KeyValueShape,
@@ -56,6 +45,17 @@ from pagedkv.device.layout import Pieces
 from pagedkv.device.packet_ring import PacketRing
 from pagedkv.device.pool_memory import PoolMemory
 from pagedkv.device.tensors import as_device
+from pagedkv.errors import (
+    BlockError,
+    ConfigurationError,
+    DeviceUnavailableError,
+    NoHostPoolError,
+    PagedKVError,
+    PlanError,
+    StepError,
+    StorageError,
+    TensorError,
+)
 from tests.device.kernels.suite import same_bytes
 from tests.plan_packing import pack, parts_of, repacked
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pagedkv import BlockSpace, FullAttention, Shortage, SpaceConfig, StepPlan
-from pagedkv.contract.errors import DeviceLostError, StepError, StorageError, TensorError
 from pagedkv.device import BlockTables, KeyValueShape, KVStorage, PlanExecutor, StepInputs
+from pagedkv.errors import DeviceLostError, StepError, StorageError, TensorError
 
 
 def body_of(config: SpaceConfig, device: torch.device) -> PlanExecutor:

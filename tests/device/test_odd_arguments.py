@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SpaceConfig
-from pagedkv.contract.errors import TensorError
 from pagedkv.device import (
     BlockTables,
     KeyValueShape,
@@ -22,6 +21,7 @@ from pagedkv.device import (
     num_blocks_that_fit,
 )
 from pagedkv.device.paging import PageNumbers
+from pagedkv.errors import TensorError
 from tests.device.kernels.suite import same_bytes
 from tests.odd_arguments import NO_ARRAYS, Call, calls_of, outcome, parameters_of, public_methods
 

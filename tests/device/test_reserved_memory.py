@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device.reserved_memory import ReservedMemory, reserve
+from pagedkv.errors import ConfigurationError
 
 NBYTES = 5 * 2**20 + 3
 MIB = 2**20

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pagedkv import FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.contract.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.device import (
     GroupShape,
     KeyValueShape,
@@ -20,6 +19,7 @@ from pagedkv.device import (
     num_blocks_that_fit,
 )
 from pagedkv.device.reserved_memory import ReservedMemory
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.models import read_model
 from pagedkv.models.sizing import block_nbytes_of as nbytes_of_model, groups_of
 

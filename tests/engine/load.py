@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import EngineError, RequestError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, PromptLookup, SamplingParams
+from pagedkv.errors import EngineError, RequestError
 from tests.compiling import TESTED_POLICIES
 from tests.engine.guesses import guess
 from tests.engine.serving import CONFIG, PROMPTS, Reference, reference

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, RequestOutput, SamplingParams
 from pagedkv.engine.engine_thread import Close
 from pagedkv.engine.outputs import FinishReason
+from pagedkv.errors import ConfigurationError, EngineError, QueueFullError, RequestError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS as ALL_PROMPTS, reference
 

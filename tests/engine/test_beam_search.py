@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
+from pagedkv.errors import RequestError
 from pagedkv.scheduling import PreemptionKind
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, poison, reference, serve

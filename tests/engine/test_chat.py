@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import LLM, Chat, SamplingParams
+from pagedkv.errors import RequestError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG
 from tests.engine.words import UNKNOWN, make_tokenizer

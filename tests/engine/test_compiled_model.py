@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM, EngineConfig, PromptLookup, SamplingParams
 from pagedkv.engine.compiled_model import CompiledModel
+from pagedkv.errors import UnsupportedModelError
 from tests.choosing import long_but
 from tests.engine.families import make_model, moved
 from tests.engine.guesses import guess

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.engine import LLM, AsyncLLM, PromptLookup, RequestOutput
+from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.tiers import FolderTier
 from tests.engine.drafts import ROOMY, accepted_at_most, near, run
 from tests.engine.families import make_model, moved

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import DeviceLostError, EngineError
 from pagedkv.engine import (
     LLM,
     AnswerStream,
@@ -24,6 +23,7 @@ from pagedkv.engine import (
     StepRecord,
 )
 from pagedkv.engine.failed_steps import STEPS_UNTIL_FULL, FailedSteps, may_be_retried
+from pagedkv.errors import DeviceLostError, EngineError
 from pagedkv.space import Receipt
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
+from pagedkv.errors import RequestError
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model

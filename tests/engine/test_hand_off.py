@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, EngineConfig, HandOff, Intent, SamplingParams
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import FolderTier, HostTier
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference

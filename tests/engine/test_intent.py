@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from pagedkv import TenantLimits
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.engine import LLM, AsyncLLM, Breakpoint, EngineConfig, EngineRequest, Intent, RequestOutput, SamplingParams
+from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.scheduling import PublishLimit
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, SHARED

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, EngineConfig, KVScales, SamplingParams, measure_kv_scales
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG

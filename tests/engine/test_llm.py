@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, EngineError, RequestError
 from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
+from pagedkv.errors import ConfigurationError, EngineError, RequestError
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model

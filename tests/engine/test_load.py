@@ -6,8 +6,8 @@ import random
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, AsyncLLM, SamplingParams
+from pagedkv.errors import EngineError
 from tests.engine.families import make_model
 from tests.engine.load import NUM_NEW, SETTINGS, Load, same_answers
 from tests.engine.serving import PROMPTS, reference

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine.loading import usable_device
+from pagedkv.errors import ConfigurationError
 
 NUM_GPUS = torch.cuda.device_count()
 

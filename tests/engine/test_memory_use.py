@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
+from pagedkv.errors import ConfigurationError
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM
 from pagedkv.engine.tiering import model_digest
 from pagedkv.engine.tiering.identity import code_digest
+from pagedkv.errors import UnsupportedModelError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model
 from tests.engine.serving import compare, reference, serve

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pagedkv.attention import CPUBackend
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, SamplingParams
+from pagedkv.errors import EngineError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, compare, reference, serve
 

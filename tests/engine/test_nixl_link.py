@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, MissingExtraError
 from pagedkv.engine import LLM, HandOff, Intent, NixlLink, SamplingParams
+from pagedkv.errors import ConfigurationError, MissingExtraError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference
 

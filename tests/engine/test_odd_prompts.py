@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import PagedKVError, RequestError
 from pagedkv.engine import LLM, EngineConfig, SamplingParams, TokensPrompt
+from pagedkv.errors import PagedKVError, RequestError
 from tests.engine.families import make_model
 from tests.odd_arguments import NO_ARRAYS, NO_NUMBERS, ODD
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, Intent, PromptLookup, RequestOutput, SamplingParams
+from pagedkv.errors import EngineError
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS, poison, serve
 from tests.engine.test_sampled_answers import Letters, Slow

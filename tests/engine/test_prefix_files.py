@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, Intent, SamplingParams
+from pagedkv.errors import ConfigurationError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, compare, poison, reference, serve
 

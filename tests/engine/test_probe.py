@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.grouping import group_layers
 from pagedkv.engine.layer_specs import Rule
@@ -18,6 +17,7 @@ from pagedkv.engine.mask_rules import rule_of_mask
 from pagedkv.engine.probe import probe
 from pagedkv.engine.refusals import require_supported
 from pagedkv.engine.self_test import self_test
+from pagedkv.errors import UnsupportedModelError
 from pagedkv.models import read_model
 from tests.engine.families import BASE, CONFIGS, make_model
 from tests.engine.family_matrix.tiny import make_tiny

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import PromptLookup
 from pagedkv.engine.prompt_lookup import LookupText
+from pagedkv.errors import ConfigurationError
 
 
 def search(lookup: PromptLookup, tokens: Sequence[int], most: int) -> list[int]:

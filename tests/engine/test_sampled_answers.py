@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import SamplingError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams
 from pagedkv.engine.sampling import NOT_READY
+from pagedkv.errors import SamplingError
 from tests.choosing import long_but
 from tests.engine.drawn_plainly import draw_plainly
 from tests.engine.families import make_model

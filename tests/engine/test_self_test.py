@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM, SamplingParams, self_test as self_testing
 from pagedkv.engine.dense import ask_dense
 from pagedkv.engine.grouping import EngineGroups, group_layers
 from pagedkv.engine.probe import probe
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.self_test import self_test
+from pagedkv.errors import UnsupportedModelError
 from tests.choosing import long_but
 from tests.engine.families import make_model, shake
 from tests.engine.serving import CONFIG

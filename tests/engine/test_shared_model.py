@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, AsyncLLM, SamplingParams
 from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.current_pass import IMPLEMENTATION
 from pagedkv.engine.dense import ask_dense
+from pagedkv.errors import EngineError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, AsyncLLM, EngineConfig, EngineRequest, Intent, SamplingParams
 from pagedkv.engine.tiering import EngineTiers, TierCause
 from pagedkv.engine.tiering.block_bytes import CpuBlockBytes
 from pagedkv.engine.tiering.open_tier import OpenTier
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import Receipt
 from pagedkv.tiers import BodyTier, FolderTier, HostBody, HostTier, ObjectTier, RedisTier, StoreStatistics, Tier
 from tests.engine.families import make_model

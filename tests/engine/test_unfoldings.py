@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedModel
 
 from pagedkv.attention import AttentionBackend, GroupMetadata, StepMetadata, backend_for
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import KVStorage, Transfers
 from pagedkv.engine import LLM, EngineConfig, SamplingParams, compat
@@ -19,6 +18,7 @@ from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.grouping import EngineGroups, group_layers
 from pagedkv.engine.probe import probe
 from pagedkv.engine.unfoldings import AbsorbedLatents, Unfoldings, read_unfoldings
+from pagedkv.errors import UnsupportedModelError
 from tests.engine.families import CONFIGS, MORE, make_model, moved
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, compare, poison, reference, serve

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, EngineError
 from pagedkv.engine import LLM, AsyncLLM, EngineConfig, EngineCore, RequestOutput, SamplingParams
+from pagedkv.errors import ConfigurationError, EngineError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, PROMPTS, reference
 

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from pagedkv import BlockSpace, FullAttention, GroupSpec, SlidingWindow
-from pagedkv.contract.errors import ConfigurationError, EngineError, RecordingError
+from pagedkv.errors import ConfigurationError, EngineError, RecordingError
 from pagedkv.events import (
     Alive,
     Applied,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.json_file import MAX_NBYTES, read_json_object
 
 BROKEN: dict[str, tuple[bytes, str]] = {

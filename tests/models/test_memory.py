@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, RecurrentState, SlidingWindow, SpaceConfig
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import model_names, read_model
 
 

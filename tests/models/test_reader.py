@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
 from tests.models.configs import LLAMA, PUBLISHED, PublishedConfig
 

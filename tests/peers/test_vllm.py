@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
-from pagedkv.contract.errors import RecordingError
+from pagedkv.errors import RecordingError
 from pagedkv.events import Endpoints, Subscription
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder

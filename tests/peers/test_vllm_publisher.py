@@ -20,10 +20,10 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from pagedkv import FullAttention, GroupSpec, MediaSpan, RequestKeys, SlidingWindow, hash_block_tokens
 from pagedkv.blocks.digests import ROOT_DIGEST
-from pagedkv.contract.errors import RecordingError
 from pagedkv.contract.events import REMOVED, STORED, TierEvents
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.contract.spec import ChunkedLocal, RecurrentState
+from pagedkv.errors import RecordingError
 from pagedkv.events import EventFollower, EventPublisher
 from tests.space.spaces import cache, new_space, tokens
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, EngineError
 from pagedkv.engine import LLM, EngineConfig, HandOff, SamplingParams
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.ranks.rank_group import SentCopy
 from pagedkv.engine.ranks.ranked_blocks import OtherRankBlocks
+from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.tiers import FolderTier
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, poison

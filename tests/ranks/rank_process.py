@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.compiled_model import CompiledModel
 from pagedkv.engine.ranks import RankGroup
 from pagedkv.engine.ranks.rank_group import LAYER, SentCopy
+from pagedkv.errors import EngineError
 from tests.engine.families import make_model, moved
 from tests.engine.serving import CONFIG, PROMPTS
 from tests.engine.test_captured_passes import Again, replay_on_cpu

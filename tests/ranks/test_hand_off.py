@@ -9,11 +9,11 @@ from typing import Any, Final, cast
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KeyValueShape, StateShape
 from pagedkv.engine import LLM, HandOff, RankGroup, SamplingParams
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.ranks import RankedContent, WholeModel
+from pagedkv.errors import ConfigurationError
 from tests.engine.families import make_model
 from tests.engine.serving import CONFIG, poison, reference
 from tests.ranks.hand_off_process import NUM_NEW, config, model_of, prompt_of, take_over_and_answer

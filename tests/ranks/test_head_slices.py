@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.head_slices import (
     BlockShape,
     CopiedBytes,
@@ -17,6 +16,7 @@ from pagedkv.contract.head_slices import (
     head_slices,
     heads_of_rank,
 )
+from pagedkv.errors import ConfigurationError
 
 SHAPE: Final = BlockShape(num_planes=2, block_size=3, head_nbytes=4)
 

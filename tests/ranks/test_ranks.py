@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import ConfigurationError, EngineError, UnsupportedModelError
 from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.ranks import RankGroup, shard
 from pagedkv.engine.ranks.rank_group import INLINE_NBYTES
+from pagedkv.errors import ConfigurationError, EngineError, UnsupportedModelError
 from tests.engine.families import make_model
 from tests.ranks.rank_process import NUM_BLOCKS_SENT, RANKED, SIZES, answers, scored_answer
 from tests.ranks.running import free_address, run_ranks

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.head_slices import BlockShape, byte_slices, heads_of_rank
 from pagedkv.device import KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.entry_blocks import Rows
 
 BLOCK_SIZE: Final = 3

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
 from pagedkv.planner.traces.request import Request

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, RecordingError
+from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.planner.recording.exposition import Sample, parse_exposition
 from pagedkv.planner.recording.metrics import MetricsFollower, fetch_page
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pagedkv.contract.errors import ConfigurationError, RecordingError
+from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.events import Endpoints, Subscription
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder
 from tests.recording.events import as_arrays, as_maps, cleared, removed, stored

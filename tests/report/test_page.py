@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.report import ReportRun
 from pagedkv.report.capacity import capacity_section
 from pagedkv.report.memory import memory_section

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pagedkv import FullAttention, GroupSpec, SlidingWindow
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingRules, replay
 from pagedkv.simulation import ServingConfig, SimulatedTier

@@ -19,9 +19,9 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import RecurrentState, TokenIds
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import IndexState, ReplicaIndex, hit_lengths
 from tests.space.spaces import new_space, run_step, tokens
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import FullAttention
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import IndexState, ReplicaIndex, Router, Routing, RoutingReason, RoutingRules
 from tests.space.spaces import new_space, tokens
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 from pagedkv import FullAttention, GroupSpec, RequestKeys, SlidingWindow
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import RecordWriter, ReplicaIndex, Router, RoutingReason, RoutingRules, replay
 from pagedkv.routing.tier_entries import END_WORDS, TierEntries
 from pagedkv.tiers import RunChain, StoreConfig, StoreCore, Write, array_of

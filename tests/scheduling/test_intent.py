@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv import TenantLimits
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, SlidingWindow
+from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import Breakpoint, CacheIntent, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 

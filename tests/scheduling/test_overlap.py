@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError, StepError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.errors import ConfigurationError, StepError
 from pagedkv.scheduling import UNKNOWN_TOKEN, Batch, Progress, Request, Scheduler, SchedulingConfig
 from pagedkv.space import BlockSpace
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError, StepError, TokenError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
+from pagedkv.errors import ConfigurationError, StepError, TokenError
 from pagedkv.scheduling import UNKNOWN_TOKEN, PreemptionKind, SchedulingConfig
 from tests.scheduling.engine import Engine
 from tests.space.replay_model import evict_windows

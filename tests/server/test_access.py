@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagedkv.api_keys import new_key
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.access import ApiKeys, OpenAccess
 from pagedkv.server.errors import ApiError
 

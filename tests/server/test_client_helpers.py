@@ -11,7 +11,7 @@ from anthropic import beta_tool
 from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 from pydantic import BaseModel
 
-from pagedkv.contract.errors import QueueFullError
+from pagedkv.errors import QueueFullError
 from pagedkv.server.generation import Generation, GenerationRequest
 from tests.server.conftest import Running
 from tests.server.serving import call_text

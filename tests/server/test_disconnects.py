@@ -10,8 +10,8 @@ from typing import Final
 import httpx
 import pytest
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM
+from pagedkv.errors import EngineError
 from pagedkv.server import Service
 from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running

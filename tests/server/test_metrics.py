@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from pagedkv.cli.app import app
 from pagedkv.cli.server_building import log_requests
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import Breakpoint, Completion, RequestOutput, SamplingParams
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.server import Caller, RequestLog
 from pagedkv.server.anthropic.usage import as_usage

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.routing import Routing
 from pagedkv.simulation import ServingConfig, VirtualServer

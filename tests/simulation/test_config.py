@@ -6,8 +6,8 @@ import pytest
 
 from pagedkv.blocks.eviction.registry import POLICIES
 from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import FullAttention, RecurrentState, SlidingWindow
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model
 from pagedkv.models.sizing import block_nbytes_of, groups_of
 from pagedkv.simulation import ServingConfig

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.routing import IndexState
 from pagedkv.scheduling import Batch, Scheduler

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import TenantLimits
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cost import CostModel

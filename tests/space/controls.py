@@ -10,7 +10,7 @@ from hypothesis import Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from pagedkv import BlockSpace
-from pagedkv.contract.errors import PagedKVError
+from pagedkv.errors import PagedKVError
 from tests.space.mixes import MIXES
 from tests.space.operations import Sabotage
 from tests.space.space_machine import machine_of

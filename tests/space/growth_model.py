@@ -5,7 +5,7 @@ from collections.abc import Sequence as AbstractSequence
 
 from pagedkv import PrefixHit, Receipt, RequestKeys
 from pagedkv.contract.answers import Shortage
-from pagedkv.contract.errors import PagedKVError, SharedPrefixError, TruncationError
+from pagedkv.errors import PagedKVError, SharedPrefixError, TruncationError
 from tests.space.draft_states_model import DraftStatesModel
 from tests.space.live_model import Refusal, num_holders
 from tests.space.memory_model import Move

@@ -6,7 +6,8 @@ from typing import TypeAlias
 import numpy as np
 
 from pagedkv import BlockSpace
-from pagedkv.contract.errors import (
+from pagedkv.contract.spec import StepId
+from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
@@ -20,7 +21,6 @@ from pagedkv.contract.errors import (
     TruncationError,
     UnknownSequenceError,
 )
-from pagedkv.contract.spec import StepId
 from tests.space.sequence_model import Status
 from tests.space.space_model import SpaceModel
 

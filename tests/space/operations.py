@@ -18,7 +18,8 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
-from pagedkv.contract.errors import (
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import (
     ConfigurationError,
     SequenceError,
     SharedPrefixError,
@@ -26,7 +27,6 @@ from pagedkv.contract.errors import (
     TooManySequencesError,
     TruncationError,
 )
-from pagedkv.contract.keys import NO_KEYS
 from tests.space.description import describe
 from tests.space.explaining_model import ExplainingModel
 from tests.space.live_model import ModelLoad

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedkv import Allocation, BlockSpace, PrefixGone, PrefixHit, Shortage, StepPlan
-from pagedkv.contract.errors import SequenceError, SharedPrefixError, TokenError, TruncationError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import SequenceError, SharedPrefixError, TokenError, TruncationError
 from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.memory_model import Device, Step, View, host
 from tests.space.mixes import Mix

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, initialize, multiple, precondition, rule
 
 from pagedkv import MediaSpan, RequestKeys, hash_request_tokens
-from pagedkv.contract.errors import PagedKVError, StepError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import PagedKVError, StepError
 from tests.space.misuse import misuses
 from tests.space.mixes import Mix
 from tests.space.operations import MOST_LOOKAHEAD, Digests, Prompt, Sabotage, SpaceOperations

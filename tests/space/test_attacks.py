@@ -16,7 +16,7 @@ from pagedkv import (
     SpaceConfig,
 )
 from pagedkv.blocks.blocks import OPEN_STEP, SETTLED_STEP
-from pagedkv.contract.errors import StepError
+from pagedkv.errors import StepError
 from tests.space.spaces import unchanged
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import BlockSpace, hash_block_tokens, hash_request_tokens
-from pagedkv.contract.errors import ConfigurationError, PagedKVError, TokenError, UnknownSequenceError
+from pagedkv.errors import ConfigurationError, PagedKVError, TokenError, UnknownSequenceError
 from tests.space.spaces import new_space, prefill, tokens, unchanged
 
 ROW = 0

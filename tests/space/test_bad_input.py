@@ -21,7 +21,8 @@ from pagedkv import (
     StepId,
     hash_request_tokens,
 )
-from pagedkv.contract.errors import (
+from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
@@ -36,7 +37,6 @@ from pagedkv.contract.errors import (
     TruncationError,
     UnknownSequenceError,
 )
-from pagedkv.contract.spec import TokenIds
 from tests.space.spaces import allocate, new_space, prefill, run_step, tokens, unchanged
 
 RUNNING, FORKED, SWAPPED, VACANT = range(4)  # rows of a busy space

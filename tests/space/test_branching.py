@@ -16,7 +16,7 @@ from pagedkv import (
     Shortage,
     SlidingWindow,
 )
-from pagedkv.contract.errors import ConfigurationError, PagedKVError, SequenceError, TooManySequencesError
+from pagedkv.errors import ConfigurationError, PagedKVError, SequenceError, TooManySequencesError
 from tests.space.spaces import acknowledge, allocate, held, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

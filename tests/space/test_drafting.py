@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow, hash_request_tokens
-from pagedkv.contract.errors import (
+from pagedkv.errors import (
     ConfigurationError,
     PagedKVError,
     SequenceError,

@@ -17,7 +17,7 @@ from pagedkv import (
     hash_request_tokens,
 )
 from pagedkv.blocks.blocks import NEXT, PREVIOUS
-from pagedkv.contract.errors import FreedSequenceError
+from pagedkv.errors import FreedSequenceError
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -19,7 +19,7 @@ from pagedkv import (
     SlidingWindow,
     TenantLimits,
 )
-from pagedkv.contract.errors import ConfigurationError, TokenError
+from pagedkv.errors import ConfigurationError, TokenError
 from tests.space.spaces import acknowledge, allocate, cache, held, new_space, prefill, run_step, tokens, unchanged
 
 OURS = RequestKeys(salt=b"ours")

@@ -16,7 +16,7 @@ from pagedkv import (
     SlidingWindow,
     Ticket,
 )
-from pagedkv.contract.errors import BlockError, ConfigurationError, PagedKVError, SharedPrefixError
+from pagedkv.errors import BlockError, ConfigurationError, PagedKVError, SharedPrefixError
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pagedkv import Allocation, AllocStatus, RequestKeys, Shortage, StepPlan, Ticket
 from pagedkv.blocks.blocks import NEW, OPEN_STEP, PENDING_STEP, QUEUE
-from pagedkv.contract.errors import BlockError, SharedPrefixError
+from pagedkv.errors import BlockError, SharedPrefixError
 from tests.space.spaces import held, new_space, only_pool, tokens
 
 NOTHING = ""

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pagedkv.contract.answers import Allocation
-from pagedkv.contract.errors import BlockError, ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.contract.spec import FullAttention, SlidingWindow
+from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.space import BlockSpace, BlockState, SpaceInspection
 
 BLOCK = 4

@@ -21,7 +21,7 @@ from numba.core.dispatcher import Dispatcher
 
 import pagedkv
 from pagedkv import BlockSpace, FullAttention, RecurrentState, RequestKeys, SlidingWindow, SpaceConfig, TenantLimits
-from pagedkv.contract.errors import InterruptedSpaceError
+from pagedkv.errors import InterruptedSpaceError
 from tests.space.spaces import allocate, new_space, prefill, same_numbers, tokens
 
 SOURCES: Final = str(Path(pagedkv.__file__).parent)

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import CacheEventKind, InvalidatedMemory, Shortage
-from pagedkv.contract.errors import BlockError, SequenceError, StepError
+from pagedkv.errors import BlockError, SequenceError, StepError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

@@ -16,8 +16,8 @@ from pagedkv import (
     SlidingWindow,
     StepPlan,
 )
-from pagedkv.contract.errors import ConfigurationError, FreedSequenceError, SequenceError, StepError
 from pagedkv.contract.plan import TokenRanges
+from pagedkv.errors import ConfigurationError, FreedSequenceError, SequenceError, StepError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens, unchanged
 
 GROUPS: tuple[GroupSpec, ...] = (FullAttention(4), SlidingWindow(6, 2, num_sink_tokens=3), ChunkedLocal(8, 4))

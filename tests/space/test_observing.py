@@ -5,7 +5,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, Load, hash_request_tokens
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import ObservedSpace, PrefixHit, SpaceObserver
 from pagedkv.space.observer import MOMENTS, Observers
 from pagedkv.space.steps import InFlightStep

@@ -1,10 +1,12 @@
 """Groups that stay out of prefix caching beside groups that have it: hits spare them nothing, and cost them nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
-from pagedkv.contract.errors import ConfigurationError, PlanError, TruncationError
+from pagedkv.errors import ConfigurationError, PlanError, TruncationError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
@@ -20,6 +22,15 @@ def with_drafts(num_host_blocks: int = 0) -> BlockSpace:
 def starts_of(plan: StepPlan) -> tuple[list[int], list[int]]:
     """Where the rows of a plan begin, in either group."""
     return plan.compute.starts.tolist(), plan.compute_in(1).starts.tolist()
+
+
+@pytest.mark.parametrize("group", [2, 99, -1, -5, "x", None, True, 0.0])
+def test_a_group_that_a_plan_does_not_have_has_no_ranges(group: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    space = with_drafts()
+    allocate(space, tokens(9))
+    plan = space.plan_step()
+    with pytest.raises(PlanError, match=r"group must be"):
+        plan.compute_in(group)
 
 
 def test_a_hit_waits_for_no_such_group_and_leaves_it_all_to_compute() -> None:

@@ -1,13 +1,14 @@
 """The manager's promises about allocation (docs/design.md, Promises: 1 to 5), each by direct examples."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow
-from pagedkv.contract.errors import FreedSequenceError, PagedKVError, UnknownSequenceError
+from pagedkv import Allocation, AllocStatus, BlockSpace, FullAttention, RecurrentState, Shortage, SlidingWindow
+from pagedkv.errors import FreedSequenceError, OutOfBlocksError, PagedKVError, UnknownSequenceError
 from tests.space.spaces import (
     acknowledge,
     allocate,
@@ -169,6 +170,17 @@ def test_promise_02_a_batch_that_does_not_fit_grows_no_row() -> None:
     rows = [row, *space.fork(row).tolist(), prefill(space, tokens(8, first=100))]
     with unchanged(space):
         assert space.append(rows, tokens(12), [1, 1, 10]) == Shortage("device", num_needed=4, num_free=3)
+
+
+def test_promise_2_a_shortage_is_asked_for_a_row_in_vain_and_says_what_is_lacking() -> None:
+    """So the first program that someone types is clean under types, and its failure has the numbers."""
+    space = new_space(num_blocks=5)
+    short = space.allocate(tokens(20))
+    assert isinstance(short, Shortage)
+    for asked in ("row", "num_hit_tokens", "checkpoint"):
+        with pytest.raises(OutOfBlocksError, match="'device' has 4 free blocks, 5 are needed"):
+            getattr(short, asked)
+    assert {field.name for field in fields(Allocation)} <= set(dir(Shortage))
 
 
 def test_promise_02_swapping_that_does_not_fit_moves_nothing() -> None:

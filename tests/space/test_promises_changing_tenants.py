@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import FullAttention, GroupSpec, Load, TenantLimits
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import hit, new_space, only_pool, run_step, tokens, unchanged
 from tests.space.tenancy import MIXES, cache_for, has, run_for, share, shared_by

@@ -8,7 +8,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RequestKeys, SlidingWindow
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import TokenError
+from pagedkv.errors import TokenError
 from tests.space.spaces import cache, found, new_space, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

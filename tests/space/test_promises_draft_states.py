@@ -5,8 +5,8 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, Shortage, StepPlan
 from pagedkv.contract.answers import PrefixGone
-from pagedkv.contract.errors import SequenceError, StepError, TokenError, TruncationError
 from pagedkv.contract.spec import AllocStatus
+from pagedkv.errors import SequenceError, StepError, TokenError, TruncationError
 from tests.space.spaces import acknowledge, hit, new_space, prefill, run_step, tokens, unchanged
 
 

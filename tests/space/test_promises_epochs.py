@@ -17,7 +17,7 @@ from pagedkv import (
     SpaceConfig,
     StoredBlock,
 )
-from pagedkv.contract.errors import ConfigurationError, PagedKVError
+from pagedkv.errors import ConfigurationError, PagedKVError
 from tests.space.spaces import (
     acknowledge,
     allocate,

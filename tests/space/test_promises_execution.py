@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagedkv import BlockSpace, SlidingWindow
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -17,14 +17,14 @@ from pagedkv import (
     RequestKeys,
     SlidingWindow,
 )
-from pagedkv.contract.errors import (
+from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
     SequenceError,
     TokenError,
     UnknownSequenceError,
 )
-from pagedkv.contract.keys import NO_KEYS
 from pagedkv.space import miss_records
 from tests.space.explaining import HYBRID, OURS, PROMPT, changed, explained, new
 from tests.space.spaces import (

@@ -24,7 +24,7 @@ from pagedkv import (
 )
 from pagedkv.blocks.causes import EVICTED
 from pagedkv.blocks.life_cycle import drop_name
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.space.explaining import HYBRID, OURS, PROMPT, THEIRS, causes, changed, explained, new
 from tests.space.spaces import (
     allocate,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pagedkv import Allocation, AllocStatus, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.space.spaces import allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 

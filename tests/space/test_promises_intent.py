@@ -8,7 +8,7 @@ import pytest
 
 from pagedkv import Allocation, BlockSpace, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.blocks.blocks import KEPT, NAME, REF_COUNT, SPARE
-from pagedkv.contract.errors import ConfigurationError, SequenceError
+from pagedkv.errors import ConfigurationError, SequenceError
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

@@ -20,7 +20,7 @@ from pagedkv import (
     SpaceConfig,
 )
 from pagedkv.blocks.auditing import check_pool
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from tests.compiling import TESTED_POLICIES
 from tests.space.spaces import allocate, cache, hit, new_space, only_pool, prefill, run_step, tokens, unchanged
 

@@ -16,7 +16,7 @@ from pagedkv import (
     SlidingWindow,
     hash_request_tokens,
 )
-from pagedkv.contract.errors import BlockError, ConfigurationError, TokenError
+from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

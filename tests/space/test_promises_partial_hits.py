@@ -20,8 +20,8 @@ from pagedkv import (
     SlidingWindow,
     SpaceConfig,
 )
-from pagedkv.contract.errors import ConfigurationError, TokenError, TooManySequencesError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import ConfigurationError, TokenError, TooManySequencesError
 from tests.space.partial_prompts import OTHERS, copies_of, leaving, space_of
 from tests.space.spaces import (
     acknowledge,

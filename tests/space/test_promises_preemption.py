@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow
-from pagedkv.contract.errors import TokenError
 from pagedkv.contract.plan import BlockMoves
+from pagedkv.errors import TokenError
 from tests.space.spaces import (
     acknowledge,
     allocate,

@@ -11,7 +11,7 @@ from pagedkv import (
     RecurrentState,
     SlidingWindow,
 )
-from pagedkv.contract.errors import ConfigurationError, FreedSequenceError
+from pagedkv.errors import ConfigurationError, FreedSequenceError
 from tests.space.spaces import acknowledge, allocate, cache, held, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

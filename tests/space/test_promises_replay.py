@@ -20,8 +20,8 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.contract.errors import ConfigurationError, SequenceError, TruncationError
 from pagedkv.contract.miss_causes import MissCause
+from pagedkv.errors import ConfigurationError, SequenceError, TruncationError
 from tests.space.replay_model import evict_windows
 from tests.space.spaces import acknowledge, allocate, hit, new_space, run_step, tokens, unchanged
 

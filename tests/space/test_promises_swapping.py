@@ -5,8 +5,8 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import Allocation, AllocStatus, BlockSpace, RequestKeys, Shortage, TenantLimits
-from pagedkv.contract.errors import StepError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import StepError
 from tests.space.spaces import acknowledge, allocate, new_space, only_pool, prefill, run_step, tokens, unchanged
 
 

@@ -17,7 +17,7 @@ from pagedkv import (
     SpaceConfig,
     StepPlan,
 )
-from pagedkv.contract.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
+from pagedkv.errors import PagedKVError, SequenceError, SharedPrefixError, TokenError, TruncationError
 from pagedkv.tables.rows import NUM_ACCEPTED
 from tests.space.spaces import acknowledge, allocate, hit, new_space, prefill, run_step, tokens, unchanged
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedkv import ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
-from pagedkv.contract.errors import SharedPrefixError
+from pagedkv.errors import SharedPrefixError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens, unchanged
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv import Allocation, BlockSpace, ChunkedLocal, FullAttention, GroupSpec, Load, RecurrentState, SlidingWindow
-from pagedkv.contract.errors import BlockError, LostSequenceError
+from pagedkv.errors import BlockError, LostSequenceError
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted

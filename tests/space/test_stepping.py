@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv import BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
-from pagedkv.contract.errors import StepError
+from pagedkv.errors import StepError
 from tests.space.spaces import acknowledge, allocate, new_space, prefill, run_step, tokens
 
 GROUPS = FullAttention(4), SlidingWindow(8, 2, num_sink_tokens=3), RecurrentState(8)

@@ -18,7 +18,7 @@ from pagedkv import (
     hash_block_tokens,
     hash_request_tokens,
 )
-from pagedkv.contract.errors import BlockError, ConfigurationError, PagedKVError
+from pagedkv.errors import BlockError, ConfigurationError, PagedKVError
 from tests.space.spaces import allocate, cache, new_space, prefill, run_step, tokens, unchanged
 
 KEYS = RequestKeys("sql", "v2", b"tenant-a", (MediaSpan(2, 4, b"image"),))

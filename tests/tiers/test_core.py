@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from pagedkv.compilation.compiled import is_compiling_at_all
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.core import StoreCore
 from pagedkv.tiers.offers import OfferedOnce
 from pagedkv.tiers.timing import BreakerState, SteadyClock

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import fault_of
 from pagedkv.tiers.folder_body import _begin
 from tests.tiers.folder_writers import (

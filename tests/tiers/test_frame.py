@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pagedkv.blocks.digests import ROOT_DIGEST, hash_request_tokens
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.frame import (
     OpenFrame,
     Refusal,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Body, Stored
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import write_frame

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import (
     BodyTier,
     FolderTier,

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, MissingExtraError
 from pagedkv.contract.keys import RequestKeys
+from pagedkv.errors import ConfigurationError, MissingExtraError
 from pagedkv.tiers.body import Body, HostBody
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import _package, write_frame

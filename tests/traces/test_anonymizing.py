@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.request import Request
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.block_runs import MAX_BLOCK_ID, InferredBlockSize, count_ids, expand_runs, run_lengths
 from pagedkv.planner.traces.lines import Line
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces import parquet_rows, zstd_stream
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader

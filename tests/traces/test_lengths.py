@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats.lengths import KnownLengths
 from pagedkv.planner.traces.formats.messages import PICTURE_TOKENS, ids_part, text_part
 from pagedkv.planner.traces.reader import TraceReader

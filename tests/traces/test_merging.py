@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.merging import LogFile, MergedLogs
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import ContentBlocks, with_ids_apart

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats.csv_rows import parse_columns
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.request import Request

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.sorting import sorted_by_arrival

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces import Request
 from pagedkv.planner.traces.token_blocks import TokenBlocks, with_block_ids
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.formats import parsing
 from pagedkv.planner.traces.formats.pagedkv_trace import MAX_NUM_SAMPLES
 from pagedkv.planner.traces.formats.trace_row import TraceRow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.windows import MOST_WINDOWS, parse_window
 
 MIDNIGHT_S = datetime(2025, 3, 1, tzinfo=UTC).timestamp()

@@ -5,7 +5,7 @@ from itertools import islice, pairwise, zip_longest
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces import ConversationWorkload, TokenizedRequest
 from pagedkv.planner.traces.workload import LogNormal
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces import Request, writer as trace_writer
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.planner.traces.writer import TraceWriter

@@ -14,7 +14,7 @@ import pytest
 
 from pagedkv.compilation.requests import Request
 from pagedkv.compilation.targets import TARGETS, own_processor
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.warming import (
     ATTENTION,
     ROUTING,

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pagedkv.contract.errors import RecordingError
+from pagedkv.errors import RecordingError
 from pagedkv.wire import BlocksRemoved, BlocksStored, Cleared, Event, decode_batch
 from tests.recording.events import as_arrays, as_maps, removed, stored
 from tests.wire.golden_frames import SGLANG, VLLM

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from pagedkv import FullAttention
-from pagedkv.contract.errors import RecordingError
+from pagedkv.errors import RecordingError
 from pagedkv.routing import ReplicaIndex, Router
 from pagedkv.wire import (
     Alive,

@@ -12,8 +12,8 @@ import torch
 
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import StepMetadata
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KVStorage
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["AttentionBackend", "BackendClass", "require_layers"]
 

@@ -8,7 +8,7 @@ step.
 from dataclasses import dataclass
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["AttentionLayer"]
 

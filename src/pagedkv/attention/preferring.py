@@ -16,8 +16,8 @@ from pagedkv.attention.backend import AttentionBackend
 from pagedkv.attention.facts import facts_of
 from pagedkv.attention.layer import AttentionLayer
 from pagedkv.attention.metadata import GroupMetadata, KnownRanges, StepMetadata
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KVStorage
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["PREFERENCES", "LayerChoice", "Preference", "PreferringBackend"]
 

@@ -39,8 +39,8 @@ from pagedkv.blocks.sets import new_arrays
 from pagedkv.blocks.sweeps import drop_all_names
 from pagedkv.blocks.tenant_charges import accounts_of, num_permitted, set_current_tenant
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import BlockError, ConfigurationError
 from pagedkv.contract.events import CacheEvents
+from pagedkv.errors import BlockError, ConfigurationError
 
 __all__ = ["BlockPool", "KVCacheBlock"]
 

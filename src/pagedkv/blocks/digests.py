@@ -22,9 +22,9 @@ from pagedkv.blocks.sha256 import sha256_message
 from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.contract.arguments import as_count, as_token_array
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["ROOT_DIGEST", "hash_block_tokens", "hash_request_tokens"]
 

@@ -40,7 +40,7 @@ from pagedkv.blocks.blocks import (
 from pagedkv.blocks.links import begin_list, link_before, unlink
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import BlockError
+from pagedkv.errors import BlockError
 
 __all__ = [
     "FreeBlockQueue",

@@ -34,7 +34,7 @@ from pagedkv.blocks.keep_reasons import forget_reasons
 from pagedkv.blocks.moments import next_child, note_child, note_drop, note_name, note_named, note_unnamed
 from pagedkv.compilation.compiled import compiled, inlined, unsigned
 from pagedkv.contract.arrays import Uint32Array
-from pagedkv.contract.errors import BlockError
+from pagedkv.errors import BlockError
 
 __all__ = [
     "PrefixIndex",

@@ -6,9 +6,9 @@ import numpy as np
 
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
-from pagedkv.contract.errors import FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds, keeps_state
+from pagedkv.errors import FreedSequenceError, OutOfBlocksError, SequenceError, TokenError
 from pagedkv.space import BlockSpace
 
 __all__ = ["BlockTable"]

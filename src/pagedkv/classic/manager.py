@@ -5,7 +5,7 @@ state is that of its :class:`~pagedkv.space.block_space.BlockSpace` (``manager.s
 be mixed.
 
 Call the matching query (``can_...``) before an action: an action that finds too few blocks raises
-:class:`~pagedkv.contract.errors.OutOfBlocksError` and changes nothing. The device executes the actions at the
+:class:`~pagedkv.errors.OutOfBlocksError` and changes nothing. The device executes the actions at the
 end of the scheduling round, and only then do their tokens count as computed::
 
     can_allocate / allocate / can_append_slots / append_slots / fork / free / swap_out / swap_in     in any order
@@ -24,17 +24,17 @@ from pagedkv.classic.sequences import as_sequence, as_sequences, sequences_of
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_flag
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import (
+from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.contract.plan import BlockMoves, StepPlan
+from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.contract.spec import AllocStatus, Row, Sequence, SequenceGroup, keeps_state
+from pagedkv.errors import (
     ConfigurationError,
     OutOfBlocksError,
     SequenceError,
     StepError,
     UnknownSequenceError,
 )
-from pagedkv.contract.keys import NO_KEYS, RequestKeys
-from pagedkv.contract.plan import BlockMoves, StepPlan
-from pagedkv.contract.space_config import SpaceConfig
-from pagedkv.contract.spec import AllocStatus, Row, Sequence, SequenceGroup, keeps_state
 from pagedkv.space import BlockSpace
 
 __all__ = ["BlockSpaceManager"]
@@ -43,7 +43,7 @@ __all__ = ["BlockSpaceManager"]
 class BlockSpaceManager:
     """Allocates, shares, grows, swaps and frees the blocks of sequences, by sequence id.
 
-    All methods that take sequences raise :class:`~pagedkv.contract.errors.UnknownSequenceError` for sequences
+    All methods that take sequences raise :class:`~pagedkv.errors.UnknownSequenceError` for sequences
     that were never allocated or are freed already; nothing is changed then. :meth:`is_allocated` checks that before.
 
     Attributes:

@@ -6,8 +6,8 @@ schedulers have their own. This module does not use rows or blocks.
 
 from collections.abc import Sequence as AbstractSequence
 
-from pagedkv.contract.errors import SequenceError
 from pagedkv.contract.spec import Sequence, SequenceGroup
+from pagedkv.errors import SequenceError
 
 __all__ = ["as_sequence", "as_sequences", "sequences_of"]
 

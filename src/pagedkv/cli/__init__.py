@@ -33,8 +33,8 @@ import sys
 
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of, terminate
-from pagedkv.contract.errors import MissingExtraError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import MissingExtraError
 
 __all__ = ["main"]
 

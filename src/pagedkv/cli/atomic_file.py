@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 import typer
 
-from pagedkv.cli.user_errors import OutputError
+from pagedkv.errors import OutputError
 
 __all__ = ["STANDARD_OUTPUT", "atomic_file", "is_replaced_whole", "require_writable"]
 

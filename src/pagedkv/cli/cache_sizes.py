@@ -8,7 +8,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_gib_list
 from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
 from pagedkv.models.sizing import block_nbytes_of, groups_of

@@ -9,8 +9,8 @@ import typer
 
 from pagedkv.cli.cache_sizes import SizedModel
 from pagedkv.cli.sizes import parse_size
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import keeps_whole_prefix
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.memory import GIB
 from pagedkv.models.sizing import groups_of
 from pagedkv.planner.capacity.references import BlockReferences

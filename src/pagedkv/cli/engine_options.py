@@ -11,9 +11,9 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_blocks, parse_gib
 from pagedkv.contract.arguments import as_choice
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.memory import GIB
 from pagedkv.tiers import ObjectBody, RedisBody, Tier, parse_tier
 

@@ -22,11 +22,10 @@ from pagedkv.cli.engine_script import Script, submit_scripted, within_vocabulary
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.serving import ServingOptions, require_some_served
-from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, SamplingParams, compat
 from pagedkv.engine.demo.trained import load_trained
 from pagedkv.engine.loading import load
+from pagedkv.errors import ConfigurationError, InterruptedRunError, RequestError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 from pagedkv.simulation import ServingConfig, ServingResult, VirtualServer, compile_loops

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 from rich.progress import Progress
 
 from pagedkv.cli.prompts import PromptRequest
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.engine import LLM, EngineConfig, EngineRequest, RequestOutput
 from pagedkv.engine.compat import Model
 from pagedkv.engine.dense import ask_dense
 from pagedkv.engine.llm import Tokenizer
+from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.models.memory import GIB
 
 __all__ = ["Difference", "Figures", "Verification", "build", "serve", "verify"]

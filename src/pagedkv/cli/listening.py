@@ -2,7 +2,7 @@
 
 import socket
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["require_free"]
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["NEW_COMMANDS", "NEW_OPTIONS", "refuse_old_command", "refuse_old_options"]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import EVICTION_POLICIES
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.presets import model_names
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pagedkv.contract.errors import RequestError, TraceError
+from pagedkv.errors import RequestError, TraceError
 
 if TYPE_CHECKING:
     from pagedkv.engine import SamplingParams

@@ -20,10 +20,9 @@ from pagedkv.cli.sizes import parse_blocks, parse_gib, parse_gpu, parse_share, r
 from pagedkv.cli.tier_options import TierOptions
 from pagedkv.cli.trace_options import TimedTraceOptions
 from pagedkv.cli.trace_sources import TraceSources
-from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
 from pagedkv.models.sizing import block_nbytes_of, groups_of

@@ -9,8 +9,8 @@ import os
 import re
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.memory import GIB
 from pagedkv.tiers import parse_nbytes
 

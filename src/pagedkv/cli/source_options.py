@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pagedkv.cli import options as opt
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.bad_lines import BadLines
 from pagedkv.planner.traces.clocks import require_time_unit
 from pagedkv.planner.traces.formats.csv_rows import CSV_ROLES, parse_columns

@@ -6,7 +6,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from pagedkv.cli.sizes import parse_size, parse_size_with_unit
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import SimulatedTier
 from pagedkv.simulation.tiers.config import (
     DISK_BANDWIDTH,

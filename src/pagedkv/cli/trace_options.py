@@ -10,8 +10,7 @@ import typer
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.source_options import SourceOptions
-from pagedkv.cli.user_errors import OutputError
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError, OutputError
 from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.interleaving import interleave_sessions
 from pagedkv.planner.traces.reader import TraceReader

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, TraceOptions
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.clocks import Rebased
 from pagedkv.planner.traces.merging import LogFile, MergedLogs
 from pagedkv.planner.traces.reader import TraceReader

@@ -25,28 +25,22 @@ import typer
 from pagedkv.cli.exit_codes import EXIT_USER_ERROR, INTERRUPTED_EARLY
 from pagedkv.cli.interrupting import exit_code_of
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.contract.errors import (
+from pagedkv.errors import (
     ConfigurationError,
     DeviceUnavailableError,
+    InterruptedRunError,
     MissingExtraError,
+    OutputError,
     RecordingError,
     RequestError,
     TraceError,
     UnsupportedModelError,
 )
 
-__all__ = ["InterruptedRunError", "OutputError", "reported"]
+__all__ = ["reported"]
 
 
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class OutputError(Exception):
-    """A requested output file cannot be written."""
-
-
-class InterruptedRunError(Exception):
-    """Ctrl-C or SIGTERM ended a run; the message has its progress."""
 
 
 USER_ERRORS: Final = (

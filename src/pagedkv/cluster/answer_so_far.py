@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import Completion, Intent, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
 from pagedkv.engine.outputs import FinishReason
+from pagedkv.errors import EngineError
 
 __all__ = ["AnswerSoFar"]
 

@@ -26,10 +26,10 @@ from pagedkv.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.cluster.routes import add_routes
 from pagedkv.cluster.spec import ReplicaSpec
 from pagedkv.contract.arguments import as_choice, as_count
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
 from pagedkv.engine import EngineConfig
 from pagedkv.engine.llm import compile_loops
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.server import ApiKeys, OpenAccess, ServerConfig, Service, create_app
 from pagedkv.server.built_engine import tokenizer_of

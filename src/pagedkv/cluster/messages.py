@@ -10,9 +10,9 @@ from typing import Any, Final, final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.engine import Intent, RequestOutput, SamplingParams, TokenUpdate
+from pagedkv.errors import PagedKVError
 from pagedkv.routing import Choice
 from pagedkv.server import EngineFacts
 

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, Final, final
 
 from pagedkv.cluster.messages import HEARTBEAT_S, WEIGHTS, ReplicaFacts, RoutedRequest
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import Choice, ReplicaIndex, ReplicaView, Router, Routing, RoutingRules
 from pagedkv.wire import FollowedMessage, follow
 

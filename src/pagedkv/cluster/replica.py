@@ -23,9 +23,9 @@ from pagedkv.cluster.messages import (
     RoutedRequest,
 )
 from pagedkv.cluster.spec import ReplicaSpec
-from pagedkv.contract.errors import EngineError
 from pagedkv.contract.extras import needing
 from pagedkv.engine import AnswerStream, StepRecord
+from pagedkv.errors import EngineError
 from pagedkv.events import EventPublisher
 from pagedkv.server import ApiError, EngineFacts, LocalEngine
 from pagedkv.server.built_engine import build_engine

@@ -30,10 +30,10 @@ from pagedkv.cluster.messages import (
 )
 from pagedkv.cluster.placements import Placements, ReplicaChange
 from pagedkv.cluster.tier_sums import sums_by_tier
-from pagedkv.contract.errors import EngineError
 from pagedkv.contract.extras import needing
 from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.engine.answer_stream import StreamMessage, StreamState, deliver
+from pagedkv.errors import EngineError
 from pagedkv.server import ApiError, EngineFacts, Route
 from pagedkv.server.answer_formats import AnswerFormats, Formats
 from pagedkv.server.engine_numbers import EngineNumbers

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from numba.core.registry import cpu_target
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["EXACTLY", "Processor", "Target", "own_processor", "runnable", "target_named"]
 

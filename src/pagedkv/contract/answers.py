@@ -4,10 +4,11 @@ Plain data. The memory operations of a step are in its plan (:mod:`pagedkv.contr
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import Row, StepId
+from pagedkv.errors import OutOfBlocksError
 
 __all__ = [
     "AbortedSteps",
@@ -50,6 +51,10 @@ class TenantShare:
 class Shortage:
     """Too few free blocks (nothing was changed).
 
+    A program that has more blocks than it needs may read ``space.allocate(tokens).row`` at once: a shortage, which has
+    no row, raises :class:`~pagedkv.errors.OutOfBlocksError` with its numbers when it is asked for one. All others
+    distinguish the answers, by ``isinstance(answer, Shortage)``.
+
     Args:
         pool: name of the pool that ran out.
         num_needed: free blocks that the operation would allocate.
@@ -63,6 +68,21 @@ class Shortage:
     num_needed: int
     num_free: int
     share: TenantShare | None = None
+
+    @property
+    def row(self) -> NoReturn:
+        """A shortage has no row. Raises OutOfBlocksError."""
+        raise OutOfBlocksError(f"nothing was allocated: {self}")
+
+    @property
+    def num_hit_tokens(self) -> NoReturn:
+        """A shortage has no hit. Raises OutOfBlocksError."""
+        raise OutOfBlocksError(f"nothing was allocated: {self}")
+
+    @property
+    def checkpoint(self) -> NoReturn:
+        """A shortage has no checkpoint. Raises OutOfBlocksError."""
+        raise OutOfBlocksError(f"nothing was allocated: {self}")
 
     def __str__(self) -> str:
         """Describe the shortage in one line, with the numbers."""

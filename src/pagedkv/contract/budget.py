@@ -10,8 +10,8 @@ window slides.
 from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["GIB", "blocks_that_fit"]
 

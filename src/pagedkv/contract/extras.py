@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pagedkv.contract.errors import MissingExtraError
+from pagedkv.errors import MissingExtraError
 
 __all__ = ["needing", "to_install"]
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["check_count", "check_flag", "require", "short_repr"]
 

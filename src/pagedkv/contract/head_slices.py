@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["BlockShape", "CopiedBytes", "HeadRange", "HeadSlice", "byte_slices", "head_slices", "heads_of_rank"]
 

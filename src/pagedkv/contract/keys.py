@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["NO_KEYS", "MediaArrays", "MediaSpan", "RequestKeys"]
 

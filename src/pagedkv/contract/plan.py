@@ -32,8 +32,10 @@ from typing import final
 
 import numpy as np
 
+from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import StepId
+from pagedkv.errors import PlanError
 from pagedkv.plan_buffer import (
     ARRAYS_OF_KIND,
     COMPUTE,
@@ -41,6 +43,7 @@ from pagedkv.plan_buffer import (
     DRAFT_STATES,
     ENTRIES,
     NEW_BLOCKS,
+    NUM_TABLES,
     RUNS,
     STARTS,
     SWAPS_IN,
@@ -292,8 +295,12 @@ class StepPlan:
 
         Args:
             group: index of the group; a group without starts of its own has the ranges of :attr:`compute`.
+
+        Raises:
+            PlanError: the plan has no such group.
         """
-        return self.compute_outside.get(group, self.compute)
+        number = as_count(group, "group", most=int(self.buffer[NUM_TABLES]) - 1, error=PlanError)
+        return self.compute_outside.get(number, self.compute)
 
     @property
     def compute_outside(self) -> Mapping[int, TokenRanges]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import DeviceUnavailableError
+from pagedkv.errors import DeviceUnavailableError
 
 __all__ = ["copy_batch"]
 

@@ -16,7 +16,6 @@ import torch
 
 from pagedkv.contract.arguments import as_count, as_flag, require_instance
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import PlanError, StepError, TensorError
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import StepId
@@ -34,6 +33,7 @@ from pagedkv.device.step_graph import StepGraph
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.table_arrays import NUM_TOKENS, PADDED_TO, make_arrays, views_of_arena
 from pagedkv.device.tensors import as_device, require_tensor
+from pagedkv.errors import PlanError, StepError, TensorError
 
 __all__ = ["BlockTables"]
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 
 from pagedkv.contract.arguments import LARGEST_SIZE, as_array, as_count
-from pagedkv.contract.errors import TensorError
 from pagedkv.device.tensors import require_tensor
+from pagedkv.errors import TensorError
 
 __all__ = ["as_batch_rows", "as_block_ids", "as_padding", "require_ids", "require_room"]
 

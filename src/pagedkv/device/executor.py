@@ -26,14 +26,6 @@ import torch
 
 from pagedkv.contract.answers import AbortedSteps
 from pagedkv.contract.arguments import as_flag, require_instance
-from pagedkv.contract.errors import (
-    ConfigurationError,
-    DeviceLostError,
-    NoHostPoolError,
-    PlanError,
-    StepError,
-    TensorError,
-)
 from pagedkv.contract.plan import BlockMoves, StepPlan
 from pagedkv.contract.spec import StepId
 from pagedkv.device.block_tables import BlockTables
@@ -43,6 +35,14 @@ from pagedkv.device.space_tables import SpaceTables
 from pagedkv.device.step_inputs import StepInputs
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.transfers import CopyTicket, Transfers, block_array, require_pairs
+from pagedkv.errors import (
+    ConfigurationError,
+    DeviceLostError,
+    NoHostPoolError,
+    PlanError,
+    StepError,
+    TensorError,
+)
 from pagedkv.fingerprint import difference, fingerprint
 
 __all__ = ["PlanExecutor", "is_device_failure"]

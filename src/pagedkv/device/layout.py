@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["Part", "Pieces", "Placement", "parse_layout", "place"]
 

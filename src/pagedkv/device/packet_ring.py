@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import StepError
 from pagedkv.device.tensors import require_pinned
+from pagedkv.errors import StepError
 
 __all__ = ["PacketRing"]
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, final
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = [
     "ENTRY_WORDS",

@@ -15,7 +15,7 @@ kernel gets a tensor with a first extent larger than the number of its pages; al
 from dataclasses import dataclass
 from math import gcd
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["PageNumbers", "number_pages"]
 

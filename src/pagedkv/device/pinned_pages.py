@@ -4,8 +4,8 @@ import mmap
 
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device.reserved_memory import no_room
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["allocate_pages", "pin", "unpin"]
 

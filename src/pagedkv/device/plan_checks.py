@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import PlanError, TensorError
 from pagedkv.device.table_arrays import TableGeometry
+from pagedkv.errors import PlanError, TensorError
 from pagedkv.plan_buffer import (
     COMPUTE,
     ENTRIES,

@@ -14,11 +14,11 @@ from typing import Final, final
 
 import torch
 
-from pagedkv.contract.errors import StorageError, TensorError
 from pagedkv.device.layout import Pieces
 from pagedkv.device.pinned_pages import allocate_pages, pin, unpin
 from pagedkv.device.reserved_memory import reserve
 from pagedkv.device.tensors import require_pinned, require_tensor
+from pagedkv.errors import StorageError, TensorError
 
 __all__ = ["PoolMemory"]
 

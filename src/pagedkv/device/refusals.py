@@ -3,9 +3,9 @@
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import StepError, TensorError
 from pagedkv.device.table_arrays import TableArrays
 from pagedkv.device.tensors import require_numbers, require_tensor
+from pagedkv.errors import StepError, TensorError
 
 __all__ = ["forget_steps", "record_refused"]
 

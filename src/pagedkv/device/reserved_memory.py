@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, final
 
 import torch
 
-from pagedkv.contract.errors import ConfigurationError, DeviceUnavailableError
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
 __all__ = ["ReservedMemory", "no_room", "reserve"]
 

@@ -13,8 +13,8 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device.layout import Pieces, Placement, parse_layout, place
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["FP8_TYPES", "GroupShape", "KeyValueShape", "LatentShape", "StateShape", "StateTensor"]
 

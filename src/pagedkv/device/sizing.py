@@ -7,10 +7,10 @@ import torch
 
 from pagedkv.contract.arguments import as_count, as_number
 from pagedkv.contract.budget import blocks_that_fit
-from pagedkv.contract.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.contract.spec import GroupSpec, keeps_state
 from pagedkv.device.shapes import GroupShape, StateShape
 from pagedkv.device.tensors import as_device
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
 __all__ = ["block_nbytes_of", "free_nbytes", "num_blocks_that_fit", "pair_groups"]
 

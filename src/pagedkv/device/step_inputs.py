@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, TensorError
 from pagedkv.contract.spec import StepId
 from pagedkv.device.batch_reading import StateRanges, StateTable, state_blocks, state_writes
 from pagedkv.device.table_arrays import BLOCK_SIZE, TableArrays
 from pagedkv.device.tensors import require_numbers, require_tensor
+from pagedkv.errors import ConfigurationError, TensorError
 
 __all__ = ["StepInputs"]
 

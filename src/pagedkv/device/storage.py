@@ -16,7 +16,6 @@ from typing import Final, Protocol, assert_never, final
 import torch
 
 from pagedkv.contract.arguments import as_count, require_instance
-from pagedkv.contract.errors import ConfigurationError, StorageError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device.layout import Part, Pieces
@@ -25,6 +24,7 @@ from pagedkv.device.pool_memory import PoolMemory
 from pagedkv.device.shapes import FP8_TYPES, GroupShape, KeyValueShape, LatentShape, StateShape
 from pagedkv.device.sizing import block_nbytes_of, pair_groups
 from pagedkv.device.tensors import as_device
+from pagedkv.errors import ConfigurationError, StorageError
 
 __all__ = ["KVStorage", "KernelPages", "MemoryUser"]
 

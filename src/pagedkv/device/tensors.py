@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pagedkv.contract.errors import DeviceUnavailableError, TensorError
+from pagedkv.errors import DeviceUnavailableError, TensorError
 
 __all__ = ["as_device", "require_device", "require_numbers", "require_pinned", "require_slots", "require_tensor"]
 

@@ -15,7 +15,6 @@ import torch
 
 from pagedkv.contract.arguments import as_array, as_flag, require_instance
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import BlockError, ConfigurationError, NoHostPoolError, TensorError
 from pagedkv.device.batched_copy import copy_batch
 from pagedkv.device.kernels.selection import KernelChoice, kernels_for
 from pagedkv.device.layout import Pieces
@@ -25,6 +24,7 @@ from pagedkv.device.state_side import StateSide
 from pagedkv.device.storage import KVStorage
 from pagedkv.device.tensors import require_numbers, require_slots, require_tensor
 from pagedkv.device.token_side import TokenSide
+from pagedkv.errors import BlockError, ConfigurationError, NoHostPoolError, TensorError
 
 __all__ = ["CopyTicket", "Transfers"]
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import SamplingError
 from pagedkv.engine.draft_acceptance import accept_drafts, only
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.sampled_rows import SampledRow, lines_of, places_of
@@ -31,6 +30,7 @@ from pagedkv.engine.sampling import (
     TokenLogprobs,
     WaitingRow,
 )
+from pagedkv.errors import SamplingError
 
 __all__ = ["Answering", "Sampler", "Sampling", "Taken"]
 

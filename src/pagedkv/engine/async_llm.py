@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Literal, Self, TypeAlias, TypeVar, final
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine.answer_stream import AnswerStream, Recipient, StreamState
 from pagedkv.engine.engine_thread import Call, Close, End, EngineThread, Submit
@@ -25,6 +24,7 @@ from pagedkv.engine.intent import PLAIN, Intent
 from pagedkv.engine.llm import LLM, Prompt
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.sampling import SamplingParams
+from pagedkv.errors import ConfigurationError, RequestError
 
 __all__ = ["AsyncLLM"]
 

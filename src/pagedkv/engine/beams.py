@@ -9,9 +9,9 @@ from typing import final
 
 import torch
 
-from pagedkv.contract.errors import SamplingError
 from pagedkv.engine.sample import Sample
 from pagedkv.engine.sampling import BeamSearch, BeamStep, SamplingParams, beam_logprobs
+from pagedkv.errors import SamplingError
 
 __all__ = ["Beams"]
 

@@ -29,11 +29,11 @@ import torch
 
 from pagedkv.attention import StepMetadata
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import EngineError
 from pagedkv.device import BlockTables
 from pagedkv.engine import compat
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.model_watch import ModelWatch
+from pagedkv.errors import EngineError
 
 __all__ = ["CaptureState", "CapturedPasses", "MetadataOf", "Pass", "most_captured", "of_tables", "what_prevents_graphs"]
 

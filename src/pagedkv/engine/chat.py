@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeGuard
 
-from pagedkv.contract.errors import RequestError
+from pagedkv.errors import RequestError
 
 __all__ = ["Chat", "Message", "chat_text", "chat_token_ids", "is_chat"]
 

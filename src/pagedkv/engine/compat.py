@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 
-from pagedkv.contract.errors import MissingExtraError, UnsupportedModelError
 from pagedkv.contract.extras import to_install
+from pagedkv.errors import MissingExtraError, UnsupportedModelError
 
 try:
     import transformers

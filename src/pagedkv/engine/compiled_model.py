@@ -24,11 +24,11 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import compat
 from pagedkv.engine.current_pass import current_pass
 from pagedkv.engine.forward_pass import ForwardPass
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.errors import UnsupportedModelError
 
 __all__ = ["COMPILED", "LEAST_TOKENS", "CompiledModel", "first_tokens", "what_prevents_compiling"]
 

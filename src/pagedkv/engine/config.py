@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 import torch
 
 from pagedkv.contract.arguments import as_choice, as_count, as_flag, as_fraction, require_instance
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import (
     DEFAULT_EVICTION,
     EVICTION_POLICIES,
@@ -20,6 +19,7 @@ from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.kv_scales import KVScales
 from pagedkv.engine.prompt_lookup import MOST_TOKENS, PromptLookup
 from pagedkv.engine.sampling.parameters import LARGEST_SEED
+from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig, require_preemption
 from pagedkv.tiers import Tier
 

@@ -24,7 +24,6 @@ from typing import final
 
 from pagedkv.contract.arguments import as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError, RequestError, TokenError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine.captured_passes import CaptureState
 from pagedkv.engine.engine_request import EngineRequest, RequestSpec
@@ -35,6 +34,7 @@ from pagedkv.engine.prefix_core import PrefixCore
 from pagedkv.engine.ranks import follow
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.sampling import SamplingParams
+from pagedkv.errors import ConfigurationError, RequestError, TokenError
 
 __all__ = ["EngineCore"]
 

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import compat
+from pagedkv.errors import EngineError
 
 __all__ = ["IMPLEMENTATION", "PROBE", "AttentionListener", "current_pass", "listening"]
 

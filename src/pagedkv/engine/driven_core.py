@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from pagedkv.contract.errors import DeviceLostError, EngineError, RankLostError
 from pagedkv.device import is_device_failure
 from pagedkv.engine import compat
 from pagedkv.engine.answering import Answering, Sampler
@@ -22,6 +21,7 @@ from pagedkv.engine.sample import Decode
 from pagedkv.engine.sampling import BatchSampler
 from pagedkv.engine.step_loop import StepLoop
 from pagedkv.engine.tiering import EngineTiers
+from pagedkv.errors import DeviceLostError, EngineError, RankLostError
 from pagedkv.scheduling import Request, Scheduler
 
 __all__ = ["DrivenCore"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 
 __all__ = ["Driver"]
 

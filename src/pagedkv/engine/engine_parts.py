@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from pagedkv.attention import AttentionBackend, backend_for
-from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor, block_nbytes_of
 from pagedkv.engine import compat
@@ -30,6 +29,7 @@ from pagedkv.engine.ranks import RankedContent, RankGroup, WholeModel
 from pagedkv.engine.runner import ModelRunner
 from pagedkv.engine.tiering import OwnContent, StoredContent
 from pagedkv.engine.unfoldings import AbsorbedLatents, latents_to_absorb
+from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.space import BlockSpace
 
 __all__ = ["EngineParts", "ModelTraits", "require_draft_model"]

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never, final
 
-from pagedkv.contract.errors import EngineError, QueueFullError
 from pagedkv.engine.answer_stream import Outlet, OutletClosedError, Recipient, StreamMessage
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.intent import PLAIN, Intent
@@ -27,6 +26,7 @@ from pagedkv.engine.outputs import FinishReason
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.sampling import SamplingParams
 from pagedkv.engine.updates import NewTokens
+from pagedkv.errors import EngineError, QueueFullError
 
 __all__ = ["Call", "Close", "End", "EngineThread", "Submit"]
 

@@ -15,8 +15,8 @@ from typing import Final, final
 
 import torch
 
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.device import is_device_failure
+from pagedkv.errors import PagedKVError
 
 __all__ = ["FailedSteps", "may_be_retried"]
 

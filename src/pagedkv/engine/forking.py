@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.sampling import SamplingParams
+from pagedkv.errors import RequestError
 
 __all__ = ["fork_params", "fork_prefix"]
 

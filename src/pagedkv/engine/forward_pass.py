@@ -19,9 +19,9 @@ from typing import Any, final
 import torch
 
 from pagedkv.attention import AttentionBackend, StepMetadata, Unfolding, gather, spans
-from pagedkv.contract.errors import EngineError
 from pagedkv.device import Transfers
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.errors import EngineError
 
 __all__ = ["ForwardPass"]
 

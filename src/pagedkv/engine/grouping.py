@@ -12,10 +12,10 @@ from typing import Final, assert_never, get_args
 import torch
 
 from pagedkv.attention import AttentionLayer
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape, StateTensor
 from pagedkv.engine.layer_specs import ModelLayers, Place, Rule, RuleKind, SourceSpec
+from pagedkv.errors import UnsupportedModelError
 
 __all__ = ["EngineGroups", "group_layers"]
 

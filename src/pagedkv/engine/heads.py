@@ -16,8 +16,8 @@ from typing import Any, final
 import torch
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import compat
+from pagedkv.errors import EngineError
 
 __all__ = ["ModelHead", "watched_head"]
 

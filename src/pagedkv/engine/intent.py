@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pagedkv.contract.arguments import as_count, as_token_array
-from pagedkv.contract.errors import RequestError, TokenError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import RequestError, TokenError
 from pagedkv.scheduling import CacheIntent
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Checks of an intent against the engine: its tenant, its breakpoints, leases."""
 
 from pagedkv.contract.arguments import require_instance
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.intent import PLAIN, Intent
+from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.space import BlockSpace
 
 __all__ = ["require_possible"]

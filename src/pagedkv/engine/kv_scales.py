@@ -17,11 +17,11 @@ from typing import Any, Final, cast
 import torch
 
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KVStorage
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["KVScales", "measure_kv_scales", "set_scales"]
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from pagedkv.contract.arguments import TokenIds, as_token_array
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine import compat
 from pagedkv.engine.answering import Sampler
@@ -38,6 +37,7 @@ from pagedkv.engine.sampling import SamplingParams, bad_words_as_ids
 from pagedkv.engine.self_test import self_test
 from pagedkv.engine.tiering import HandOff, NixlLink, TierStatistics, model_digest
 from pagedkv.engine.updates import NewTokens, TokenUpdate
+from pagedkv.errors import ConfigurationError, RequestError, TokenError, UnsupportedModelError
 from pagedkv.warming import ATTENTION, make_ready, of_spaces, of_stores
 
 __all__ = ["LLM", "Prompt", "Tokenizer"]

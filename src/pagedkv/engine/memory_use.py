@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import compat
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["MemoryUse", "measured", "refusing", "require_room", "weights_nbytes"]
 

@@ -8,9 +8,9 @@ from typing import final
 
 import torch
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import compat
 from pagedkv.engine.forward_pass import ForwardPass
+from pagedkv.errors import EngineError
 
 __all__ = ["PagedCache"]
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import TierEvents
 from pagedkv.engine.driven_core import DrivenCore
 from pagedkv.engine.intent import Intent
@@ -20,6 +19,7 @@ from pagedkv.engine.tiering import (
     take_over_direct,
     write_prefix,
 )
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["PrefixCore"]
 

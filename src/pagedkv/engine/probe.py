@@ -12,12 +12,12 @@ from typing import Any, Final, cast
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedkv.contract.errors import RankLostError, UnsupportedModelError
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.current_pass import PROBE, listening
 from pagedkv.engine.layer_specs import CallSpec, ModelLayers, Rule, SourceSpec, StateSpec
 from pagedkv.engine.mask_rules import rule_of_mask
+from pagedkv.errors import RankLostError, UnsupportedModelError
 
 __all__ = ["probe"]
 

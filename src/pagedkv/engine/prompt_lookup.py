@@ -19,7 +19,7 @@ import numpy as np
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["MOST_TOKENS", "LookupText", "PromptLookup"]
 

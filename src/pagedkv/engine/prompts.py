@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import torch
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.chat import Chat, Message
+from pagedkv.errors import RequestError
 
 __all__ = ["Prompt", "TokensPrompt"]
 

@@ -6,8 +6,8 @@ training mode would not compute the same logits twice.
 
 from typing import Final
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import compat
+from pagedkv.errors import UnsupportedModelError
 
 __all__ = ["require_supported"]
 

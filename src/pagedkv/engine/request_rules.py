@@ -10,13 +10,13 @@ from typing import final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.config import EngineConfig
 from pagedkv.engine.engine_request import EngineRequest, RequestSpec
 from pagedkv.engine.intent import Intent
 from pagedkv.engine.intent_rules import require_possible
 from pagedkv.engine.sample import Decode
 from pagedkv.engine.sampling import SamplingParams, seed_of
+from pagedkv.errors import RequestError
 from pagedkv.space import BlockSpace
 
 __all__ = ["RequestRules"]

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Final, final
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.tiering import EngineTiers, HandOff, LoadUnderWay, TierStatistics
+from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import Batch, Loader, Request
 
 __all__ = ["NoTiers", "RequestTiers"]

@@ -30,7 +30,6 @@ import torch
 
 from pagedkv.attention import backend_for
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.device import BlockTables, KVStorage, PlanExecutor
 from pagedkv.engine import compat
@@ -39,6 +38,7 @@ from pagedkv.engine.diagnosing import cause_of_difference, cause_of_own_differen
 from pagedkv.engine.flat_batch import FlatBatch
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.runner import ModelRunner
+from pagedkv.errors import UnsupportedModelError
 from pagedkv.space import BlockSpace
 
 __all__ = ["SelfTest", "self_test"]

@@ -13,7 +13,6 @@ from typing import TypeVar, final
 import numpy as np
 import torch
 
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.device import StepInputs
 from pagedkv.engine.answering import Answering, Taken
 from pagedkv.engine.config import EngineConfig
@@ -27,6 +26,7 @@ from pagedkv.engine.ranks import RankGroup, SentStep
 from pagedkv.engine.recording import Recorder
 from pagedkv.engine.records import StepRecord
 from pagedkv.engine.sampled_rows import SampledRow, lines_of
+from pagedkv.errors import PagedKVError
 from pagedkv.scheduling import AbortedBatches, Batch, Request, Scheduler
 
 __all__ = ["StepLoop"]

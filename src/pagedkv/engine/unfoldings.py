@@ -12,11 +12,11 @@ from typing import Any, Final, cast, final
 import torch
 
 from pagedkv.attention import Unfolding, UnfoldingReader
-from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
 from pagedkv.engine.current_pass import IMPLEMENTATION, listening
 from pagedkv.engine.grouping import EngineGroups
+from pagedkv.errors import ConfigurationError, UnsupportedModelError
 
 __all__ = ["AbsorbedLatents", "Unfoldings", "latents_to_absorb", "read_unfoldings"]
 

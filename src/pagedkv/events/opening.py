@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.wire import ENDPOINT_ADVICE
 
 with needing("record", "a stream of KV events"):

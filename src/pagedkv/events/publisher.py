@@ -29,10 +29,10 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.errors import ConfigurationError, PagedKVError
 from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
+from pagedkv.errors import ConfigurationError, PagedKVError
 from pagedkv.events.opening import bind
 from pagedkv.wire import (
     BatchEncoder,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.events.opening import connect, is_ipv6, refusals, require_endpoint
 from pagedkv.wire import ENDPOINT_ADVICE, SNAPSHOT_REQUEST, Message, answered, published, request_frames
 

@@ -10,7 +10,7 @@ from reprlib import repr as short_repr
 from typing import Final, Self
 
 from pagedkv.contract.arguments import LARGEST_SIZE
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["COMPARE", "ModelConfig"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.config import ModelConfig
 
 __all__ = ["kv_element_nbytes", "model_element_nbytes", "state_element_nbytes"]

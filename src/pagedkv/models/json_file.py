@@ -1,14 +1,14 @@
 """A small JSON file, read whole or refused.
 
 All faults of a *file* that a user names (missing, a folder, huge, not text, not JSON, not an object) are reported here,
-as a :class:`~pagedkv.contract.errors.ConfigurationError` with the file and a remedy.
+as a :class:`~pagedkv.errors.ConfigurationError` with the file and a remedy.
 """
 
 import json
 from pathlib import Path
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["MAX_NBYTES", "read_json_object"]
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, assert_never
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.config import ModelConfig
 from pagedkv.models.dtypes import kv_element_nbytes, model_element_nbytes
 from pagedkv.models.families import Family, family_of

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import (
     ChunkedLocal,
     FullAttention,
@@ -24,6 +23,7 @@ from pagedkv.contract.spec import (
     keeps_whole_prefix,
     num_sink_tokens,
 )
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["HitLengths"]
 

@@ -31,9 +31,9 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing.choice import Choice
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.replica_index import ReplicaIndex

@@ -20,10 +20,10 @@ import numpy as np
 
 from pagedkv.blocks.digests import words_of_digests
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import CacheEventKind, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import GroupSpec, TokenIds
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing.hit_lengths import HitLengths
 from pagedkv.routing.prompts import HashedPrompt, PromptHasher
 from pagedkv.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["Outstanding", "ReplicaLoad", "ReplicaLoads"]
 

@@ -20,7 +20,7 @@ from pagedkv.compilation.compiled import compiled, inlined
 from pagedkv.compilation.instructions import prefetch
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["MOST_REPLICAS", "Residency", "Uint64Array", "leading_blocks"]
 

@@ -21,10 +21,10 @@ from itertools import count
 from typing import Final, Literal, TypeAlias, final
 
 from pagedkv.contract.arguments import as_choice, as_number
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing.choice import Candidate, Choice, RoutingReason
 from pagedkv.routing.promises import Promises
 from pagedkv.routing.prompts import HashedPrompt

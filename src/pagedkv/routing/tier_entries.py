@@ -15,9 +15,9 @@ import numpy as np
 
 from pagedkv.blocks.digests import words_of_digests
 from pagedkv.contract.arrays import Uint32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.events import STORED, TierEvents
 from pagedkv.contract.spec import GroupSpec, keeps_state, keeps_whole_prefix
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.residency import Residency, Uint64Array
 from pagedkv.routing.tier_runs import tokens_behind_hits

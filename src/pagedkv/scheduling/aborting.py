@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedkv.contract.answers import AbortedSteps
-from pagedkv.contract.errors import SharedPrefixError, TruncationError
+from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.scheduling.batch import Batch
 from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState

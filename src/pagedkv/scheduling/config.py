@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from pagedkv.contract.arguments import as_count, as_flag
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["PreemptionKind", "SchedulingConfig", "require_preemption"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_counts
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import TokenError
+from pagedkv.errors import TokenError
 from pagedkv.scheduling.batch import Batch, BatchDraft, Drafts
 from pagedkv.scheduling.decoding import UNKNOWN_TOKEN, Decoding
 from pagedkv.scheduling.request import Request

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.errors import RequestError
+from pagedkv.errors import RequestError
 
 __all__ = ["LONGEST_LEASE_S", "NO_INTENT", "Breakpoint", "CacheIntent", "PublishLimit"]
 

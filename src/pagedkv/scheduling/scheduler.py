@@ -28,8 +28,8 @@ from typing import Final
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_token_array
-from pagedkv.contract.errors import StepError, TokenError
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import StepError, TokenError
 from pagedkv.scheduling.aborting import AbortedBatches, abort_in_flight
 from pagedkv.scheduling.admitting import admit_waiting, fits_alone
 from pagedkv.scheduling.batch import Batch, BatchDraft, Progress

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from pagedkv.api_keys import read_key_file
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.errors import ApiError
 
 __all__ = ["Access", "ApiKeys", "Caller", "OpenAccess"]

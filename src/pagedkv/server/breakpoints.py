@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import Breakpoint, Chat
+from pagedkv.errors import RequestError
 from pagedkv.server.access import Caller
 from pagedkv.server.chat_prompts import ChatPrompts
 from pagedkv.server.generation import PreparedPrompt

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine import LLM, EngineConfig
 from pagedkv.engine.demo.trained import FOLDER, load_demo
 from pagedkv.engine.loading import load, load_tokenizer
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["build_engine", "tokenizer_of"]
 

@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.chat import Chat, chat_text
 from pagedkv.engine.llm import plain_encoding
+from pagedkv.errors import RequestError
 from pagedkv.server.access import Caller
 from pagedkv.server.generation import PreparedPrompt
 from pagedkv.server.kept_answers import KeptAnswers, conversation_digests, next_digest

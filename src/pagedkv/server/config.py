@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["Inspector", "ServerConfig", "SlowCause"]
 

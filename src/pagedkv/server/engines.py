@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeVar, final
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.contract.spec import keeps_state
 from pagedkv.engine import LLM, AnswerStream, AsyncLLM, Intent, SamplingParams, StepRecord
+from pagedkv.errors import EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats
 from pagedkv.server.engine_numbers import EngineNumbers
 

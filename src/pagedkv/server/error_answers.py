@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from pagedkv.contract.errors import PagedKVError
+from pagedkv.errors import PagedKVError
 from pagedkv.server.disconnects import ClientGoneError
 from pagedkv.server.errors import ApiError, as_api_error
 from pagedkv.server.json_response import json_response

@@ -18,7 +18,7 @@
 
 from typing import Any, Final
 
-from pagedkv.contract.errors import (
+from pagedkv.errors import (
     ConfigurationError,
     EngineError,
     MissingExtraError,

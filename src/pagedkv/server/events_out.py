@@ -8,8 +8,8 @@ heartbeat.
 from contextlib import suppress
 from typing import Final, final
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import LLM, StepRecord
+from pagedkv.errors import EngineError
 from pagedkv.events import CacheSnapshot, EventPublisher
 from pagedkv.server.engines import LocalEngine
 

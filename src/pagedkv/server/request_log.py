@@ -19,7 +19,7 @@ from typing import Any, Final, final
 import msgspec
 import numpy as np
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.generation import GenerationRequest
 from pagedkv.server.service import Served
 

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.config import ServerConfig, SlowCause
 from pagedkv.server.connections import Connection
 from pagedkv.server.service import Service

@@ -1,6 +1,6 @@
 """Errors that can be sent to another process."""
 
-from pagedkv.contract.errors import EngineError, PagedKVError
+from pagedkv.errors import EngineError, PagedKVError
 
 __all__ = ["as_sendable"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar, final
 
-from pagedkv.contract.errors import EngineError, QueueFullError
 from pagedkv.engine import Intent, RequestOutput, StepRecord
 from pagedkv.engine.llm import plain_encoding
+from pagedkv.errors import EngineError, QueueFullError
 from pagedkv.server.access import Access
 from pagedkv.server.answer_formats import Formats
 from pagedkv.server.chat_prompts import ChatPrompts, longest_token, require_short

@@ -6,9 +6,9 @@ from typing import Final
 
 from pagedkv.blocks import policy_named
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_number
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION, SpaceConfig, TenantLimits
 from pagedkv.contract.spec import FullAttention, GroupSpec, keeps_state
+from pagedkv.errors import ConfigurationError
 from pagedkv.scheduling import PreemptionKind, SchedulingConfig
 from pagedkv.simulation.tiers import SimulatedTier
 from pagedkv.simulation.tiers.config import TOKEN_NBYTES, require_distinct

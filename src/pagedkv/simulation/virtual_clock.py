@@ -17,9 +17,9 @@ from typing import Final
 
 from pagedkv import scheduling
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import TraceError
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 from pagedkv.scheduling import Batch

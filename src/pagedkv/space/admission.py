@@ -10,9 +10,9 @@ from pagedkv.blocks.contents import set_digests
 from pagedkv.blocks.digests import ROOT_WORDS
 from pagedkv.contract.answers import Allocation, Shortage
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError, TokenError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import AllocStatus, Row, TokenIds
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching import match_prompt
 from pagedkv.space.pending import note_reliance

@@ -7,7 +7,10 @@ import numpy.typing as npt
 
 from pagedkv.contract.arguments import LARGEST_SIZE, as_count, as_counts
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import (
+from pagedkv.contract.plan import StepPlan
+from pagedkv.contract.receipt import Receipt
+from pagedkv.contract.spec import StepId
+from pagedkv.errors import (
     ConfigurationError,
     FreedSequenceError,
     LostSequenceError,
@@ -17,9 +20,6 @@ from pagedkv.contract.errors import (
     TokenError,
     UnknownSequenceError,
 )
-from pagedkv.contract.plan import StepPlan
-from pagedkv.contract.receipt import Receipt
-from pagedkv.contract.spec import StepId
 from pagedkv.space.state import SpaceState
 from pagedkv.tables.rows import LOST, LOST_ON_HOST, NUM_TOKENS, RUNNING, STATUS, SWAPPED, VACANT
 

@@ -17,6 +17,8 @@ them do the work: ``admission``, ``growing``, ``filling``, ``redrafting``, ``tru
 ``swapping``, ``holding``, ``loading``, ``planning``, ``stepping``, ``releasing``, ``invalidating``, ``withdrawing``.
 """
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from typing import Literal, overload
 
 import numpy as np
@@ -25,10 +27,10 @@ import numpy.typing as npt
 from pagedkv.contract.answers import Allocation, PrefixGone, Shortage
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_counts, as_flag, as_row, as_token_array
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError, SequenceError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.spec import AllocStatus, TokenIds
+from pagedkv.errors import ConfigurationError, SequenceError
 from pagedkv.space import (
     admission,
     branching,
@@ -59,9 +61,9 @@ __all__ = ["BlockSpace"]
 class BlockSpace(StepSpace, OptionalMethods):
     """The KV-cache bookkeeping of one engine, by rows.
 
-    All methods that take rows raise :class:`~pagedkv.contract.errors.SequenceError` for rows that are unknown,
+    All methods that take rows raise :class:`~pagedkv.errors.SequenceError` for rows that are unknown,
     freed, swapped out, lost or named twice; nothing is changed then. All methods raise
-    :class:`~pagedkv.contract.errors.InterruptedSpaceError` after an operation was stopped in the middle of its
+    :class:`~pagedkv.errors.InterruptedSpaceError` after an operation was stopped in the middle of its
     changes by an exception from outside (an interrupt, or memory that ran out).
     """
 
@@ -164,7 +166,9 @@ class BlockSpace(StepSpace, OptionalMethods):
                 answer for another prompt, other keys or another space, or the tokens were overwritten since; ``prompt``
                 does not begin with ``token_ids``, or differs from the prompt of ``match``; ``continues`` is no
                 receipt, or the space keeps none; there is no such tenant.
-            TooManySequencesError: fewer than ``num_sequences`` rows are vacant.
+            TooManySequencesError: fewer than ``num_sequences`` rows are vacant. This is no answer, as a lack of blocks
+                is: ``max_sequences`` is the caller's own number, and so is that of its sequences, while what a prompt
+                shares and what is free is known only here.
 
         Cost: O(blocks); about 0.1 us a new block, and 0.08 us where its digest is computed.
         """

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Final
 
 from pagedkv.contract.arguments import NO_NUMBERS
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.state import SpaceState
 
 __all__ = ["advance", "as_lease_end", "as_time", "require_leases"]

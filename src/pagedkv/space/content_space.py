@@ -3,13 +3,15 @@
 This is the part of :class:`~pagedkv.BlockSpace` that takes blocks and prefixes, not sequences.
 """
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 import numpy.typing as npt
 
 from pagedkv.contract.answers import InvalidatedMemory, Load, Shortage, Ticket, Withdrawal
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, TokenError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space import clock, holding, invalidating, loading, releasing, withdrawing
 from pagedkv.space.forgetting import forget
 from pagedkv.space.hits import PrefixHit

@@ -12,7 +12,7 @@ import numpy as np
 
 from pagedkv.blocks.blocks import NULL_BLOCK
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import StepError
+from pagedkv.errors import StepError
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagedkv.blocks.blocks import NAME, NULL_BLOCK, PoolArrays
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import SequenceError, StepError, TokenError
+from pagedkv.errors import SequenceError, StepError, TokenError
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.growing import Growth
 from pagedkv.space.loops import Loops

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError, TokenError
 from pagedkv.contract.spec import Row
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space import growing
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger

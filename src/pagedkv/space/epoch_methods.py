@@ -1,7 +1,9 @@
 """The public methods on epochs of the model's weights."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from pagedkv.contract.answers import EpochSpan
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.epochs import EpochFeature, as_next_epoch
 from pagedkv.space.releasing import reset_prefix_cache
 from pagedkv.space.space_view import SpaceView

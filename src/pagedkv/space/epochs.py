@@ -27,8 +27,8 @@ from pagedkv.blocks.sweeps import drop_stale
 from pagedkv.contract.answers import EpochSpan, Load
 from pagedkv.contract.arguments import as_epoch
 from pagedkv.contract.arrays import BoolArray, Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import keeps_state
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.state import Group, SpaceState

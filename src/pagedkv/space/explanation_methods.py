@@ -1,12 +1,14 @@
 """The public methods that explain why hits end."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_count, as_row
-from pagedkv.contract.errors import ConfigurationError, SequenceError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.miss_causes import Explanation
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError, SequenceError
 from pagedkv.space import miss_analysis
 from pagedkv.space.content_space import ContentSpace
 

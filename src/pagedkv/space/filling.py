@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pagedkv.blocks.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import SharedPrefixError, TokenError
+from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.space import growing
 from pagedkv.space.batches import as_numbers, require_status
 from pagedkv.space.growing import Growth

@@ -1,7 +1,7 @@
 """Forking: new rows that share every block of another row."""
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import SequenceError
+from pagedkv.errors import SequenceError
 from pagedkv.space.pending import note_reliance
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger

@@ -14,7 +14,7 @@ from pagedkv.blocks.blocks import NO_TENANT
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_counts
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import TokenError
+from pagedkv.errors import TokenError
 from pagedkv.space.batches import require_known, require_status
 from pagedkv.space.pending import leave_shared_blocks
 from pagedkv.space.publishing import publish, tag_blocks

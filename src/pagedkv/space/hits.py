@@ -13,8 +13,8 @@ from pagedkv.blocks.blocks import FREE, NULL_BLOCK, QUEUE
 from pagedkv.contract.answers import Load
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError, TokenError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.tails import Tail
 

@@ -25,7 +25,7 @@ from pagedkv.blocks.holding import claim_all, release_all
 from pagedkv.contract.answers import Ticket
 from pagedkv.contract.arguments import as_array
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import BlockError
+from pagedkv.errors import BlockError
 from pagedkv.space.state import SpaceState
 from pagedkv.space.steps import StepLedger
 

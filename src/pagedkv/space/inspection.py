@@ -30,7 +30,7 @@ from pagedkv.blocks.blocks import (
     REF_COUNT,
 )
 from pagedkv.contract.arrays import Int32Array, Uint8Array
-from pagedkv.contract.errors import BlockError, ConfigurationError
+from pagedkv.errors import BlockError, ConfigurationError
 from pagedkv.space import stored_blocks
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.observed_space import ObservedSpace

@@ -7,8 +7,8 @@ import numpy as np
 
 from pagedkv.blocks.causes import INVALIDATED
 from pagedkv.contract.answers import InvalidatedMemory
-from pagedkv.contract.errors import StepError
 from pagedkv.contract.spec import Row
+from pagedkv.errors import StepError
 from pagedkv.space.holding import tickets_out
 from pagedkv.space.loading import freeze_loads
 from pagedkv.space.state import SpaceState

@@ -4,9 +4,9 @@ import numpy as np
 
 from pagedkv.contract.arguments import require_instance
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.contract.plan import PageLists, StepPlan
 from pagedkv.contract.spec import keeps_state
+from pagedkv.errors import ConfigurationError, SequenceError, StepError
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.kernel_inputs import count_pages, write_pages, write_slots

@@ -1,5 +1,7 @@
 """The public method that leases cached content."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import TokenIds
 from pagedkv.space.clock import as_lease_end

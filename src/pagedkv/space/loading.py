@@ -20,7 +20,7 @@ from pagedkv.blocks.blocks import NULL_BLOCK, PENDING_STEP
 from pagedkv.blocks.holding import claim_all
 from pagedkv.contract.answers import Allocation, Load, Shortage
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import BlockError, ConfigurationError, TokenError
+from pagedkv.errors import BlockError, ConfigurationError, TokenError
 from pagedkv.space.admission import Admission, allocate, allocate_prompt, make_fit
 from pagedkv.space.declaring import declare
 from pagedkv.space.growing import as_growth, extend, require_growth

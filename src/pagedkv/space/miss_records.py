@@ -11,8 +11,8 @@ import numpy as np
 
 from pagedkv.blocks.blocks import PoolArrays
 from pagedkv.blocks.extra_keys import ExtraKeyArrays
-from pagedkv.contract.errors import SequenceError
 from pagedkv.contract.miss_causes import ORDER, Explanation, number_of
+from pagedkv.errors import SequenceError
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.loops import Loops
 from pagedkv.space.miss_analysis import explain, is_bare

@@ -1,5 +1,7 @@
 """The view of a space that observers get."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from pagedkv.contract.miss_causes import Miss
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.miss_analysis import explain_misses

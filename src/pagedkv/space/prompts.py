@@ -9,9 +9,9 @@ from pagedkv.blocks.block_keys import keys_of_blocks
 from pagedkv.blocks.digests import DIGEST_NBYTES, digest_prompt, words_of_digests
 from pagedkv.contract.arguments import as_array, as_token_array
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import ConfigurationError, TokenError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import TokenIds
+from pagedkv.errors import ConfigurationError, TokenError
 from pagedkv.space.hits import Prompt
 from pagedkv.space.state import SpaceState
 

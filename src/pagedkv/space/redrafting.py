@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pagedkv.blocks.blocks import NULL_BLOCK, REF_COUNT
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import SharedPrefixError, TokenError
+from pagedkv.errors import SharedPrefixError, TokenError
 from pagedkv.space.batches import as_numbers, require_known, require_status
 from pagedkv.space.state import SpaceState
 from pagedkv.tables.filling import forget_drafts

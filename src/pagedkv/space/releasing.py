@@ -9,7 +9,7 @@ from pagedkv.blocks.causes import EPOCH, RESET
 from pagedkv.blocks.spare_blocks import make_unheld_spare
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.clock import as_lease_end, require_leases
 from pagedkv.space.hits import PrefixHit
 from pagedkv.space.loading import freeze_loads

@@ -14,8 +14,8 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.blocks import FREE, NO_TENANT, NUM_FREE, QUEUE
 from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pagedkv.space.state import SpaceState

@@ -4,6 +4,8 @@ Owns the state and the step ledger of one space; :class:`~pagedkv.space.block_sp
 Methods here change nothing, except that draining events empties the event buffer.
 """
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from dataclasses import replace
 from typing import cast
 
@@ -14,11 +16,11 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.blocks.blocks import PENDING_STEP, REF_COUNT
 from pagedkv.contract.arguments import Rows, as_batch, as_count, as_row
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.contract.events import BlockContents, CacheEvents, StoredBlocks
 from pagedkv.contract.plan import PageLists, StepPlan
 from pagedkv.contract.receipt import Receipt
 from pagedkv.contract.space_config import SpaceConfig
+from pagedkv.errors import ConfigurationError, InterruptedSpaceError
 from pagedkv.space import (
     kernel_inputs,
     stored_blocks,

@@ -23,10 +23,10 @@ from pagedkv.blocks.step_numbers import open_next, renumber
 from pagedkv.contract.answers import Load, Ticket
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Int32Array, Uint32Array
-from pagedkv.contract.errors import TooManySequencesError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec, StepId, keeps_state, most_checkpoints, num_draft_states
+from pagedkv.errors import TooManySequencesError
 from pagedkv.plan_buffer import PlanLayout
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.loops import SpaceLoops

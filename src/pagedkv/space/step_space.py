@@ -1,10 +1,12 @@
 """The part of :class:`~pagedkv.BlockSpace` that closes steps into plans, and acknowledges or aborts them."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from pagedkv.contract.answers import AbortedSteps
 from pagedkv.contract.arguments import Rows, as_batch
-from pagedkv.contract.errors import StepError
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.spec import StepId
+from pagedkv.errors import StepError
 from pagedkv.space import (
     aborting,
     declaring,

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import StepError
 from pagedkv.contract.plan import StepPlan
 from pagedkv.contract.spec import StepId
+from pagedkv.errors import StepError
 
 __all__ = ["InFlightStep", "Moves", "OpenMoves", "Samplers", "StepLedger", "read_only"]
 

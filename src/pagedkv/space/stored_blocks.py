@@ -14,8 +14,8 @@ from pagedkv.blocks.blocks import EXTRA, LIFE, NAME, NULL_BLOCK, PARENT, PARENT_
 from pagedkv.blocks.contents import without_root
 from pagedkv.blocks.digests import DIGEST_NBYTES, ROOT_DIGEST, hash_block_tokens, words_of_digests
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import BlockError
 from pagedkv.contract.events import STORED, BlockContents, CacheEvents, StoredBlocks
+from pagedkv.errors import BlockError
 from pagedkv.space.state import Group, SpaceState
 
 __all__ = ["StoredBlock", "contents_of", "list_stored", "look_up"]

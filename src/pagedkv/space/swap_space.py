@@ -1,12 +1,14 @@
 """The part of :class:`~pagedkv.BlockSpace` that swaps rows out to the host pools and back in."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 import numpy.typing as npt
 
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import Rows, as_batch, as_count
-from pagedkv.contract.errors import NoHostPoolError
 from pagedkv.contract.plan import BlockMoves
 from pagedkv.contract.spec import AllocStatus
+from pagedkv.errors import NoHostPoolError
 from pagedkv.space import swapping
 from pagedkv.space.batches import has_unknown, require_known, require_status
 from pagedkv.space.content_space import ContentSpace

@@ -15,9 +15,9 @@ from pagedkv.blocks.block_pool import BlockPool
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_counts
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import NoHostPoolError, SequenceError, TokenError
 from pagedkv.contract.plan import BlockMoves
 from pagedkv.contract.spec import AllocStatus, keeps_state
+from pagedkv.errors import NoHostPoolError, SequenceError, TokenError
 from pagedkv.space.pending import hand_over, stop_relying
 from pagedkv.space.publishing import publish
 from pagedkv.space.releasing import blocks_of

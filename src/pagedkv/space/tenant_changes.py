@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pagedkv.blocks import tenant_victims
 from pagedkv.blocks.blocks import NO_TENANT
 from pagedkv.blocks.tenant_charges import NUM_TAKEN, add_account, move_charges, set_limits
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import TenantLimits
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.state import SpaceState
 from pagedkv.space.tenants import TenantRoom
 from pagedkv.tables.rows import STATUS, TENANT, VACANT

@@ -1,5 +1,7 @@
 """The public methods on tenants: their shares, their limits, and tenants that come and go."""
 
+from __future__ import annotations  # help() shows the names of types, which in full would hide the rest
+
 from pagedkv.contract.answers import TenantShare
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.keys import NO_KEYS, RequestKeys

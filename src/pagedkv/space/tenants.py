@@ -20,8 +20,8 @@ from pagedkv.blocks.blocks import CHARGED, FREE, NO_TENANT, QUEUE
 from pagedkv.blocks.tenant_charges import CAP, FLOOR, NUM_RESTING, NUM_TAKEN
 from pagedkv.contract.answers import Shortage, TenantShare
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.feature import SpaceFeature
 from pagedkv.space.shortage import Arrival, Needs, Places, Room
 from pagedkv.space.state import SpaceState

@@ -5,7 +5,7 @@ from typing import NoReturn
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array, Int64Array, Uint32Array
-from pagedkv.contract.errors import SharedPrefixError, TruncationError
+from pagedkv.errors import SharedPrefixError, TruncationError
 from pagedkv.space.publishing import publish
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger

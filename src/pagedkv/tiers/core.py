@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.entries import LARGEST_ENTRY, Deletes, Entries
 from pagedkv.tiers.index import NO_ENTRY
 from pagedkv.tiers.offers import Offers

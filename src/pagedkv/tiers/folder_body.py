@@ -40,7 +40,7 @@ from secrets import token_hex
 from threading import Lock
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import HostMemory, Stored, Usage, key_of_name, name_of_key
 from pagedkv.tiers.frame import Buffer
 

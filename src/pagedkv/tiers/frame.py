@@ -31,8 +31,8 @@ from typing import IO, Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.identity import Identity, Run
 
 __all__ = [

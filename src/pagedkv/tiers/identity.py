@@ -28,8 +28,8 @@ import numpy.typing as npt
 from pagedkv.blocks.digests import ROOT_DIGEST, hash_block_tokens, hash_request_tokens
 from pagedkv.contract.arguments import TokenIds, as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["GroupLayout", "Identity", "ModelIdentity", "Run", "RunChain", "end_key_of", "runs_of"]
 DIGEST_NBYTES: Final = 32

@@ -10,8 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Stored, Usage, brief, key_of_name, name_of_key, without_secrets
 from pagedkv.tiers.frame import Buffer
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 from pagedkv.contract.arguments import as_choice, as_count, as_number, require_instance
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Body, HostBody, HostMemory, without_secrets
 from pagedkv.tiers.folder_body import FolderBody
 from pagedkv.tiers.frame import require_secret

@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.body import Body, fault_of
 from pagedkv.tiers.core import StoreCore, StoreStatistics
 from pagedkv.tiers.frame import Buffer, OpenFrame, Refusal, frame_nbytes, frame_pieces, open_frame, require_secret

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from pagedkv.contract.arguments import as_choice, as_count, as_number
 from pagedkv.contract.arrays import Uint32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION, EVICTION_POLICIES
+from pagedkv.errors import ConfigurationError
 
 __all__ = [
     "ADMISSIONS",

@@ -8,8 +8,8 @@ from contextlib import suppress
 import numpy as np
 
 from pagedkv.contract.answers import Allocation
-from pagedkv.contract.errors import TokenError, TruncationError
 from pagedkv.contract.spec import Row, keeps_state
+from pagedkv.errors import TokenError, TruncationError
 from pagedkv.space import BlockSpace
 
 __all__ = [

@@ -6,9 +6,9 @@ from typing import Final, assert_never, final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import RecordingError
 from pagedkv.contract.events import CLEARED, REMOVED, STORED, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
+from pagedkv.errors import RecordingError
 from pagedkv.wire.decoding import DEVICE, BlockHash, BlocksRemoved, BlocksStored, Cleared, EventBatch
 from pagedkv.wire.encoding import DIGEST_NBYTES, UNKNOWN_PARENT
 

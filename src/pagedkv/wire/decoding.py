@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import RecordingError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import RecordingError
 
 with needing("record", "a stream of KV events"):
     import msgspec

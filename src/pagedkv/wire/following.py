@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias, assert_never, final
 
-from pagedkv.contract.errors import RecordingError
 from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
+from pagedkv.errors import RecordingError
 from pagedkv.wire.cache_events import CacheEventReader
 from pagedkv.wire.decoding import EventBatch, decode_batch
 from pagedkv.wire.frames import Message

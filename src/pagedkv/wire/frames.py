@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pagedkv.contract.errors import RecordingError
+from pagedkv.errors import RecordingError
 
 __all__ = [
     "ENDPOINT_ADVICE",

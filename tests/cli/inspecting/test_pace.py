@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pagedkv.cli.inspecting.pace import MOST_LAG_S, Pace
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 
 pytestmark = pytest.mark.plain_only
 

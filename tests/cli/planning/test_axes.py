@@ -6,7 +6,7 @@ import pytest
 
 from pagedkv.cli.planning.axes import PlanAxes
 from pagedkv.cli.tier_options import TierRates
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import ServingConfig, SimulatedTier
 
 MEAN, LONGEST = 2000.0, 8000

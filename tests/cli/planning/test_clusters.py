@@ -9,7 +9,7 @@ import pytest
 import pagedkv
 from pagedkv.cli.planning.axes import PlanAxes
 from pagedkv.cli.planning.beside import one_pool
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation import ServingConfig, SimulatedTier
 from tests.cli.command import run
 from tests.report.page_reader import read_page

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import LLM, EngineCore, StepRecord, compat
 from pagedkv.engine.demo.answer_check import Judged, answer_densely, judge
 from pagedkv.engine.demo.facts import ANSWER_LENGTH, draw_document
@@ -19,6 +18,7 @@ from pagedkv.engine.demo.questions import LONGEST, SHORTEST, Question, draw_ques
 from pagedkv.engine.demo.serving import DEMO_CONFIG, Served, serve
 from pagedkv.engine.demo.trained import FOLDER, load_trained
 from pagedkv.engine.demo.words import BOS, QUESTION, VOCABULARY, decode, encode
+from pagedkv.errors import ConfigurationError
 from tests.cli.command import run
 from tools.train_demo_model import CONFIG, NOT_JUDGED, Batch, copies, documents, recall, train
 

@@ -9,8 +9,8 @@ from typing import Final, Literal, TypeAlias
 
 from transformers import PreTrainedModel
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.engine import LLM, EngineConfig
+from pagedkv.errors import UnsupportedModelError
 from tests.engine.family_matrix.tiny import NotMadeError, make_tiny
 from tests.engine.serving import CONFIG, PROMPTS, Reference, compare, poison, reference, serve
 

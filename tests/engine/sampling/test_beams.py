@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pagedkv.contract.errors import ConfigurationError, TensorError
 from pagedkv.engine.sampling import BeamSearch, BeamStep, Place, SampledSequence, SamplingParams, beam_logprobs
+from pagedkv.errors import ConfigurationError, TensorError
 
 VOCAB = 40
 MAX_TOKENS = 8

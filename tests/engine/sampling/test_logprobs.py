@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from pagedkv.contract.errors import TensorError
 from pagedkv.engine.sampling import (
     BatchSampler,
     Place,
@@ -12,6 +11,7 @@ from pagedkv.engine.sampling import (
     TokenLogprobs,
     prompt_logprobs,
 )
+from pagedkv.errors import TensorError
 from tests.engine.sampling.rows import VOCAB_SIZE, logits_of, sequence_of
 
 

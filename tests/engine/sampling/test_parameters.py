@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import RequestError, TokenError
 from pagedkv.engine.sampling import SampledSequence, SamplingParams
+from pagedkv.errors import RequestError, TokenError
 
 
 def test_by_default_the_most_likely_token_is_taken() -> None:

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, strategies as st
 from transformers.generation import logits_process as theirs
 
-from pagedkv.contract.errors import ConfigurationError, SamplingError, TensorError
 from pagedkv.engine.sampling import (
     NO_TOKEN,
     NOT_READY,
@@ -20,6 +19,7 @@ from pagedkv.engine.sampling import (
     sampler as sampler_module,
 )
 from pagedkv.engine.sampling.foreign import NotReady
+from pagedkv.errors import ConfigurationError, SamplingError, TensorError
 from tests.engine.sampling.rows import END, VOCAB_SIZE, logits_of, processed, sequence_of
 
 GREEDY = SamplingParams(temperature=0)

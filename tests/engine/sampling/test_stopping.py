@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.sampling import Ending, FinishReason, SamplingParams, StopDetector
 from pagedkv.engine.sampling.text import AnswerText
+from pagedkv.errors import RequestError
 
 PIECES = ["a", "b", "ab", "ba", "aab", " c", "é", "\n"]
 BYTES = [bytes([byte]) for byte in "é€😀".encode()]

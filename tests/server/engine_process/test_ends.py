@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError, EngineError, QueueFullError
 from pagedkv.engine import AnswerStream, EngineConfig, Intent, SamplingParams, StepRecord
+from pagedkv.errors import ConfigurationError, EngineError, QueueFullError
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
 from tests.server.engine_process.conftest import CONFIG
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 from pagedkv.server import ApiError
 from pagedkv.server.engine_process.inspection_child import InspectionChild
 from pagedkv.server.engine_process.process_inspected import ProcessInspected

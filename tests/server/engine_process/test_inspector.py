@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from pagedkv.cli.server_building import Replicas, Serving, applied
-from pagedkv.contract.errors import ConfigurationError, EngineError
 from pagedkv.engine import EngineConfig
+from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.server import ApiError, OpenAccess, ServerConfig, Service, add_inspected
 from pagedkv.server.built_engine import tokenizer_of
 from pagedkv.server.engine_process import ProcessEngine, ProcessSpec

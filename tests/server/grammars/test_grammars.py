@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from pagedkv.contract.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
 from pagedkv.engine.sampling import BatchSampler, Place, SampledSequence, SamplingParams, TokenMatcher
+from pagedkv.errors import ConfigurationError, MissingExtraError, RequestError, SamplingError
 from pagedkv.server.grammars import Grammars
 from pagedkv.server.parsing import parser_for
 from tests.server.grammars.drawing import END, MARKERS, VOCAB_SIZE, allowed, byte_tokenizer, draw

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.parsing import PlainParser, parser_for, parser_name
 from pagedkv.server.parsing.reasoning import ReasoningParser
 from tests.server.parsing.reading import TOOLS, calls, new_parser, parse, reasoning_of

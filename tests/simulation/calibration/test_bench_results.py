@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.simulation.calibration import calibrate, read_steps, validate
 from pagedkv.simulation.cost import CostModel, read_cost_model
 from tests.cli.command import run

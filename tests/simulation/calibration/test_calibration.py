@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.calibration import MeasuredSteps, calibrate
 from pagedkv.simulation.calibration.fitting import predicted_s
 from pagedkv.simulation.cost import CostModel, read_cost_model

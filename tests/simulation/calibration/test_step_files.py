@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.simulation.calibration import read_steps
 
 RECORD = {

@@ -7,7 +7,7 @@ from math import inf, isclose, nan
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.cost import CostModel, cost_model_names, read_cost_model
 
 TOLERANCE = 1e-9

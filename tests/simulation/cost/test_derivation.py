@@ -5,7 +5,7 @@ from math import isclose
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model
 from pagedkv.simulation.cost import (
     Assumptions,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import read_model
 from pagedkv.simulation.cost import CostModel, cost_model_names, derive_cost_model, find_gpu, read_cost_model
 

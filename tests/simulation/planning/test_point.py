@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation import ServingConfig, VirtualServer
 from pagedkv.simulation.cluster import ClusterSetting, Network

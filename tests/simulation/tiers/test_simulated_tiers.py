@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import FullAttention, SlidingWindow
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 from pagedkv.simulation import ServingConfig, ServingResult, SimulatedTier, VirtualServer
 from pagedkv.simulation.cost import CostModel

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import KVStorage
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["LayerMemory"]
 

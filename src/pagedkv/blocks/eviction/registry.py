@@ -9,8 +9,8 @@ from pagedkv.blocks.eviction.fifo import FIFO
 from pagedkv.blocks.eviction.hazard.policy import HAZARD
 from pagedkv.blocks.eviction.lru import LRU
 from pagedkv.blocks.eviction.policy import EvictionPolicy
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["DEFAULT", "POLICIES", "policy_named", "require_listed"]
 

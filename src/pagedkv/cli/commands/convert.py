@@ -24,8 +24,7 @@ from pagedkv.cli.progress import progress_bars
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.trace_options import in_order_of_arrival, require_limit
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, InterruptedRunError, TraceError
 from pagedkv.planner.traces.anonymizing import anonymized
 from pagedkv.planner.traces.clocks import rebased
 from pagedkv.planner.traces.interleaving import interleave_sessions

@@ -27,8 +27,8 @@ from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.tables import print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
-from pagedkv.cli.user_errors import InterruptedRunError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.errors import InterruptedRunError
 from pagedkv.planner.capacity.curve import (
     FOR_MANY_REQUESTS,
     MOST_FOR_ALL,

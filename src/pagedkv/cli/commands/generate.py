@@ -20,9 +20,8 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import progress_bars, working
 from pagedkv.cli.prompts import PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.tables import print_numbers, print_table
-from pagedkv.cli.user_errors import InterruptedRunError, OutputError
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.miss_causes import MissCause
+from pagedkv.errors import ConfigurationError, InterruptedRunError, OutputError
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.models.memory import GIB
 

@@ -25,7 +25,7 @@ from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pagedkv.cli.planning.ray_runs import RayRunner

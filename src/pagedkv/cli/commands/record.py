@@ -23,8 +23,7 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.recording_tables import print_recording, recording_document
 from pagedkv.cli.source_options import SourceOptions
 from pagedkv.cli.typed_names import as_typed
-from pagedkv.cli.user_errors import OutputError
-from pagedkv.contract.errors import ConfigurationError, RecordingError, TraceError
+from pagedkv.errors import ConfigurationError, OutputError, RecordingError, TraceError
 from pagedkv.planner.recording.joining import JoinCounts, LogClock, joined
 from pagedkv.planner.recording.metrics import MetricsFollower
 from pagedkv.planner.recording.recorder import Bounds, Ending, Recorder

@@ -19,8 +19,8 @@ from pagedkv.cli.serving import Follow, ServingOptions, serve_trace
 from pagedkv.cli.serving_tables import print_served
 from pagedkv.cli.tables import print_numbers, print_warnings
 from pagedkv.cli.tier_options import TierOptions
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import require_model
 
 __all__ = ["replay"]

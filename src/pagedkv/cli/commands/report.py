@@ -24,8 +24,7 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.serving import ServingOptions, serve_trace
-from pagedkv.contract.errors import ConfigurationError, TraceError
-from pagedkv.planner.capacity.references import NoBlocksError
+from pagedkv.errors import ConfigurationError, NoBlocksError, TraceError
 from pagedkv.report.documents import Curve, Replay, ReportRun
 from pagedkv.simulation import ServingResult
 

@@ -16,7 +16,7 @@ from pagedkv.cli.option_groups import command
 from pagedkv.cli.progress import working
 from pagedkv.cli.sizes import parse_size_with_unit
 from pagedkv.contract.arguments import as_choice
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.model_folder import DEMO, require_model
 from pagedkv.routing import ROUTINGS, Routing
 

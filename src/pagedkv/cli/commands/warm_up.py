@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from pagedkv.cli import options as opt
 from pagedkv.cli.json_file import write_json
-from pagedkv.cli.user_errors import InterruptedRunError, reported
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.cli.user_errors import reported
+from pagedkv.errors import ConfigurationError, InterruptedRunError
 from pagedkv.warming import warm_up as compile_all
 
 __all__ = ["warm_up"]

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from pagedkv.cli.listening import require_free
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["InspectOptions", "is_loopback"]
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Final, TypeVar, final
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 
 __all__ = ["Pace"]
 

@@ -28,8 +28,8 @@ from pagedkv.cli.serving import ServingOptions
 from pagedkv.cli.sizes import parse_gpu
 from pagedkv.cli.tier_options import TierOptions, TierRates
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.spec import keeps_whole_prefix
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, model_names, read_model
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.simulation import ServingConfig

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pagedkv.cli.sizes import parse_gib, parse_size
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.routing import ROUTINGS
 from pagedkv.simulation.planning.searching import HIGHEST_LOAD
 

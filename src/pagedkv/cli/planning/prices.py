@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pagedkv.cli.sizes import parse_gpu
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.cost import find_gpu
 from pagedkv.simulation.planning import Steadiness
 

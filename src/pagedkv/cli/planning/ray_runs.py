@@ -17,8 +17,8 @@ from typing import Any, Final
 from pagedkv.cli.planning.runs import PointCount, compile_for, run_in_process
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 with needing("cluster", "--ray"):

@@ -19,8 +19,7 @@ from typing import Any, Final
 from pagedkv.cli.progress import prepare, progress_bars
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources
-from pagedkv.cli.user_errors import InterruptedRunError
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, InterruptedRunError, TraceError
 from pagedkv.simulation import compile_loops
 from pagedkv.simulation.planning import PlanPoint, PointFigures, run_point
 from pagedkv.simulation.planning.request_parts import Division

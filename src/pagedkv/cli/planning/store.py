@@ -13,7 +13,7 @@ from typing import Final
 
 from pagedkv import __version__
 from pagedkv.cli.atomic_file import atomic_file
-from pagedkv.cli.user_errors import OutputError
+from pagedkv.errors import OutputError
 from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["PointStore", "default_folder", "digest_of_files"]

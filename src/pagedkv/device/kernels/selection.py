@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from pagedkv.contract.errors import ConfigurationError, DeviceUnavailableError
 from pagedkv.device.kernels import reference
+from pagedkv.errors import ConfigurationError, DeviceUnavailableError
 
 __all__ = ["KernelChoice", "kernels_for"]
 

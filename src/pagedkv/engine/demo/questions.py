@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine.demo.facts import Document, draw_document
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["LONGEST", "NUM_FORKED_ANSWERS", "SHORTEST", "Question", "draw_questions"]
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import safetensors.torch
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.engine import compat
 from pagedkv.engine.llm import Tokenizer
 from pagedkv.engine.loading import usable_device
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["FOLDER", "SHA256", "load_demo", "load_trained"]
 

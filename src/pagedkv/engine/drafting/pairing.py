@@ -7,10 +7,10 @@ or cannot be computed.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.engine import compat
 from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.layer_specs import Place
+from pagedkv.errors import ConfigurationError, UnsupportedModelError
 
 __all__ = ["DEFAULT_DRAFT_TOKENS", "DraftModel", "paired", "require_fit"]
 

@@ -16,11 +16,11 @@ from typing import Final, final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import RankLostError
 from pagedkv.device import CopyTicket, KVStorage
 from pagedkv.engine.ranks.rank_group import RankGroup, SentCopy
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
 from pagedkv.engine.tiering import block_bytes_with_staging
+from pagedkv.errors import RankLostError
 from pagedkv.tiers.entry_blocks import BlockBytes, CopyEnd, HostBlocks, Rows
 
 __all__ = ["OtherRankBlocks", "RankedBlockBytes"]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import FP8_TYPES, KeyValueShape, KVStorage, StateShape
 from pagedkv.engine import compat
 from pagedkv.engine.grouping import EngineGroups
@@ -16,6 +15,7 @@ from pagedkv.engine.ranks.rank_group import RankGroup
 from pagedkv.engine.ranks.ranked_blocks import RankedBlockBytes
 from pagedkv.engine.ranks.whole_blocks import WholeBlocks
 from pagedkv.engine.tiering import block_bytes_with_staging, identity_of, open_tier_memory, scales_of
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import HostMemory, Identity, Tier
 from pagedkv.tiers.entry_blocks import BlockBytes
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.contract.head_slices import heads_of_rank
 from pagedkv.engine import compat
+from pagedkv.errors import UnsupportedModelError
 
 __all__ = ["shard"]
 

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple, final
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, TensorError
+from pagedkv.errors import ConfigurationError, TensorError
 
 __all__ = ["BeamSearch", "BeamStep", "FinishedBeam"]
 

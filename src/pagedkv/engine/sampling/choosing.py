@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from pagedkv.contract.errors import SamplingError
 from pagedkv.engine.sampling.adjusting import Place
 from pagedkv.engine.sampling.drawing import draw, draw_from_window
 from pagedkv.engine.sampling.noise import keys_of
 from pagedkv.engine.sampling.sequence import Feature
 from pagedkv.engine.sampling.thresholds import WINDOW, Filters, thresholds
 from pagedkv.engine.sampling.tiles import TiledScores, tiled
+from pagedkv.errors import SamplingError
 
 __all__ = ["NO_TOKEN", "Chosen", "choose", "choose_greatest", "chosen_of_words", "greatest_words", "kept_least"]
 

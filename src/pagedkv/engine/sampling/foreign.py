@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from pagedkv.contract.errors import SamplingError
+from pagedkv.errors import SamplingError
 
 __all__ = ["NOT_READY", "LogitsProcessor", "NotReady", "TokenMatcher", "XGrammarMatcher", "apply_foreign"]
 

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, final
 
 import torch
 
-from pagedkv.contract.errors import TensorError
 from pagedkv.engine.sampling.thresholds import log_mass
 from pagedkv.engine.sampling.tiles import TiledScores, as_scores, elements_at_once, tiled
+from pagedkv.errors import TensorError
 
 __all__ = ["LogprobColumns", "SlicedLogprobs", "TokenLogprobs", "logprob_columns", "logprobs_of", "prompt_logprobs"]
 

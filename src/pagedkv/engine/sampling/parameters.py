@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 
 from pagedkv.contract.arguments import as_count, as_flag, as_number
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.sampling.foreign import LogitsProcessor, TokenMatcher
+from pagedkv.errors import RequestError
 
 __all__ = ["LARGEST_SEED", "LEAST_TEMPERATURE", "MOST_LOGPROBS", "SamplingParams"]
 

@@ -23,7 +23,6 @@ from typing import final
 import torch
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.device import kernels_for
 from pagedkv.engine.sampling.adjusting import Adjustment, Place, features_of
 from pagedkv.engine.sampling.ahead import choose_ahead
@@ -34,6 +33,7 @@ from pagedkv.engine.sampling.pending import PendingTokens
 from pagedkv.engine.sampling.sampled_tokens import SampledTokens, WaitingRow
 from pagedkv.engine.sampling.sequence import Feature
 from pagedkv.engine.sampling.tiles import TiledScores, as_scores, tiled
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["BatchSampler"]
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from pagedkv.contract.arguments import TokenIds, as_count, as_token_array
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import RequestError, TokenError
 from pagedkv.engine.sampling.bad_words import BadWords
 from pagedkv.engine.sampling.foreign import TokenMatcher
 from pagedkv.engine.sampling.history import TokenCounts, TokenHistory
 from pagedkv.engine.sampling.parameters import LARGEST_SEED, SamplingParams
+from pagedkv.errors import RequestError, TokenError
 
 __all__ = ["Feature", "SampledSequence"]
 

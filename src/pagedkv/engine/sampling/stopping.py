@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, final
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine.sampling.parameters import SamplingParams
 from pagedkv.engine.sampling.text import AnswerText
+from pagedkv.errors import RequestError
 
 __all__ = ["Ending", "FinishReason", "StopDetector"]
 

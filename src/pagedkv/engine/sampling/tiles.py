@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from pagedkv.contract.errors import TensorError
+from pagedkv.errors import TensorError
 
 __all__ = ["TILE_SIZE", "TiledScores", "as_scores", "elements_at_once", "sorted_down", "tiled"]
 

@@ -22,13 +22,13 @@ from functools import partial
 from typing import Final, final
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.closing import DroppedStores
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.engine.tiering.open_tier import LOG, OpenTier
+from pagedkv.errors import ConfigurationError, UnsupportedModelError
 from pagedkv.scheduling import Request
 from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.tiers import Identity, Tier, end_key_of

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.engine.tiering.nixl_link import NixlLink
 from pagedkv.engine.tiering.open_tier import OpenTier
 from pagedkv.engine.tiering.prefix_file import bring_frames, cached_frames
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import BlockSpace
 from pagedkv.tiers import RunChain
 from pagedkv.tiers.entry_blocks import EntryLayout

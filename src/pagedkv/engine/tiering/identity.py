@@ -32,12 +32,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 
-from pagedkv.contract.errors import UnsupportedModelError
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.device import GroupShape, KeyValueShape, LatentShape, StateShape
 from pagedkv.engine import compat
 from pagedkv.engine.borrowing import BorrowedModel
+from pagedkv.errors import UnsupportedModelError
 from pagedkv.tiers import GroupLayout, Identity, ModelIdentity
 
 __all__ = ["Scales", "code_digest", "identity_of", "model_digest", "require_no_hooks"]

@@ -26,8 +26,8 @@ from uuid import uuid4
 import numpy as np
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers.entry_blocks import Rows
 
 __all__ = ["NixlLink"]

@@ -17,9 +17,9 @@ import numpy as np
 
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.engine.tiering.content import StoredContent
+from pagedkv.errors import ConfigurationError
 from pagedkv.space import BlockSpace
 from pagedkv.tiers import Identity, OpenFrame, Refusal, Run, frames_of, read_frames, write_frame
 from pagedkv.tiers.entry_blocks import BlockBytes, EntryLayout, fill, longest_end

@@ -19,8 +19,8 @@ import numpy as np
 
 from pagedkv.blocks import EvictionPolicy, policy_named
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import EVICTION_POLICIES
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity.optimum import optimal_hits_by_request
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.pool_hits import hits_by_request

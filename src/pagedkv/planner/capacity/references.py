@@ -12,17 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import NoBlocksError, TraceError
 from pagedkv.planner.capacity.block_tree import BlockTree
 from pagedkv.planner.capacity.reuses import Reuses, find_reuses
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.tenants import Tenants
 
-__all__ = ["BlockReferences", "NoBlocksError", "ReferenceCollector"]
-
-
-class NoBlocksError(TraceError):
-    """No prompt of a trace fills a block, so there are no references."""
+__all__ = ["BlockReferences", "ReferenceCollector"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

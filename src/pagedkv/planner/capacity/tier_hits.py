@@ -23,8 +23,8 @@ import numpy.typing as npt
 from pagedkv.blocks import policy_named
 from pagedkv.contract.arguments import as_choice, as_count
 from pagedkv.contract.arrays import Int32Array, Int64Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.space_config import DEFAULT_EVICTION
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.capacity.block_tree import write_path
 from pagedkv.planner.capacity.pool_hits import hits_by_request
 from pagedkv.planner.capacity.references import BlockReferences

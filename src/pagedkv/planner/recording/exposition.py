@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pagedkv.contract.errors import RecordingError
+from pagedkv.errors import RecordingError
 
 __all__ = ["Sample", "parse_exposition"]
 

@@ -28,7 +28,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from pagedkv.contract.errors import ConfigurationError, RecordingError
+from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.planner.recording.exposition import REMEDY, Sample, parse_exposition
 
 __all__ = ["EngineMetrics", "MetricsFollower", "fetch_page"]

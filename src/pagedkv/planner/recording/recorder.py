@@ -13,7 +13,7 @@ from enum import Enum
 from math import isfinite
 from typing import Final, Protocol, assert_never
 
-from pagedkv.contract.errors import ConfigurationError, RecordingError
+from pagedkv.errors import ConfigurationError, RecordingError
 from pagedkv.planner.recording.contents import Contents
 from pagedkv.planner.recording.numbering import MessageNumbers, Place
 from pagedkv.planner.recording.residency import Residency

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["anonymized"]

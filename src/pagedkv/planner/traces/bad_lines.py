@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats import RowFormat
 from pagedkv.planner.traces.lines import Line
 from pagedkv.planner.traces.request import Request

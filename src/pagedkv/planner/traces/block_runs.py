@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.lines import Line
 
 __all__ = ["MAX_BLOCK_ID", "InferredBlockSize", "count_ids", "expand_runs", "run_lengths", "wrong_number_of_ids"]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["interleave_sessions"]

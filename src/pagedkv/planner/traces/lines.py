@@ -1,7 +1,7 @@
 """Numbered lines of a trace file, plain, gzip or zst, as a stream.
 
 It owns the open file. Every fault of a *file* (missing, a directory, cut short, damaged, not text) becomes a
-:class:`~pagedkv.contract.errors.TraceError` with the line at which reading stopped. At most one line is held in
+:class:`~pagedkv.errors.TraceError` with the line at which reading stopped. At most one line is held in
 memory.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.file_kinds import PARQUET_MAGIC, named_kind
 from pagedkv.planner.traces.zstd_stream import ZSTD_MAGIC, zstd_stream
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
-from pagedkv.contract.errors import TraceError
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.clocks import FIRST_EPOCH_S
 from pagedkv.planner.traces.request import Request
 from pagedkv.planner.traces.token_blocks import with_ids_apart

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.contract.extras import needing, to_install
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.lines import Line
 
 with needing("cli", "reading traces"):

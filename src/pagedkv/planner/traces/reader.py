@@ -11,7 +11,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.arrival_order import ArrivalOrder
 from pagedkv.planner.traces.bad_lines import BadLines
 from pagedkv.planner.traces.clocks import require_time_unit

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["GeneratedArrivals", "parse_arrivals", "spread_stamps"]

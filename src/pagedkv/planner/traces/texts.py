@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import to_install
+from pagedkv.errors import ConfigurationError
 
 __all__ = [
     "CHARS_PER_TOKEN",

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request
 
 __all__ = ["ContentBlocks", "TokenBlocks", "chain_digests", "with_block_ids", "with_ids_apart"]

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array, Int32Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.clocks import FIRST_EPOCH_S
 
 __all__ = ["MOST_WINDOWS", "Window", "WindowRule", "parse_window"]

@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import TokenizedRequest
 
 __all__ = ["ConversationWorkload", "LogNormal"]

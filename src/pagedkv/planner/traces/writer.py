@@ -9,8 +9,8 @@ from tempfile import SpooledTemporaryFile
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.formats.parsing import MAX_ARRIVAL_S
 from pagedkv.planner.traces.formats.trace_row import FORMAT_NAME, FORMAT_VERSION, TraceHeader, row_of
 from pagedkv.planner.traces.request import Request

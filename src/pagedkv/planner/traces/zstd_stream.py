@@ -4,8 +4,8 @@ import io
 from importlib import import_module
 from typing import IO, Any, Final
 
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.extras import to_install
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["ZSTD_MAGIC", "zstd_stream"]
 

@@ -13,9 +13,9 @@ from typing import Any, Final, assert_never, final
 
 import torch
 
-from pagedkv.contract.errors import EngineError, PagedKVError
 from pagedkv.engine import StepRecord, compat
 from pagedkv.engine.answer_stream import OutletClosedError, StreamMessage
+from pagedkv.errors import EngineError, PagedKVError
 from pagedkv.server.built_engine import build_engine
 from pagedkv.server.engine_numbers import EngineNumbers
 from pagedkv.server.engine_process.frames import BlockingFrames

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 from pagedkv.server.errors import ApiError
 from pagedkv.server.sendable_errors import as_sendable
 

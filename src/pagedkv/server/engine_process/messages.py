@@ -9,9 +9,9 @@ from typing import TypeAlias, get_args
 
 from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import PagedKVError
 from pagedkv.contract.space_config import TenantLimits
 from pagedkv.engine import EngineConfig, Intent, RequestOutput, SamplingParams, StepRecord, TokenUpdate
+from pagedkv.errors import PagedKVError
 from pagedkv.server.config import Inspector
 from pagedkv.server.engine_numbers import EngineNumbers
 from pagedkv.server.engines import EngineFacts

@@ -12,9 +12,9 @@ from typing import Any, Final, Self, assert_never, final
 
 import numpy as np
 
-from pagedkv.contract.errors import EngineError
 from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.engine.answer_stream import StreamState
+from pagedkv.errors import EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats
 from pagedkv.server.engine_numbers import EngineNumbers
 from pagedkv.server.engine_process.frames import BlockingFrames, LoopFrames

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Literal, final
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 from pagedkv.server.engine_process.frames import LoopFrames
 from pagedkv.server.engine_process.inspection_messages import EndWatcher, NextEvent, Question, Reply
 from pagedkv.server.engine_process.messages import ProcessSpec

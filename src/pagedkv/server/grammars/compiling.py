@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, Final, final
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, RequestError
 from pagedkv.contract.extras import needing
 from pagedkv.engine.sampling import TokenMatcher
+from pagedkv.errors import ConfigurationError, RequestError
 from pagedkv.server.grammars.forced_calls import as_literal, call_rules, is_token
 from pagedkv.server.grammars.matcher import GrammarMatcher
 

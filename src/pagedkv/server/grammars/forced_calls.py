@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from pagedkv.contract.errors import RequestError
+from pagedkv.errors import RequestError
 
 __all__ = ["as_literal", "call_rules", "is_token"]
 

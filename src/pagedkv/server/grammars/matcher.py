@@ -5,8 +5,8 @@ from typing import final
 
 import torch
 
-from pagedkv.contract.errors import SamplingError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import SamplingError
 
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher

@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol, TypeVar, final
 
 import msgspec
 
-from pagedkv.contract.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.engine import StepRecord
+from pagedkv.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.server.engines import LocalEngine
 from pagedkv.server.errors import ApiError
 from pagedkv.server.event_stream import event

@@ -22,7 +22,7 @@ from typing import Final, Protocol, final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from pagedkv.contract.errors import EngineError
+from pagedkv.errors import EngineError
 from pagedkv.server.access import Access, Caller
 from pagedkv.server.engines import LocalEngine
 from pagedkv.server.errors import ApiError

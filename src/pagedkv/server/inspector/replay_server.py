@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.access import Access
 from pagedkv.server.body_limit import BodyLimit
 from pagedkv.server.config import ServerConfig, SlowCause

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from pagedkv.contract.errors import RequestError
 from pagedkv.engine import Chat, SamplingParams
 from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher
+from pagedkv.errors import RequestError
 from pagedkv.server.access import Caller
 from pagedkv.server.errors import ApiError
 from pagedkv.server.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.server.parsing.call_ids import IdSource, mistral_call_id, openai_call_id
 from pagedkv.server.parsing.call_parser import CallFormat, CallParser
 from pagedkv.server.parsing.hermes import read_hermes

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.calibration.fitting import COUNTED_BY, fit, predicted_s
 from pagedkv.simulation.calibration.steps import MeasuredSteps
 from pagedkv.simulation.cost import CostModel

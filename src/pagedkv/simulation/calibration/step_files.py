@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.errors import TraceError
 from pagedkv.contract.extras import needing
+from pagedkv.errors import TraceError
 from pagedkv.planner.traces.formats.parsing import check_range, converted, decoded
 from pagedkv.planner.traces.lines import Line, LineReader
 from pagedkv.simulation.calibration.bench_results import is_bench_result, steps_of_bench

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array, Int64Array
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["MeasuredSteps"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from pagedkv.contract.arguments import as_count, as_number
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["Kills"]
 

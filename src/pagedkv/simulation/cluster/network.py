@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagedkv.contract.arguments import as_number
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["Network"]
 

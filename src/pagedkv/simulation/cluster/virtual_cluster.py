@@ -23,9 +23,9 @@ import numpy as np
 
 from pagedkv import scheduling
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError, TraceError
 from pagedkv.contract.events import CacheEvents, TierEvents
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.request import Request, TokenizedRequest
 from pagedkv.planner.traces.tokens import tokenize
 from pagedkv.routing import Choice, IndexState, RecordWriter, ReplicaIndex, Router, Routing, RoutingRules

@@ -25,7 +25,7 @@ from reprlib import repr as short_repr
 from typing import Final
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["CostModel"]
 

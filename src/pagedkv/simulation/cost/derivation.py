@@ -19,7 +19,7 @@ from math import ceil
 from typing import Final
 
 from pagedkv.contract.arguments import as_count
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import LayerGroup, ModelMemory
 from pagedkv.simulation.cost.cost_model import CostModel
 from pagedkv.simulation.cost.gpus import Gpu

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 
 __all__ = ["CALIBRATED", "CALIBRATION_KEY", "DATA_SHEET", "STATED", "CostOrigin", "origin_in_file"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models import model_names, read_model
 from pagedkv.simulation.cost.cost_model import CostModel
 from pagedkv.simulation.cost.derivation import derive_cost_model, kv_budget_nbytes

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.models.json_file import read_json_object
 from pagedkv.simulation.cost.cost_model import CostModel
 from pagedkv.simulation.cost.origin import CALIBRATION_KEY, DATA_SHEET, STATED, CostOrigin, origin_in_file

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.simulation.cost import CostModel
 
 __all__ = ["Bounds"]

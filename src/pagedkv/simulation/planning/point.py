@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.request import Request
 from pagedkv.simulation.cluster import ClusterSetting, VirtualCluster
 from pagedkv.simulation.config import ServingConfig

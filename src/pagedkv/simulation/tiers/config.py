@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from pagedkv.contract.arguments import as_choice, as_count, as_number
-from pagedkv.contract.errors import ConfigurationError
+from pagedkv.errors import ConfigurationError
 from pagedkv.tiers import Admission, HostTier, LoadRule, StoreConfig
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.contract.errors import ConfigurationError
 from pagedkv.contract.keys import NO_KEYS
+from pagedkv.errors import ConfigurationError
 from pagedkv.space.hits import PrefixHit, Prompt
 from pagedkv.space.matching.boundaries import longest_boundary
 from pagedkv.space.matching.chains import follow_all, junction_of

@@ -24,7 +24,7 @@ In the order in which they build on each other: ``parsing`` (text into checked n
 of all formats), ``messages`` (a conversation in parts), ``lengths`` (tokens for parts, as many as are stated),
 ``calls`` (turns calls of a log into requests), ``bodies`` (bodies, answers and usage of the common interfaces), one
 module a format, ``detection`` (determines the format). Every number is checked before it sizes anything, and a bad row
-raises :class:`~pagedkv.contract.errors.TraceError` with its line. docs/trace-format.md is the page for users.
+raises :class:`~pagedkv.errors.TraceError` with its line. docs/trace-format.md is the page for users.
 """
 
 from pagedkv.contract.extras import needing

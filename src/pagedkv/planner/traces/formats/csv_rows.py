@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pagedkv.contract.errors import ConfigurationError, TraceError
+from pagedkv.errors import ConfigurationError, TraceError
 from pagedkv.planner.traces.formats.bodies import ANSWER_COUNTS, OUTSIDE_INPUT, PROMPT_COUNTS, STATUSES, failure_of
 from pagedkv.planner.traces.formats.calls import Call, Calls
 from pagedkv.planner.traces.formats.chat_logs import SESSIONS, TIMES

@@ -1,8 +1,10 @@
-"""Every error pagedkv raises, as one tree.
+"""Every error that pagedkv raises, from every room, as one tree; it imports nothing.
 
 A shortage is an answer, not an error: an operation that finds too few free blocks changes nothing and returns a
 :class:`~pagedkv.contract.answers.Shortage`. In the classic block managers, checks such as ``can_allocate``
-answer ``AllocStatus.LATER``, and actions that are called all the same raise :class:`OutOfBlocksError`.
+answer ``AllocStatus.LATER``, and actions that are called all the same raise :class:`OutOfBlocksError`. A lack of rows
+is no shortage: their number is fixed, and the caller, who has all sequences, can count those that are left, while only
+the space knows which blocks are free and what a prompt shares. So more sequences than rows are misuse.
 Misuse raises an error that states the numbers. A broken invariant is a fault of this library and raises
 ``AssertionError``, which stops the program.
 
@@ -11,7 +13,7 @@ Misuse raises an error that states the numbers. A broken invariant is a fault of
     PagedKVError
     |-- ConfigurationError        a size, fraction or combination that cannot work
     |-- TokenError                empty prompt, ids outside int32, wrong shape or dtype
-    |-- OutOfBlocksError          an action without the check before it met a shortage (classic methods only)
+    |-- OutOfBlocksError          a classic action without the check before it, or a row asked of a shortage
     |-- TooManySequencesError     more sequences at once than rows were configured
     |-- SequenceError             the sequence or row is not in a state that allows this
     |   |-- UnknownSequenceError  never allocated here
@@ -37,7 +39,10 @@ Misuse raises an error that states the numbers. A broken invariant is a fault of
     |-- EngineError               the engine failed in a step, was closed, or is used in two ways at once
     |   `-- RankLostError         another process of the same model has ended, and the engine with it
     |-- RecordingError            a running engine that cannot be recorded: source, reason, remedy
-    `-- TraceError                a trace file that cannot be read: file, line, reason, remedy
+    |-- TraceError                a trace file that cannot be read: file, line, reason, remedy
+    |   `-- NoBlocksError         no prompt of a trace fills a block
+    |-- OutputError               an output file of a command that cannot be written
+    `-- InterruptedRunError       Ctrl-C or SIGTERM ended a command's run
 """
 
 __all__ = [
@@ -47,11 +52,14 @@ __all__ = [
     "DeviceUnavailableError",
     "EngineError",
     "FreedSequenceError",
+    "InterruptedRunError",
     "InterruptedSpaceError",
     "LostSequenceError",
     "MissingExtraError",
+    "NoBlocksError",
     "NoHostPoolError",
     "OutOfBlocksError",
+    "OutputError",
     "PagedKVError",
     "PlanError",
     "QueueFullError",
@@ -87,7 +95,7 @@ class TokenError(PagedKVError, ValueError):
 
 
 class OutOfBlocksError(PagedKVError):
-    """A classic action was called without the check before it, and too few blocks are free."""
+    """Too few blocks are free: a classic action without the check before it, or what a shortage does not have."""
 
 
 class TooManySequencesError(PagedKVError):
@@ -234,3 +242,15 @@ class TraceError(PagedKVError):
         self.line = line
         self.reason = reason
         self.remedy = remedy
+
+
+class NoBlocksError(TraceError):
+    """No prompt of a trace fills a block, so there is nothing that a cache could hold."""
+
+
+class OutputError(PagedKVError):
+    """A requested output file cannot be written."""
+
+
+class InterruptedRunError(PagedKVError):
+    """Ctrl-C or SIGTERM ended a run; the message has its progress."""
