@@ -54,7 +54,10 @@ def test_tokens_of_ideal_hits_are_those_that_the_blocks_have(
 
 def test_requests_without_ids_are_refused() -> None:
     collector = ReferenceCollector("trace.csv")
-    with pytest.raises(TraceError, match=r"^trace.csv: request 1 has no block ids. Name a trace with block_runs"):
+    with pytest.raises(
+        TraceError,
+        match=r"^trace.csv: request 1 has lengths, and no content .* is told by pagedkv replay and pagedkv plan; ",
+    ):
         collector.add(Request(0.0, 5, 0))
 
 

@@ -147,6 +147,9 @@ def test_the_json_is_golden_whatever_the_order_of_the_capacities(tmp_path: Path,
         assert lines.pop(2).startswith('  "command": "pagedkv')
         written = json.loads("".join(lines))
         assert "".join(lines) == json.dumps(written, indent=2) + "\n"
+        need = written.pop("need")
+        assert (need["live"], need["cache"]["num_blocks"], need["cache"]["nbytes"]) == (None, 4, None)
+        assert " ".join(result.stdout.split()).startswith(f"{need['sentence']}. Capacity curve of")
         gains = [gain["by_policy"] for gain in written["gains"]]
         for by_policy in (written["policies"], written["gaps"]["policy_gap"], *gains):
             for further in by_policy.keys() - {"lru", "adaptive", "optimal"}:
@@ -321,7 +324,7 @@ def test_a_broken_trace_gets_one_line_and_leaves_no_file(tmp_path: Path, broken:
     [
         (
             LENGTHS,
-            "request 1 has no block ids. Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests",
+            "request 1 has lengths, and no content that could hit: neither block ids nor tokens nor texts.",
         ),
         (
             TRACE + TRACE.replace('"timestamp": 0', '"timestamp": 3000').replace("[4]", "[1]"),
@@ -350,7 +353,7 @@ def test_a_trace_that_has_no_curve_gets_one_line(tmp_path: Path, text: str, expe
     [
         ("--memory", "8", "need a model: give --model"),
         ("--kv-dtype", "fp8", "need a model: give --model"),
-        ("--model", "llama-3.1-8b", "name them, as in --memory 8,16,32"),
+        ("--model", "gemma-3-27b", "name them, as in --memory 8,16,32"),
         ("--capacities", "0", "at least 1 block, got 0"),
         ("--capacities", "1000,-5", "at least 1 block, got -5"),
         ("--capacities", "many", "whole numbers separated by commas, got 'many'"),

@@ -61,7 +61,7 @@ COMMANDS: Final = {
 NEEDED: Final = {"replay-beams": {"adaptive"}, "curve": {*POLICIES}}
 """Policies of a command, if not the default alone."""
 
-ADDED: Final = frozenset({"misses", "warnings", "gains", "read_as", "seconds"})
+ADDED: Final = frozenset({"misses", "warnings", "gains", "need", "read_as", "seconds"})
 """Sections that replays have had since the golden files were written; golden in a file of their own."""
 
 PINNED: Final = ("lru", "adaptive", "optimal")

@@ -60,6 +60,9 @@ def test_a_plan_ends_in_a_decision_and_keeps_its_points(trace: Path, cost: Path,
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["headline"].startswith(("Take ", "Stay with "))
     assert plan["headline"] in " ".join(first.stdout.split())
+    assert " ".join(first.stdout.split()).startswith(f"{plan['need']['sentence']}. ")
+    assert plan["need"]["live"]["num_blocks"] > 0
+    assert plan["need"]["cache"]["gib"] == pytest.approx(plan["need"]["cache"]["nbytes"] / 2**30)
     assert len(plan["points"]) == NUM_POINTS
     assert [point["choices"] for point in plan["points"]][:2] == [
         {"memory": "0.25 GiB", "block size": "block 16", "policy": "lru"},

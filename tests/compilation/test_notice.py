@@ -64,6 +64,37 @@ def test_nothing_is_written_before_two_seconds_and_then_one_line() -> None:
     assert compiler.notice.num_compiled == 4
 
 
+def test_how_many_of_all_loops_are_compiled_is_shown_at_each_tenth_or_in_one_place() -> None:
+    compiler = Compiler()
+    compiler.notice.progress(5, 20)
+    assert compiler.stream.getvalue() == ""
+    compiler.notice.say_now("/a/folder")
+    for num_done in range(21):
+        compiler.notice.progress(num_done, 20)
+    lines = compiler.stream.getvalue().splitlines()[1:]
+    assert lines == [f"pagedkv: {num_done} of 20 loops are compiled" for num_done in range(0, 21, 2)]
+    terminal = Compiler(Terminal())
+    terminal.notice.say_now("/a/folder")
+    terminal.notice.progress(7, 20)
+    assert terminal.stream.getvalue().endswith("\r  7 of 20 loops are compiled\x1b[K\r")
+
+
+def test_loading_for_more_than_two_seconds_is_shown_with_the_number_of_loops() -> None:
+    def load(compiler: Compiler, seconds: float) -> str:
+        with compiler.notice.loading():
+            compiler.clock.now += seconds
+        return compiler.stream.getvalue()
+
+    compiler = Compiler()
+    compiler.notice.num_to_load = 40
+    assert load(compiler, 1.5) == ""
+    first, second = load(compiler, 0.5).splitlines()
+    assert first.startswith("pagedkv: loading its compiled loops")
+    assert second == "pagedkv: 2 of 40 loops are loaded"
+    for silent in (Compiler(is_worker=True), Compiler(environment={SETTING: "0"})):
+        assert load(silent, 9.0) == ""
+
+
 def test_a_loop_that_takes_long_is_told_of_before_it_is_over() -> None:
     compiler = Compiler()
     with compiler.notice.compiling(lambda: None):

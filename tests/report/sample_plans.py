@@ -41,6 +41,7 @@ def small_plan(num_policies: int = 2) -> Plan:
         "loads": "given",
         "prices": {},
         "warnings": ["the seconds are assumed"],
+        "need": {"live": None, "cache": None, "sentence": "KV memory needed: 1.25 GiB (100 blocks)"},
         "headline": "Take 80 GiB, p0: 2.1 answers a second",
         "reasons": ["80 GiB instead of 40 GiB: 2.10x the traffic (2.00 to 2.20)"],
         "chosen": {"memory": "80 GiB", "policy": "p0"},

@@ -127,6 +127,9 @@ def test_the_dashboard_asks_for_numbers_that_are_there(server: Running) -> None:
         if name not in offered and name.removesuffix("_total").removesuffix("_bucket") not in offered
     }
     assert not missing
+    families = {family.name for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)}
+    drawn = {name.removesuffix("_total").removesuffix("_bucket") for name in asked}
+    assert {name for name in families - drawn if not name.endswith("_created")} == set(), "all are on the dashboard"
 
 
 def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running) -> None:

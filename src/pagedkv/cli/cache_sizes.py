@@ -8,6 +8,7 @@ import typer
 from pagedkv.cli import options as opt
 from pagedkv.cli.sizes import parse_gib_list
 from pagedkv.contract.budget import blocks_that_fit
+from pagedkv.contract.spec import keeps_whole_prefix
 from pagedkv.errors import ConfigurationError
 from pagedkv.models import ModelMemory, read_model
 from pagedkv.models.memory import GIB
@@ -28,7 +29,7 @@ class SizedModel:
     Args:
         model: memory of the model.
         block_size: tokens of a block.
-        sizes_gib: the sizes, ascending.
+        sizes_gib: the sizes, ascending; empty: the default ones of a cache.
     """
 
     model: ModelMemory
@@ -66,7 +67,7 @@ class CacheSizes:
         str | None,
         typer.Option(
             metavar="SIZE,SIZE,...",
-            help="Memory of the model's KV cache, instead of --capacities.",
+            help="Memory of the model's KV cache, instead of --capacities. Default: ten sizes, as of --capacities.",
             rich_help_panel=opt.MEMORY,
         ),
     ] = None
@@ -92,9 +93,13 @@ class CacheSizes:
             return None
         if self.capacities is not None:
             raise ConfigurationError("--capacities counts blocks of one pool: with --model give --memory instead")
-        if self.memory is None:
-            raise ConfigurationError(f"--model {self.model} is measured in GiB: name them, as in --memory 8,16,32")
-        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, tuple(parse_gib_list(self.memory)))
+        sizes_gib = () if self.memory is None else tuple(parse_gib_list(self.memory))
+        sized = SizedModel(read_model(self.model, self.kv_dtype), self.block_size, sizes_gib)
+        if not sizes_gib and not all(map(keeps_whole_prefix, groups_of(sized.model, self.block_size))):
+            raise ConfigurationError(
+                f"{sized.model.name} has windows or states, and is measured at given sizes: name them, as in "
+                "--memory 8,16,32"
+            )
         sized.split(TYPICAL_TOKENS)
         return sized
 

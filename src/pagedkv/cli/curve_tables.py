@@ -67,7 +67,8 @@ def _facts(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
     yield "ideal hit ratio by token", share(curve.ideal_token_ratio, curve.ideal_hit_tokens, curve.num_prompt_tokens)
     yield "content ceiling, never seen before", f"{curve.content_ceiling:.2%}"
     for fraction, capacity in curve.capacity_for.items() if curve.ideal_hits else ():
-        yield f"LRU reaches {float(fraction):.0%} of the ideal at", f"{capacity:,} block{'s'[: capacity > 1]}"
+        gib = "" if curve.token_nbytes is None else f"{_size_gib(curve, capacity)} GiB, "
+        yield f"LRU reaches {float(fraction):.0%} of the ideal at", f"{gib}{capacity:,} block{'s'[: capacity > 1]}"
 
 
 def _left_out(curve: CapacityCurve) -> Iterator[tuple[str, str]]:
@@ -83,7 +84,11 @@ def _print_parts(curve: CapacityCurve) -> None:
     for kind in dict.fromkeys(part.kind for part in curve.parts):
         parts = [part for part in curve.parts if part.kind == kind]
         shown, note = shown_parts(parts, [part.num_block_refs for part in parts])
-        headings = (kind, "requests", "prompt tokens", "ideal", *(f"{capacity:,}" for capacity in curve.capacities))
+        sizes = [
+            f"{capacity:,}" if curve.token_nbytes is None else f"{_size_gib(curve, capacity)} GiB"
+            for capacity in curve.capacities
+        ]
+        headings = (kind, "requests", "prompt tokens", "ideal", *sizes)
         rows = [
             (
                 part.name,
@@ -94,7 +99,8 @@ def _print_parts(curve: CapacityCurve) -> None:
             )
             for part in shown
         ]
-        title = f"By {kind}: hit ratio by block of {policy}, by blocks of the cache; ideal by token{note}"
+        of = "blocks" if curve.token_nbytes is None else "memory"
+        title = f"By {kind}: hit ratio by block of {policy}, by {of} of the cache; ideal by token{note}"
         print_numbers(title, headings, rows)
 
 
@@ -131,20 +137,35 @@ def _print_gains(curve: CapacityCurve) -> None:
         return
     policies = list(next(iter(gains.values())))
     rows = [
-        (f"{capacity:,}", f"{factor}x", *(f"+{100 * by_policy[policy]:.2f}" for policy in policies))
+        (*_size_cells(curve, capacity), f"{factor}x", *(f"+{100 * by_policy[policy]:.2f}" for policy in policies))
         for (capacity, factor), by_policy in gains.items()
     ]
-    headings = ("blocks", "memory", *(HEADINGS.get(policy, policy) for policy in policies))
-    print_numbers("Gain from more memory, in points of the hit ratio by block", headings, rows, num_keys=2)
+    headings = (*_size_headings(curve), "memory", *(HEADINGS.get(policy, policy) for policy in policies))
+    num_keys = len(_size_headings(curve)) + 1
+    print_numbers("Gain from more memory, in points of the hit ratio by block", headings, rows, num_keys=num_keys)
 
 
 def _print_by_capacity(title: str, curve: CapacityCurve, columns: Mapping[str, Callable[[int], float]]) -> None:
     """Print shares of all references, a row for each capacity: each column with its heading and its function."""
     rows = [
-        (f"{capacity:,}", *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
+        (*_size_cells(curve, capacity), *(f"{share_at(capacity):.2%}" for share_at in columns.values()))
         for capacity in curve.capacities
     ]
-    print_numbers(title, ("blocks", *(HEADINGS.get(name, name) for name in columns)), rows)
+    headings = (*_size_headings(curve), *(HEADINGS.get(name, name) for name in columns))
+    print_numbers(title, headings, rows, num_keys=len(_size_headings(curve)))
+
+
+def _size_headings(curve: CapacityCurve) -> tuple[str, ...]:
+    return ("blocks",) if curve.token_nbytes is None else ("GiB", "blocks")
+
+
+def _size_cells(curve: CapacityCurve, capacity: int) -> tuple[str, ...]:
+    blocks = f"{capacity:,}"
+    return (blocks,) if curve.token_nbytes is None else (_size_gib(curve, capacity), blocks)
+
+
+def _size_gib(curve: CapacityCurve, capacity: int) -> str:
+    return f"{curve.gib(capacity) or 0.0:,.4g}"
 
 
 def _gib(nbytes: int) -> str:

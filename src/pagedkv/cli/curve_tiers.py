@@ -104,12 +104,14 @@ class TiersBelow:
     Args:
         settings: the tiers of each curve.
         token_nbytes: bytes of a token.
-        sizes_gib: sizes of the cache; None: they are given in blocks.
+        sizes_gib: sizes of the cache; empty: they are given in blocks.
+        is_of_model: whether a token's bytes are those of a named model.
     """
 
     settings: Sequence[tuple[CurveTier, ...]] = ()
     token_nbytes: int = 0
-    sizes_gib: Sequence[float] | None = None
+    sizes_gib: Sequence[float] = ()
+    is_of_model: bool = False
 
     def capacities(self, references: BlockReferences) -> list[int] | None:
         """Return the blocks of the trace that fit each size; None without sizes.
@@ -117,7 +119,7 @@ class TiersBelow:
         Raises:
             ConfigurationError: a block does not fit.
         """
-        if self.sizes_gib is None:
+        if not self.sizes_gib:
             return None
         nbytes = self._block_nbytes(references)
         if min(self.sizes_gib) * GIB < nbytes:

@@ -12,8 +12,11 @@ __all__ = ["prepare", "progress_bars", "working"]
 
 
 def prepare(compile_loops: Callable[[], None]) -> None:
-    """Compile or load the loops of a run before it begins, so that its bar shows only the run."""
-    with working("Preparing the compiled loops, slow on the first run only"), leaving_at_once():
+    """Compile or load the loops of a run before it begins, so that its bar shows only the run.
+
+    What takes long is told by the compiler's own notice, with the numbers of loops.
+    """
+    with leaving_at_once():
         compile_loops()
 
 

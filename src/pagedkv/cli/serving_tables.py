@@ -5,9 +5,10 @@ from typing import Final
 
 from pagedkv.cli.parts_tables import print_parts
 from pagedkv.cli.serving import ServedTrace
-from pagedkv.cli.tables import UNKNOWN_CONTENT, print_numbers, print_table, print_warnings, share
+from pagedkv.cli.tables import UNKNOWN_CONTENT, print_first, print_numbers, print_table, print_warnings, share
 from pagedkv.cli.tier_tables import print_tiers
 from pagedkv.models.memory import GIB
+from pagedkv.report.memory_need import need_of
 from pagedkv.simulation import ServingResult
 from pagedkv.simulation.meters.misses import MISS_LABELS
 
@@ -23,6 +24,7 @@ LATENCIES: Final = {
 def print_served(title: str, served: ServedTrace) -> None:
     """Print the results."""
     result = served.result
+    print_first(need_of(result.as_dict()).sentence)
     print_warnings(served.warnings)
     print_table(
         title,

@@ -15,6 +15,7 @@ from rich.table import Table
 
 __all__ = [
     "UNKNOWN_CONTENT",
+    "print_first",
     "print_numbers",
     "print_table",
     "print_warnings",
@@ -54,6 +55,11 @@ def print_warnings(warnings: Iterable[str]) -> None:
     """Print warnings about figures."""
     for warning in warnings:
         Console().print(f"Warning: {escape(warning)}", highlight=False)
+
+
+def print_first(sentence: str) -> None:
+    """Print the first line of a result."""
+    Console().print(f"[bold]{escape(sentence)}.[/bold]\n", highlight=False)
 
 
 def print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:

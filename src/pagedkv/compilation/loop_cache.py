@@ -23,6 +23,7 @@ from numba.core.caching import _Cache
 from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read, warn_once
 from pagedkv.compilation.choice import sources_of_bound
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
+from pagedkv.compilation.notice import NOTICE
 from pagedkv.compilation.piece import packed, restored
 from pagedkv.compilation.targets import Processor, runnable
 
@@ -73,8 +74,12 @@ class LoopCache(_Cache):
             key = self._key(sig, processor)
             name = CacheFolder.named(self._name, digest, key)
             for folder in folders_to_read(PACKAGE_FOLDER):
-                if (parts := _parts(folder.read(name), key)) is not None:
-                    return restored(target_context, parts)
+                if (entry := folder.read(name)) is not None:
+                    with NOTICE.loading():
+                        parts = _parts(entry, key)
+                        found = None if parts is None else restored(target_context, parts)
+                    if found is not None:
+                        return found
         return None
 
     def save_overload(self, sig: Opaque, data: Opaque) -> None:
@@ -107,9 +112,7 @@ def _sources_of_classes(sig: Opaque) -> Iterator[Path]:
             yield from sources_of_bound(kind.instance_class)
 
 
-def _parts(entry: bytes | None, key: Opaque) -> Opaque:
-    """Return the content of an entry; None if it is missing, or has another key and the same name."""
-    if entry is None:
-        return None
+def _parts(entry: bytes, key: Opaque) -> Opaque:
+    """Return the content of an entry; None if it has another key and the same name."""
     kept_key, parts = pickle.loads(entry)  # noqa: S301  # written by pagedkv, where no other user can write
     return parts if kept_key == key else None

@@ -26,6 +26,10 @@ SETTING: Final = "PAGEDKV_COMPILE_NOTICE"
 """The environment variable that silences the line: ``0``."""
 SAID: Final = "PAGEDKV_COMPILE_NOTICE_SAID"
 """The environment variable by which a process marks, for its children, that the line was written."""
+NUM_LINES: Final = 10
+"""Lines of progress off a terminal."""
+CLEAR: Final = "\x1b[K"
+"""Clears a terminal's line behind the text."""
 INTERRUPTED: Final = "interrupted while pagedkv compiled its loops; what is compiled so far is kept"
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -70,15 +74,20 @@ class Notice:
         environment: has the mark of parent processes, and receives that for child processes.
         clock: seconds, from any moment on.
         is_worker: the process works for another one, which writes the messages.
+        num_to_load: loops that are on disk for this process, at most; 0 where that is unknown.
     """
 
     stream: Callable[[], TextIO]
     environment: MutableMapping[str, str]
     clock: Callable[[], float] = time.monotonic
     is_worker: bool = False
+    num_to_load: int = 0
     _seconds: float = 0.0
     _num_compiled: int = 0
     _depth: int = 0
+    _loading_s: float = 0.0
+    _num_loaded: int = 0
+    _num_tenths: int = -1
     _was_due: bool = False
     _is_open: bool = False
     _signals: _Signals = field(default_factory=_Signals)
@@ -118,6 +127,34 @@ class Notice:
         self._seconds += PATIENCE_S
         self._show(self._seconds, lambda: folder)
 
+    def progress(self, num_done: int, num_loops: int, what: str = "compiled") -> None:
+        """Show how far a long compilation is: on a terminal in one place, else as a line at each tenth."""
+        if not self._is_open:
+            return
+        if self.stream().isatty():
+            self._write(f"\r  {num_done:,} of {num_loops:,} loops are {what}{CLEAR}\r")
+            return
+        num_tenths = NUM_LINES * num_done // max(1, num_loops)
+        if num_tenths > self._num_tenths:
+            self._num_tenths = num_tenths
+            self._write(f"pagedkv: {num_done:,} of {num_loops:,} loops are {what}\n")
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Surround the loading of a loop from disk; on a busy machine many of them take seconds, which is shown."""
+        began = self.clock()
+        yield
+        self._num_loaded += 1
+        if self._depth:
+            return  # within a compilation, which is shown itself
+        self._loading_s += self.clock() - began
+        if self._loading_s < PATIENCE_S or self.is_worker or self.environment.get(SETTING) == "0":
+            return
+        if not self._was_due:
+            self._was_due = self._is_open = True
+            self._write("pagedkv: loading its compiled loops, which takes long on this machine now\n")
+        self.progress(self._num_loaded, max(self.num_to_load, self._num_loaded), "loaded")
+
     def _show(self, seconds: float, folder: Callable[[], str | None]) -> None:
         if seconds < PATIENCE_S or self.is_worker or self.environment.get(SETTING) == "0":
             return
@@ -128,7 +165,7 @@ class Notice:
             if self._is_open:
                 self._write(_line(folder()))
         if self._is_open and self._depth == 0 and self.stream().isatty():
-            self._write(f"\r  {self._num_compiled} compiled\r")
+            self._write(f"\r  {self._num_compiled} compiled{CLEAR}\r")
 
     def _let_signals_go(self) -> None:
         try:

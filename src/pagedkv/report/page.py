@@ -20,6 +20,7 @@ from pagedkv.report.headlines import headline_of, headline_of_several
 from pagedkv.report.key_figures import KEY_FIGURES
 from pagedkv.report.latencies import latency_section
 from pagedkv.report.memory import memory_section
+from pagedkv.report.memory_need import need_of
 from pagedkv.report.settings import settings_section
 from pagedkv.report.shared_text import without_folders
 from pagedkv.report.timelines import time_section
@@ -58,6 +59,7 @@ def render_report(runs: Sequence[ReportRun], *, version: str, command: str) -> s
     names = tuple(f"{number}. {_in_short(run.name)}" for number, run in enumerate(runs, 1))
     single = len(runs) == 1
     return page_template().render(
+        need=need_of(runs[0].replay, runs[0].curve).sentence if single else "",
         title=headline_of(runs[0]) if single else headline_of_several(runs, names),
         subtitle=f"report of a replay of {runs[0].name}" if single else "report of replays",
         runs=() if single else tuple(run.name for run in runs),

@@ -1,10 +1,11 @@
 """The document of ``pagedkv plan --json``, as a plain dict; see :mod:`pagedkv.report.documents`."""
 
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from pagedkv.report.documents import Seconds
 
-__all__ = ["BesideDocument", "Plan", "PlanPointDocument", "PlanSettingDocument"]
+__all__ = ["BesideDocument", "Plan", "PlanPointDocument", "PlanSettingDocument", "traffic_of"]
 
 
 class BesideDocument(TypedDict):
@@ -57,6 +58,7 @@ class Plan(TypedDict):
     loads: str
     prices: dict[str, float]
     warnings: list[str]
+    need: dict[str, Any]
     headline: str
     reasons: list[str]
     chosen: dict[str, str]
@@ -64,3 +66,10 @@ class Plan(TypedDict):
     settings: list[PlanSettingDocument]
     points: list[PlanPointDocument]
     divided: dict[str, Any]
+
+
+def traffic_of(figures: Mapping[str, Any]) -> float:
+    """Return the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
+    steady = figures["steadiness"]
+    holds = steady["verdict"] == "holds"
+    return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])

@@ -27,7 +27,7 @@ from pagedkv.report.drawing import (
 from pagedkv.report.elements import Cell, Plot, Section, Table, Tile
 from pagedkv.report.number_text import COUNT, NONE, RATIO, SECONDS, rate
 from pagedkv.report.page import page_template
-from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.report.plan_documents import Plan, PlanPointDocument, traffic_of
 from pagedkv.report.shared_text import without_folders
 
 __all__ = ["render_plan"]
@@ -55,7 +55,7 @@ CLUSTERS: Final = (
 GLOSSARY: Final = (
     Caption("Load", "Multiple of the recorded traffic."),
     Caption("Holds", "Whether a load can be sustained: nine of ten requests are good, and the queue does not grow."),
-    Caption("Answers", "Finished requests, from the first arrival to the last answer."),
+    Caption("Answers", "Good answers a second: of the requests that arrive later, where the load holds; else in all."),
     Caption("Good", "Requests whose answer kept the bounds, of all requests."),
     Caption("TTFT", "Seconds from arrival to the first token."),
     Caption("TPOT", "Seconds for each further token, in the mean of an answer, waits after preemptions included."),
@@ -76,20 +76,13 @@ class _Measure:
     is_share: bool = False
 
 
-def _traffic(figures: Mapping[str, Any]) -> float:
-    """Return the good answers a second: by arrivals if the load holds, as in the headline; else over the whole run."""
-    steady = figures["steadiness"]
-    holds = steady["verdict"] == "holds"
-    return float(steady["num_good"] / steady["measured_s"] if holds else figures["goodput_per_s"])
-
-
 MEASURES: Final = (
     _Measure(
         "traffic",
         "Traffic",
         "Answers a second that keep the bounds, sustained where the load holds, over the memory for keys and values.",
         "answers a second",
-        _traffic,
+        traffic_of,
         lambda value: NONE if value is None else f"{value:.3g}",
     ),
     _Measure(
@@ -131,6 +124,7 @@ def render_plan(plan: Plan, *, version: str) -> str:
         One HTML document that refers to nothing outside itself.
     """
     return page_template().render(
+        need=plan["need"]["sentence"] if "need" in plan else "",
         title=plan["headline"],
         subtitle=f"a plan for {plan['model']} on {without_folders(plan['trace'])}; {_seconds(plan)}",
         runs=(),
@@ -371,7 +365,7 @@ def _served(point: PlanPointDocument) -> tuple[Cell, ...]:
     return (
         Cell(HOLDS.get(point["verdict"], "no")),
         Cell(f"{point['kv_gib']:,.1f}"),
-        Cell(f"{figures['throughput_per_s']:.3g}"),
+        Cell(f"{traffic_of(figures):.3g}"),
         Cell(RATIO.text(figures["num_good"] / max(1, figures["num_requests"]))),
         Cell(rate(figures["output_tokens_per_s"])),
         Cell("unknown" if ratio is None else RATIO.text(ratio)),

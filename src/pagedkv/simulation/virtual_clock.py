@@ -73,6 +73,7 @@ class VirtualClock:
         self._num_changes = 0
         self._now_s = 0.0
         self._num_scheduled = 0
+        self._peak_live = dict.fromkeys(config.space_config(is_watched=False).blocks_by_pool(), 0)
         self._last_arrival_s = 0.0
         self._flight: tuple[Batch, float] | None = None  # the step that runs, and its seconds
         self._queue_file = QueueFile()
@@ -212,6 +213,11 @@ class VirtualClock:
         return self._num_scheduled
 
     @property
+    def peak_live(self) -> dict[str, int]:
+        """Most blocks in tables after a step was scheduled, by pool."""
+        return dict(self._peak_live)
+
+    @property
     def is_idle(self) -> bool:
         """Whether no request is waiting or running."""
         return self._scheduler.is_idle and self._flight is None
@@ -280,6 +286,8 @@ class VirtualClock:
             self._tiers.before_step(self._now_s, none_running=not self._scheduler.running)
         batch = self._scheduler.schedule()
         self._meters.scheduled(batch, self._now_s)
+        for pool, peak in self._peak_live.items():
+            self._peak_live[pool] = max(peak, self._space.num_live_blocks(pool))
         if self._tiers is not None:
             for admission in batch.admitted:
                 self._tiers.admitted(admission.request, admission.num_hit_tokens)

@@ -8,7 +8,7 @@ from pagedkv.compilation.compiled import is_compiling_at_all
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER
 from pagedkv.compilation.notice import NOTICE
 from pagedkv.warming.rehearsals import Rehearsal
-from pagedkv.warming.stamps import is_stamped
+from pagedkv.warming.stamps import num_stamped
 from pagedkv.warming.warm_up import compile_all
 
 __all__ = ["make_ready"]
@@ -24,7 +24,9 @@ def make_ready(*rehearsals: Rehearsal) -> None:
     """
     if not is_compiling_at_all():
         return
-    missing = [rehearsal for rehearsal in rehearsals if not is_stamped(rehearsal)]
+    nums = {rehearsal: num_stamped(rehearsal) for rehearsal in rehearsals}
+    missing = [rehearsal for rehearsal, num in nums.items() if num is None]
+    NOTICE.num_to_load += sum(num for num in nums.values() if num is not None)
     if not missing:
         return
     folder = find_cache_folder(PACKAGE_FOLDER)
@@ -33,4 +35,4 @@ def make_ready(*rehearsals: Rehearsal) -> None:
             rehearsal.run()
         return
     NOTICE.say_now(str(folder.path))
-    compile_all(missing)
+    NOTICE.num_to_load += compile_all(missing, on_progress=NOTICE.progress).num_loops

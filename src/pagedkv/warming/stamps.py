@@ -3,27 +3,29 @@
 Its name includes the digest of all sources that the rehearsal reaches, so a change of any loop makes it invalid.
 """
 
-import time
-
 from pagedkv.compilation.cache_folder import CacheFolder, find_cache_folder, folders_to_read
 from pagedkv.compilation.loop_sources import PACKAGE_FOLDER, digest_of_sources
 from pagedkv.compilation.targets import Processor, own_processor, runnable
 from pagedkv.warming.rehearsals import Rehearsal
 
-__all__ = ["is_stamped", "stamp"]
+__all__ = ["num_stamped", "stamp"]
 
 
-def is_stamped(rehearsal: Rehearsal) -> bool:
-    """Whether all loops of a rehearsal were compiled for this processor, or for one with code that it can run."""
+def num_stamped(rehearsal: Rehearsal) -> int | None:
+    """Return the number of loops that were compiled with a rehearsal's; None: not all of its own were.
+
+    Code for this processor counts, and for a kind of processors that this one is of.
+    """
     names = [_name(rehearsal, processor) for processor in runnable(own_processor())]
-    return any(name and folder.read(name) for name in names for folder in folders_to_read(PACKAGE_FOLDER))
+    found = (folder.read(name) for name in names if name for folder in folders_to_read(PACKAGE_FOLDER))
+    return next((int(entry) for entry in found if entry), None)
 
 
-def stamp(rehearsal: Rehearsal, processor: Processor) -> None:
-    """Record that all loops of a rehearsal were compiled for a processor."""
+def stamp(rehearsal: Rehearsal, processor: Processor, num_loops: int) -> None:
+    """Record that all loops of a rehearsal were compiled for a processor, ``num_loops`` with those of others."""
     name, folder = _name(rehearsal, processor), find_cache_folder(PACKAGE_FOLDER)
     if name is not None and folder is not None:
-        folder.write(name, str(time.time()).encode())
+        folder.write(name, str(num_loops).encode())
 
 
 def _name(rehearsal: Rehearsal, processor: Processor) -> str | None:
@@ -32,4 +34,4 @@ def _name(rehearsal: Rehearsal, processor: Processor) -> str | None:
         digest = digest_of_sources(rehearsal.source)
     except OSError:
         return None
-    return digest and CacheFolder.named("all-loops", digest, rehearsal, processor)
+    return digest and CacheFolder.named("number-of-loops", digest, rehearsal, processor)

@@ -107,7 +107,7 @@ def compile_all(
             raise
     own = own_processor()
     for rehearsal in rehearsals:
-        stamp(rehearsal, own if target is None else target.processor(own[0]))
+        stamp(rehearsal, own if target is None else target.processor(own[0]), len(requests))
     folder = find_cache_folder(PACKAGE_FOLDER)
     return WarmUp(len(requests), time.perf_counter() - began, processes, None if folder is None else str(folder.path))
 

@@ -38,6 +38,7 @@ def figures(  # noqa: PLR0913 - what differs from one made-up run to another, by
         tpot_s=NONE,
         itl_s=NONE,
         waited_s={"sequences": 0.0, "tokens": 0.6, "memory": 0.2},
+        peak_live={"full": 7},
         parts=parts,
         steadiness=steadiness(verdict, sum(good), offered_s),
     )

@@ -24,7 +24,7 @@ from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
 from pagedkv.cli.partitions import partitions_of
 from pagedkv.cli.progress import prepare, progress_bars
-from pagedkv.cli.tables import print_warnings
+from pagedkv.cli.tables import print_first, print_warnings
 from pagedkv.cli.trace_options import NO_MERGING, MergingOptions, SeveralTracesOptions, TraceOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
 from pagedkv.contract.space_config import DEFAULT_EVICTION
@@ -104,8 +104,8 @@ def curve(  # noqa: PLR0913 - a trace, and groups of options
     Several traces, as logs of several teams, share the cache, on one clock; hits are given in all and by tenant, as
     with --tenant-by; --isolate hides each tenant's blocks from the others. --window gives them by time.
 
-    With --model, hits are those of its groups of layers, including windows and states, each in a pool of its own, split
-    as in pagedkv replay. There is no optimum for such models.
+    With --model, sizes are GiB. With --memory, hits are those of its groups of layers, including windows and states,
+    each in a pool of its own, split as in pagedkv replay; there is no optimum then.
 
     With --host-memory or --disk, hits are also given by medium: those that a tier still has below a cache of each size.
     There is no clock, so a load always pays and takes no time; pagedkv replay has the times.
@@ -113,6 +113,8 @@ def curve(  # noqa: PLR0913 - a trace, and groups of options
     For example:
 
     pagedkv curve mooncake_conversation.jsonl.gz
+
+    pagedkv curve mooncake_conversation.jsonl.gz --model llama-3.1-8b
 
     pagedkv curve mooncake_conversation.jsonl.gz --capacities 1000,10000,100000 --full-blocks-only
 
@@ -127,8 +129,8 @@ def curve(  # noqa: PLR0913 - a trace, and groups of options
     if json_file is not None:
         require_writable(json_file, *traces)
     model, settings = sizes.of_model(), tier.settings()
-    token_nbytes = token_nbytes_of(model) if settings else 0
-    of_pool = model is None or bool(settings)
+    of_pool = model is None or bool(settings) or not model.sizes_gib
+    token_nbytes = token_nbytes_of(model) if of_pool else 0
     names, num_threads = measured.names, measured.num_threads
     read = TraceBlocks(
         traces,
@@ -143,10 +145,10 @@ def curve(  # noqa: PLR0913 - a trace, and groups of options
         merging=reading.merging,
     )
     result: CapacityCurve | ModelCurve
-    if model is not None and not settings:
+    if model is not None and not of_pool:
         result = _curve_of_model(read, model, names=names)
     else:
-        below = TiersBelow(settings, token_nbytes, None if model is None else model.sizes_gib)
+        below = TiersBelow(settings, token_nbytes, () if model is None else model.sizes_gib, model is not None)
         result = _curve(read, sizes.of_one_pool(), names=names, num_threads=num_threads, below=below)
     if json_file is not None:
         sources: dict[str, object] = {"trace": traces[0]} if len(traces) == 1 else {"traces": traces}
@@ -154,6 +156,7 @@ def curve(  # noqa: PLR0913 - a trace, and groups of options
         write_json(json_file, {**head, **result.as_dict()})
     if json_file == STANDARD_OUTPUT:
         return
+    print_first(result.need.sentence)
     print_warnings(read.notes)
     if isinstance(result, CapacityCurve):
         named = "" if model is None else f", {model.model.name}"
@@ -283,7 +286,8 @@ def _curve(  # noqa: PLR0913 - a trace, and all options of its curve
                 references, wanted, policies, show=show, num_threads=num_threads, partitions=blocks.partitions
             )
             shown = partial(_shown_behind, show, num_points)
-            return replace(result, tiers=below.measured(references, online, result.capacities, shown))
+            tiers = below.measured(references, online, result.capacities, shown)
+            return replace(result, tiers=tiers, token_nbytes=below.token_nbytes if below.is_of_model else None)
 
 
 def _shown_behind(show: Callable[[int], None], num_before: int, num_done: int) -> None:

@@ -17,7 +17,7 @@ from pagedkv.cli.exit_codes import EXIT_WRONG_ANSWERS
 from pagedkv.cli.interrupting import leaving_at_once, noticing_interrupts
 from pagedkv.cli.json_file import write_json
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.progress import progress_bars, working
+from pagedkv.cli.progress import prepare, progress_bars, working
 from pagedkv.cli.prompts import PromptFile, PromptRequest, typed_prompts
 from pagedkv.cli.tables import print_numbers, print_table
 from pagedkv.contract.miss_causes import MissCause
@@ -113,6 +113,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
         from pagedkv.cli import generating  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine import SamplingParams, compat  # noqa: PLC0415 - as above
         from pagedkv.engine.demo.trained import load_demo  # noqa: PLC0415 - as above
+        from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
         from pagedkv.engine.loading import load  # noqa: PLC0415 - as above
 
     config = engine.config()
@@ -122,6 +123,7 @@ def generate(  # noqa: PLR0913 - typer needs a parameter for each option
     if verify:
         _require_greedy(prompt_requests)
     compat.be_silent()
+    prepare(lambda: compile_loops(config))
     with working(f"Loading {model}"), leaving_at_once():
         loaded, tokenizer = load_demo(device) if model == DEMO else load(model, dtype, device)
         draft_model = None if engine.draft_model is None else load(engine.draft_model, dtype, device)[0]

@@ -1,7 +1,8 @@
 """``pagedkv plan``: many settings on one trace, and the recommended one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,13 @@ from pagedkv.cli.progress import working
 from pagedkv.cli.serving import mean_tokens, require_some_served, sample_of
 from pagedkv.cli.trace_options import SeveralTimedTracesOptions
 from pagedkv.cli.trace_sources import TraceSources, name_of
-from pagedkv.errors import ConfigurationError
+from pagedkv.contract.spec import keeps_whole_prefix
+from pagedkv.errors import ConfigurationError, NoBlocksError
+from pagedkv.planner.capacity.curve import lru_capacity_for
+from pagedkv.planner.capacity.memory_need import CacheNeed, cache_need
+from pagedkv.planner.capacity.references import ReferenceCollector
+from pagedkv.planner.traces.request import Request
+from pagedkv.planner.traces.token_blocks import ContentBlocks
 
 if TYPE_CHECKING:
     from pagedkv.cli.planning.ray_runs import RayRunner
@@ -122,7 +129,7 @@ def plan(
     num_blocks = max(max(each.point.config.space_config().blocks_by_pool().values()) for each, _ in found)
     require_some_served(most.num_requests, most.num_rejected, num_blocks)
     head = {"trace": name_of(traces) if len(traces) > 1 else traces[0], "command": command_line()}
-    document = plan_document({**head, "read_as": facts.read_as}, axes, found, beside)
+    document = plan_document({**head, "read_as": facts.read_as}, axes, found, beside, facts.cache)
     document["warnings"][:0] = facts.notes
     if json_file is not None:
         write_json(json_file, document)
@@ -141,11 +148,13 @@ class _TraceFacts:
         read_as: its format.
         notes: warnings about it.
         planned: all points.
+        cache: the cache that its hits need; None where that is unknown.
     """
 
     read_as: str
     notes: list[str]
     planned: list[PlannedPoint]
+    cache: CacheNeed | None
 
 
 def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
@@ -159,10 +168,29 @@ def _planned(paths: Sequence[str], axes: PlanAxes) -> _TraceFacts:
         requests = trace.requests()
         sample = sample_of(requests)
         longest = max((each.input_length for each in sample), default=0)
-        points = axes.points(mean_tokens(sample), longest, has_content=any(each.has_content for each in sample))
+        has_content = any(each.has_content for each in sample)
+        points = axes.points(mean_tokens(sample), longest, has_content=has_content)
+        cache = _cache_need(trace.name, chain(sample, requests), points[0]) if has_content else None
         for _ in requests:
             pass
-        return _TraceFacts(trace.recognised, trace.notes, points)
+        return _TraceFacts(trace.recognised, trace.notes, points, cache)
+
+
+def _cache_need(name: str, requests: Iterator[Request], planned: PlannedPoint) -> CacheNeed | None:
+    """Compute the cache that the hits of a trace need; None for models with windows or states, or without a block."""
+    config = planned.point.config
+    if not all(map(keeps_whole_prefix, config.group_specs)):
+        return None
+    collector = ReferenceCollector(name)
+    for request, num_answer_blocks in ContentBlocks(config.block_size).with_answers(requests):
+        collector.add(request, num_answer_blocks)
+    try:
+        references = collector.references()
+    except NoBlocksError:
+        return None
+    nbytes = sum(config.block_nbytes[group.pool] / group.block_size for group in config.group_specs)
+    capacity_for = lru_capacity_for(references)
+    return cache_need(capacity_for, references.block_size, nbytes) if references.ideal_hits().any() else None
 
 
 def _run(runner: "PointRunner | RayRunner", loads: LoadRuns | BesideRuns) -> None:

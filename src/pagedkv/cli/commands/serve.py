@@ -13,7 +13,7 @@ from pagedkv.cli.exit_codes import INTERRUPTED_BEFORE_SERVING
 from pagedkv.cli.interrupting import leaving_at_once
 from pagedkv.cli.listening import require_free
 from pagedkv.cli.option_groups import command
-from pagedkv.cli.progress import working
+from pagedkv.cli.progress import prepare, working
 from pagedkv.cli.sizes import parse_size_with_unit
 from pagedkv.contract.arguments import as_choice
 from pagedkv.errors import ConfigurationError
@@ -160,11 +160,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         raise ConfigurationError(
             "--kv-events needs --replicas 1: replicas publish at ports of their own (/inspect/routes)"
         )
-    engine.require_valid()
-    if api_keys is not None:
-        read_key_file(api_keys)
-    if request_log is not None:
-        require_writable(request_log)
+    _require_usable(engine, api_keys, request_log)
     routed = cast("Routing", as_choice(routing, ROUTINGS, "--routing"))
     for folder in (model, engine.draft_model):
         if folder not in {DEMO, None}:
@@ -173,6 +169,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
     with working("Loading torch"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
         from pagedkv.cli import server_building  # noqa: PLC0415 - paths are checked before torch is imported
         from pagedkv.engine import compat  # noqa: PLC0415 - as above
+        from pagedkv.engine.llm import compile_loops  # noqa: PLC0415 - as above
         from pagedkv.server import ServerConfig, run  # noqa: PLC0415 - as above
         from pagedkv.server.engine_process import EventEndpoints  # noqa: PLC0415 - as above
 
@@ -185,6 +182,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
     )
+    engine_config = engine.config()
     access = server_building.access(api_keys)
     compat.be_silent()
     events = None if kv_events is None else EventEndpoints(kv_events, kv_events_replay, kv_events_topic)
@@ -192,7 +190,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         server_building.Serving(
             None if model == DEMO else model,
             dtype,
-            engine.config(),
+            engine_config,
             config,
             access,
             events,
@@ -204,6 +202,7 @@ def serve(  # noqa: PLR0913 - typer needs a parameter for each option
         inspects=inspect or inspect_texts,
         has_texts=inspect_texts,
     )
+    prepare(lambda: compile_loops(engine_config))  # here, since an engine in a process of its own is silent
     with ExitStack() as serving:
         serving.enter_context(server_building.warnings_shown())
         with working(f"Loading {model}"), leaving_at_once(INTERRUPTED_BEFORE_SERVING):
@@ -220,3 +219,12 @@ def _one_model(argument: str, option: str | None) -> str:
     if option is not None and argument not in {DEMO, option}:
         raise ConfigurationError(f"two models are given, {argument!r} and --model {option!r}: give one")
     return argument if option is None else option
+
+
+def _require_usable(engine: EngineOptions, api_keys: Path | None, request_log: Path | None) -> None:
+    """Refuse wrong options and files before torch is imported. Raises ConfigurationError, OutputError."""
+    engine.require_valid()
+    if api_keys is not None:
+        read_key_file(api_keys)
+    if request_log is not None:
+        require_writable(request_log)

@@ -1,5 +1,6 @@
 """All results of a plan, as one document, for ``--json`` and for the page."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -11,6 +12,7 @@ from pagedkv.cli.planning.prices import token_cost
 from pagedkv.cli.seconds_source import SecondsSource, shared_name
 from pagedkv.cli.typed_names import as_typed
 from pagedkv.contract.budget import GIB
+from pagedkv.planner.capacity.memory_need import CacheNeed, LiveNeed, MemoryNeed, live_need
 from pagedkv.report.plan_documents import BesideDocument, Plan, PlanPointDocument, PlanSettingDocument
 from pagedkv.simulation.cluster import LATE
 from pagedkv.simulation.planning import Decision, Effect, PointFigures, PointResult, decide
@@ -31,6 +33,7 @@ def plan_document(
     axes: PlanAxes,
     found: Sequence[tuple[PlannedPoint, PointFigures]],
     beside: BesideRuns,
+    cache: CacheNeed | None = None,
 ) -> Plan:
     """Make the document of a plan.
 
@@ -39,6 +42,7 @@ def plan_document(
         axes: the options.
         found: all points with their figures.
         beside: runs for comparison with clusters.
+        cache: the cache that the trace's hits need, where it is known.
     """
     results = [PointResult(planned.choices, planned.load, figures) for planned, figures in found]
     decision = decide(results, axes.bounds, is_searched=axes.is_searched)
@@ -56,6 +60,7 @@ def plan_document(
         "loads": LOADS_SEARCHED if axes.is_searched else LOADS_GIVEN,
         "prices": axes.prices,
         "warnings": list(_warnings(axes, found)),
+        "need": MemoryNeed(_live(decision, found), cache).as_dict(),
         "headline": f"{decision.headline} (seconds: {seconds.in_short})",
         "reasons": [
             *_stops(decision, found),
@@ -152,6 +157,20 @@ def _chosen_figures(
     held = next(each["held"] for each in settings if each["choices"] == decision.chosen)
     own = {planned.load: figures for planned, figures in found if dict(planned.choices) == decision.chosen}
     return own[min(own) if held is None else held]
+
+
+def _live(decision: Decision, found: Sequence[tuple[PlannedPoint, PointFigures]]) -> LiveNeed:
+    """Return the blocks of requests in flight: of the headline's setting, nearest to the recorded traffic."""
+    own = [each for each in found if dict(each[0].choices) == decision.chosen]
+    planned, figures = min(own, key=lambda each: abs(math.log(each[0].load)))
+    config = planned.point.config
+    number = num_replicas(planned.choices)
+    sizes = {
+        pool: number * (count - 1) for pool, count in config.space_config(is_watched=False).blocks_by_pool().items()
+    }
+    traffic = "the recorded traffic" if planned.load == 1 else f"{planned.load:g} times the recorded traffic"
+    setting = ", ".join(planned.choices.values())
+    return live_need(figures.peak_live, sizes, config.block_nbytes, f"a simulation of {setting} at {traffic}")
 
 
 def _windows(figures: PointFigures) -> Iterator[str]:

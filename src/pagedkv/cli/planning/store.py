@@ -18,7 +18,7 @@ from pagedkv.simulation.planning import PlanPoint, PointFigures
 
 __all__ = ["PointStore", "default_folder", "digest_of_files"]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the files and of the meaning of figures; it grows when either changes."""
 
 

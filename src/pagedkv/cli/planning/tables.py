@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from pagedkv.cli.parts_tables import print_parts
-from pagedkv.cli.tables import print_numbers, print_warnings
+from pagedkv.cli.tables import print_first, print_numbers, print_warnings
 from pagedkv.report.number_text import rate
-from pagedkv.report.plan_documents import Plan, PlanPointDocument
+from pagedkv.report.plan_documents import Plan, PlanPointDocument, traffic_of
 from pagedkv.simulation.planning.request_parts import PartFigures
 
 __all__ = ["print_plan"]
@@ -37,6 +37,7 @@ def print_plan(plan: Plan, *, has_every_load: bool) -> None:
         plan: the document.
         has_every_load: whether the table has all loads that were run; else each setting has one row.
     """
+    print_first(plan["need"]["sentence"])
     print_warnings(plan["warnings"])
     console = Console()
     console.print()
@@ -67,7 +68,7 @@ def _print_points(plan: Plan, *, has_every_load: bool) -> None:
     more = f" (--every-load has {left_out:,} more)" if left_out else ""
     title = (
         f"Settings for {plan['model']}, {which}{more}; TTFT, TPOT and ITL in seconds; * marks the headline's setting; "
-        "holds: yes, or the cause if not (? if the trace is too short to decide)"
+        "holds: yes, or the cause if not (? if the trace is too short to decide); answers/s as in the headline"
     )
     rows = (_row(point, has_bounds=has_bounds) for point in points)
     print_numbers(title, _headings(has_bounds=has_bounds), rows, num_keys=2)
@@ -112,7 +113,7 @@ def _row(point: PlanPointDocument, *, has_bounds: bool) -> tuple[str, ...]:
         f"{point['load']:g}x",
         _holds(point),
         f"{point['kv_gib']:,.1f}",
-        f"{figures['throughput_per_s']:.3g}",
+        f"{traffic_of(figures):.3g}",
         *([f"{good:.1%}"] if has_bounds else []),
         rate(figures["output_tokens_per_s"]),
         "unknown" if figures["hit_ratio"] is None else f"{figures['hit_ratio']:.1%}",

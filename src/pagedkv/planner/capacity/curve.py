@@ -19,8 +19,10 @@ import numpy as np
 
 from pagedkv.blocks import EvictionPolicy, policy_named
 from pagedkv.contract.arrays import Int32Array, Int64Array
+from pagedkv.contract.budget import GIB
 from pagedkv.contract.space_config import EVICTION_POLICIES
 from pagedkv.errors import ConfigurationError
+from pagedkv.planner.capacity.memory_need import MemoryNeed, cache_need
 from pagedkv.planner.capacity.optimum import optimal_hits_by_request
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.pool_hits import hits_by_request
@@ -38,6 +40,7 @@ __all__ = [
     "PartCurve",
     "Policy",
     "default_capacities",
+    "lru_capacity_for",
     "measure_curve",
     "policies_for",
     "with_multiples",
@@ -133,6 +136,7 @@ class CapacityCurve:
         num_answer_blocks: blocks of answers that are kept after their prompts, as in engines, so that next turns hit
             them; they count as distinct blocks, not as references. 0 where the trace has no tokens of answers.
         tiers: hits by medium, for each setting of tiers below the device that was measured.
+        token_nbytes: bytes of a token of the model; None without one.
     """
 
     block_size: int
@@ -147,6 +151,18 @@ class CapacityCurve:
     parts: tuple[PartCurve, ...] = ()
     num_answer_blocks: int = 0
     tiers: tuple[TierCurve, ...] = ()
+    token_nbytes: int | None = None
+
+    @property
+    def need(self) -> MemoryNeed:
+        """How much KV memory the cache needs."""
+        return MemoryNeed(
+            cache=cache_need(self.capacity_for, self.block_size, self.token_nbytes) if self.ideal_hits else None
+        )
+
+    def gib(self, num_blocks: int) -> float | None:
+        """GiB of a number of blocks; None without a model."""
+        return None if self.token_nbytes is None else num_blocks * self.block_size * self.token_nbytes / GIB
 
     @property
     def capacities(self) -> list[int]:
@@ -207,6 +223,7 @@ class CapacityCurve:
     def as_dict(self) -> dict[str, object]:
         """Return the curve for JSON, equal on every run."""
         return {
+            "need": self.need.as_dict(),
             "block_size": self.block_size,
             "num_requests": self.num_requests,
             "num_block_refs": self.num_block_refs,
@@ -404,7 +421,16 @@ def _lru_of(references: BlockReferences, capacities: Iterable[int]) -> tuple[dic
     by_capacity = lru_hits_by_capacity(references)
     largest = len(by_capacity) - 1
     hits = {capacity: int(by_capacity[min(capacity, largest)]) for capacity in capacities}
-    return hits, {share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()}
+    return hits, _capacities_for(by_capacity)
+
+
+def lru_capacity_for(references: BlockReferences) -> dict[str, int]:
+    """Find the smallest capacity at which LRU reaches each share of the ideal hits. O(references log references)."""
+    return _capacities_for(lru_hits_by_capacity(references))
+
+
+def _capacities_for(by_capacity: Int64Array) -> dict[str, int]:
+    return {share: _capacity_for(percent, by_capacity) for share, percent in SHARES_OF_IDEAL.items()}
 
 
 def _capacity_for(percent: int, hits_by_capacity: Int64Array) -> int:

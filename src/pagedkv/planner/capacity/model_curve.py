@@ -8,8 +8,10 @@ of policies, bounded by those of an unbounded cache.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pagedkv.contract.budget import GIB
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import GroupSpec
+from pagedkv.planner.capacity.memory_need import CacheNeed, MemoryNeed
 from pagedkv.planner.capacity.partition import Partition
 from pagedkv.planner.capacity.references import BlockReferences
 from pagedkv.planner.capacity.space_hits import SpaceHits, space_hits
@@ -102,6 +104,18 @@ class ModelCurve:
     hits: Mapping[str, Sequence[SpaceHits]]
     parts: tuple[ModelPart, ...] = ()
 
+    @property
+    def need(self) -> MemoryNeed:
+        """How much KV memory the cache needs: the least measured size at which the first policy has the hits."""
+        if not self.ideal_hit_tokens:
+            return MemoryNeed()
+        hits = next(iter(self.hits.values()))
+        enough = (place for place, each in enumerate(hits) if 100 * each.num_hit_tokens >= 99 * self.ideal_hit_tokens)
+        place = next(enough, None)
+        point = self.points[-1 if place is None else place]
+        num_blocks, nbytes = sum(point.num_blocks.values()), int(point.memory_gib * GIB)
+        return MemoryNeed(cache=CacheNeed(num_blocks, None, nbytes, "more than" if place is None else "at most"))
+
     def hit_ratio(self, policy: str, place: int) -> float:
         """Hits of a policy at one point, as a share of all tokens."""
         return self.hits[policy][place].num_hit_tokens / self.num_prompt_tokens
@@ -109,6 +123,7 @@ class ModelCurve:
     def as_dict(self) -> dict[str, object]:
         """Return the curve for JSON, equal on every run."""
         return {
+            "need": self.need.as_dict(),
             "model": self.model,
             "block_size": self.block_size,
             "num_requests": self.num_requests,

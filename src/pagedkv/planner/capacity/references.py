@@ -137,8 +137,9 @@ class ReferenceCollector:
             )
         if request.block_ids is None:
             raise self._fault(
-                "has no block ids",
-                "Name a trace with block_runs, block_ids, hash_ids, hash_runs or requests, or one with tokens or texts",
+                "has lengths, and no content that could hit: neither block ids nor tokens nor texts",
+                "What lengths alone show, memory in flight and times, is told by pagedkv replay and pagedkv plan; a "
+                "curve needs block_runs, block_ids, hash_ids, hash_runs or requests, or tokens or texts",
             )
         block_ids = request.block_ids
         if self._full_blocks_only and request.block_size and not num_answer_blocks:

@@ -179,6 +179,12 @@ class VirtualCluster:
             if view.state is IndexState.EXACT and view.next_batch == replica.next_batch:
                 assert view.num_blocks == stored, f"{name} has {stored} blocks, its exact index {view.num_blocks}"
 
+    @property
+    def peak_live(self) -> dict[str, int]:
+        """The sum of the replicas' most live blocks, by pool."""
+        peaks = [replica.clock.peak_live for replica in self._replicas.values()]
+        return {pool: sum(each[pool] for each in peaks) for pool in peaks[0]}
+
     def figures(self) -> ClusterFigures:
         """Sum up the run so far. Changes nothing."""
         log, num_replicas = self.log, len(self._names)

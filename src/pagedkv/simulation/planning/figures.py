@@ -6,6 +6,7 @@ eighth spans.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
@@ -84,6 +85,7 @@ class PointFigures:
         num_preemptions: preemptions.
         ttft_s, tpot_s, itl_s: mean (not for ``itl_s``), p50, p90 and p99; None if there are none.
         waited_s: seconds in which requests waited, by cause (``RequestLog.waited_s``).
+        peak_live: most blocks of requests in flight, by pool; of a cluster the sum of its replicas' peaks.
         parts: the same in parts.
         steadiness: whether the load holds.
         divided: the same by tenant and by window of recorded time, if there are any.
@@ -107,6 +109,7 @@ class PointFigures:
     tpot_s: dict[str, float | None]
     itl_s: dict[str, float | None]
     waited_s: dict[str, float]
+    peak_live: dict[str, int]
     parts: tuple[Part, ...]
     steadiness: Steadiness
     divided: tuple[PartFigures, ...] = ()
@@ -161,10 +164,11 @@ class PointFigures:
 def figures_of(
     log: RequestLog,
     bounds: Bounds,
+    peak_live: Mapping[str, int],
     divided: tuple[PartFigures, ...] = (),
     cluster: ClusterSummary | None = None,
 ) -> PointFigures:
-    """Sum up a finished run, with the given figures of its parts and its cluster. O(requests log requests)."""
+    """Sum up a finished run, with the given peaks, figures of its parts and its cluster. O(requests log requests)."""
     arrival_s, end_s = log.arrival_s, log.end_s
     is_finished = ~np.isnan(end_s)
     ttft_s, is_good = _first_tokens(log, is_finished, bounds)
@@ -194,6 +198,7 @@ def figures_of(
         tpot_s=tpot_s,
         itl_s={f"p{percent}": log.between_tokens.percentile_s(percent) for percent in PERCENTILES},
         waited_s=dict(log.waited_s),
+        peak_live=dict(peak_live),
         steadiness=steadiness_of(log, bounds),
         parts=_parts(prompt_tokens, hit_tokens, ends_s - start_s, is_good[order]),
         divided=divided,

@@ -83,11 +83,12 @@ def run_point(
     config, log = point.config, RequestLog(point.config.scheduling_config(), records_ended=point.loop is not None)
     space = BlockSpace(config.space_config(is_watched=False))
     if point.loop is None:
-        serve_open(VirtualClock(config, point.costs, space, log), requests, show)
+        clock = VirtualClock(config, point.costs, space, log)
+        serve_open(clock, requests, show)
     else:
         clock = VirtualClock(replace(config, load=1.0), point.costs, space, log, uses_queue_file=False)
         serve_closed(clock, log, requests, loop=point.loop, load=config.load, show=show)
-    return figures_of(log, point.bounds, parts_of(log, point.bounds, division, config.load))
+    return figures_of(log, point.bounds, clock.peak_live, parts_of(log, point.bounds, division, config.load))
 
 
 def _run_cluster(
@@ -107,4 +108,4 @@ def _run_cluster(
     )
     figures = cluster.run(requests, show)
     parts = parts_of(cluster.log, point.bounds, division, point.config.load)
-    return figures_of(cluster.log, point.bounds, parts, ClusterSummary.of(figures))
+    return figures_of(cluster.log, point.bounds, cluster.peak_live, parts, ClusterSummary.of(figures))

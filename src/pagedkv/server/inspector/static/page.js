@@ -11,6 +11,7 @@ const STATE_BITS = 7, TENANT_SHIFT = 3;
 const ORDER = ["live", "leased", "cached", "deferred", "free"];
 const RETRY_MS = 2000;
 const NUM_TENANT_SHADES = 6;
+const MANY_BLOCKS = 1024, STRETCH = 64; // of many blocks, the map can show the stretches of which any block is used
 
 const $ = (id) => document.getElementById(id);
 const number = (value) => (value == null ? "–" : Math.round(value).toLocaleString("en"));
@@ -345,7 +346,22 @@ function drawTiles(shown) {
 
 // The map
 
-const layout = { columns: 1, cell: 1, gap: 0, rows: 1 };
+const layout = { columns: 1, cell: 1, gap: 0, rows: 1, ids: null }; // ids: those that are drawn; null: all
+
+function usedIds(map) { // the ids of stretches with a used block; null where these are most of the pool, or none
+  if (map.length <= MANY_BLOCKS) return null;
+  const free = known.states.indexOf("free"), none = known.states.indexOf("null"), ids = [];
+  for (let start = 0; start < map.length; start += STRETCH) {
+    const end = Math.min(map.length, start + STRETCH);
+    let isUsed = false;
+    for (let id = start; id < end && !isUsed; id++) isUsed = (map[id] & STATE_BITS) !== free && (map[id] & STATE_BITS) !== none;
+    if (isUsed) for (let id = start; id < end; id++) ids.push(id);
+  }
+  return ids.length && 2 * ids.length <= map.length ? ids : null;
+}
+
+const idAt = (place) => (layout.ids ? layout.ids[place] : place);
+const placeOf = (id) => (layout.ids ? layout.ids.indexOf(id) : id);
 
 function shadesOf(kind) {
   return kind === "tenant"
@@ -362,7 +378,11 @@ function drawMap(shown) {
     $("legend").replaceChildren();
     return;
   }
-  const num = map.length, scale = window.devicePixelRatio || 1;
+  const used = usedIds(map);
+  $("extent-choice").hidden = used == null;
+  layout.ids = $("extent").value === "used" ? used : null;
+  $("map-extent").textContent = layout.ids ? `${number(map.length - layout.ids.length)} unused blocks are left out.` : "";
+  const num = layout.ids?.length ?? map.length, scale = window.devicePixelRatio || 1;
   const width = Math.max(50, Math.floor(canvas.clientWidth * scale));
   const most = Math.max(120, Math.floor(360 * scale));
   let cell = Math.max(1, Math.min(Math.floor(18 * scale), Math.floor(Math.sqrt((width * most) / num))));
@@ -377,12 +397,13 @@ function drawMap(shown) {
   const counts = new Array(known.states.length).fill(0), tenantCounts = new Array(known.tenants.length).fill(0);
   pen.clearRect(0, 0, width, height);
   if (cell === 1) drawPixels(pen, map, width, height, byTenant ? tenantShades : shades, byTenant);
-  for (let id = 0; id < num; id++) {
-    const state = map[id] & STATE_BITS, tenant = map[id] >> TENANT_SHIFT, hasContent = state > 1;
-    counts[state]++;
-    if (hasContent) tenantCounts[tenant]++;
-    if (cell === 1) continue;
-    const x = (id % layout.columns) * cell, y = Math.floor(id / layout.columns) * cell, size = cell - layout.gap;
+  for (const each of map) {
+    counts[each & STATE_BITS]++;
+    if ((each & STATE_BITS) > 1) tenantCounts[each >> TENANT_SHIFT]++;
+  }
+  for (let place = 0; place < num && cell > 1; place++) {
+    const id = idAt(place), state = map[id] & STATE_BITS, tenant = map[id] >> TENANT_SHIFT, hasContent = state > 1;
+    const x = (place % layout.columns) * cell, y = Math.floor(place / layout.columns) * cell, size = cell - layout.gap;
     pen.fillStyle = byTenant && hasContent ? tenantShades[tenant] : shades[state];
     pen.fillRect(x, y, size, size);
     if (hasTenants && tenant && cell >= 6) {
@@ -391,10 +412,11 @@ function drawMap(shown) {
       pen.strokeRect(x + pen.lineWidth / 2, y + pen.lineWidth / 2, size - pen.lineWidth, size - pen.lineWidth);
     }
   }
-  if (selected != null && selected < num) {
+  const place = selected == null ? -1 : placeOf(selected);
+  if (place >= 0 && place < num) {
     pen.strokeStyle = colour("ink");
     pen.lineWidth = 2;
-    pen.strokeRect((selected % layout.columns) * cell - 1, Math.floor(selected / layout.columns) * cell - 1, cell + 1, cell + 1);
+    pen.strokeRect((place % layout.columns) * cell - 1, Math.floor(place / layout.columns) * cell - 1, cell + 1, cell + 1);
   }
   $("legend").replaceChildren(...ORDER.map((state) => {
     const place = known.states.indexOf(state);
@@ -404,15 +426,15 @@ function drawMap(shown) {
   $("tenants").replaceChildren(...(hasTenants ? known.tenants.flatMap((name, place) => tenantCounts[place]
     ? [element("li", {}, swatch(tenantShades[place], byTenant ? "swatch" : "swatch outline"), `${name || "no tenant"} ${number(tenantCounts[place])}`)]
     : []) : []));
-  canvas.setAttribute("aria-label", `Map of ${number(num)} blocks: ${ORDER.map((state) => `${counts[known.states.indexOf(state)]} ${state}`).join(", ")}`);
+  canvas.setAttribute("aria-label", `Map of ${number(map.length)} blocks: ${ORDER.map((state) => `${counts[known.states.indexOf(state)]} ${state}`).join(", ")}`);
 }
 
 function drawPixels(pen, map, width, height, shades, byTenant) {
   const image = pen.createImageData(width, height), free = rgb(colour("free")), table = shades.map(rgb);
-  for (let id = 0; id < map.length; id++) {
-    const state = map[id] & STATE_BITS;
+  for (let place = 0; place < (layout.ids?.length ?? map.length); place++) {
+    const id = idAt(place), state = map[id] & STATE_BITS;
     const shade = byTenant ? (state > 1 ? table[map[id] >> TENANT_SHIFT] : free) : table[state];
-    image.data.set(shade, 4 * id);
+    image.data.set(shade, 4 * place);
   }
   pen.putImageData(image, 0, 0);
 }
@@ -426,7 +448,7 @@ function blockAt(event) {
   const box = $("map").getBoundingClientRect();
   const column = Math.floor(((event.clientX - box.left) * layout.scale) / layout.cell);
   const row = Math.floor(((event.clientY - box.top) * layout.scale) / layout.cell);
-  const id = row * layout.columns + column, pool = known.pools[poolPlace];
+  const id = idAt(row * layout.columns + column), pool = known.pools[poolPlace];
   return pool && column >= 0 && column < layout.columns && id > 0 && id < pool.num_blocks ? id : null;
 }
 
@@ -701,6 +723,7 @@ $("pool").addEventListener("change", () => {
   draw();
 });
 $("colouring").addEventListener("change", draw);
+$("extent").addEventListener("change", draw);
 $("refresh").addEventListener("click", readPrefixes);
 $("map").addEventListener("pointermove", (event) => select(blockAt(event)));
 $("map").addEventListener("pointerdown", (event) => select(blockAt(event), 0));
@@ -709,7 +732,9 @@ $("map").addEventListener("keydown", (event) => {
   const pool = known.pools[poolPlace];
   if (!pool || !(event.key in steps)) return;
   event.preventDefault();
-  select(Math.min(pool.num_blocks - 1, Math.max(1, (selected ?? 0) + steps[event.key])));
+  const last = (layout.ids?.length ?? pool.num_blocks) - 1;
+  const place = Math.min(last, Math.max(0, placeOf(selected ?? idAt(0)) + steps[event.key]));
+  select(Math.max(1, idAt(place)));
 });
 window.addEventListener("resize", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
