@@ -225,3 +225,12 @@ def test_a_swapped_out_request_that_its_tenants_new_cap_excludes_is_rejected() -
     served.space.set_tenant("a", TenantLimits(cap=2))
     served.run()
     assert (served.rejected, served.finished) == ([swapped], [other])
+
+
+def test_a_waiting_request_that_its_tenants_new_cap_excludes_is_rejected_before_it_computes_anything() -> None:
+    """Its prompt still fits, its answer does not."""
+    served = engine(tenants={"a": TenantLimits()})
+    request = served.add([1] * 4, 12, intent=A)
+    served.space.set_tenant("a", TenantLimits(cap=2))
+    batch = served.step()
+    assert (batch.rejected, batch.plan.compute.num_tokens) == ((request,), 0)

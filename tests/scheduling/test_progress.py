@@ -312,3 +312,19 @@ def test_accepted_drafts_leave_a_block_for_the_next_token() -> None:
         engine.add([*range(length)], 15, is_guessed=True)
     engine.run()
     assert len(engine.finished) == 4
+
+
+@pytest.mark.interpreted
+def test_a_swapped_out_request_that_can_never_go_on_is_computed_again_and_rejected_with_the_numbers() -> None:
+    """Its three samples share a state until they go on, and there are two states."""
+    groups = FullAttention(4), RecurrentState(4, pool="state", prefix_caching=False)
+    config = SpaceConfig(
+        groups, {"device": 40, "state": 3}, {"device": 20, "state": 20}, max_sequences=12, max_tokens=40
+    )
+    engine = Engine(SchedulingConfig(6, 16, "swap"), config)
+    first, samples = engine.add([1, 2, 3], 6), engine.add([4, 5, 6], 6, num_sequences=3)
+    engine.step()
+    assert engine.step().preempted[0].kind == "swap"
+    engine.run(100)
+    assert (engine.finished, engine.rejected) == ([first], [samples])
+    assert samples.rejection == "it ran out of blocks alone: pool 'state' has 1 free blocks, 2 are needed"

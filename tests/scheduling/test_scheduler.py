@@ -369,3 +369,105 @@ def test_windows_are_computed_again_within_the_budget_of_a_step(budget: int, sta
     receipts = served.space.statistics().receipts
     assert receipts is not None
     assert receipts.num_replayed == (12 if start else 0)
+
+
+def windowed_engine(num_windows: int = 9) -> Engine:
+    """Make an engine in which a longer prompt than 8 tokens is computed in chunks: its pool has few windows."""
+    groups = FullAttention(1, "full"), SlidingWindow(4, 1, pool="windows")
+    num_blocks = {"full": 60, "windows": num_windows + 1}
+    config = SpaceConfig(groups, num_blocks=num_blocks, max_sequences=8, max_tokens=40, watermark=0.0)
+    return Engine(SchedulingConfig(max_sequences=8, max_batched_tokens=32), config)
+
+
+def test_a_chunk_keeps_to_the_budget_of_its_step_and_to_what_its_request_can_hold() -> None:
+    served = windowed_engine()
+    served.add([*range(20)], 2)
+    chunks = []
+    for budget in (32, 2, 32, 3, 32, 32):
+        batch = served.scheduler.schedule(budget)
+        served.in_flight.append(batch)
+        served.finish()
+        chunks += [(chunk.start, chunk.stop) for chunk in batch.prefilling]
+    assert chunks == [(0, 5), (5, 7), (7, 12), (12, 15), (15, 20)]
+
+
+@pytest.mark.parametrize("num_in_flight", [1, 2])
+def test_chunks_that_are_shifted_against_the_blocks_are_halved_where_windows_run_short(num_in_flight: int) -> None:
+    """Chunks of 8 that begin at a block's beginning fit; after a chunk of 2 they lie on one block more."""
+    groups = FullAttention(4, "full"), SlidingWindow(4, 4, pool="windows")
+    config = SpaceConfig(groups, {"full": 30, "windows": 4}, max_sequences=8, max_tokens=40, watermark=0.0)
+    served = Engine(SchedulingConfig(max_sequences=8, max_batched_tokens=32), config)
+    served.add([*range(30)], 1)
+    chunks = []
+    for budget in (2, 32, 32, 32, 32, 32, 32, 32, 32, 32, 32, 32):
+        batch = served.scheduler.schedule(budget)
+        served.in_flight.append(batch)
+        chunks += [(chunk.start, chunk.stop) for chunk in batch.prefilling]
+        if len(served.in_flight) == num_in_flight:
+            served.finish()
+    assert chunks == [(0, 2), (2, 10), *((start, start + 4) for start in range(10, 30, 4))]
+
+
+def test_room_for_the_rest_of_a_prompt_is_not_given_to_a_newcomer() -> None:
+    """The prompt's chunks leave budget and windows, which its next chunks take."""
+    served = windowed_engine()
+    long, short = served.add([*range(20)], 3), served.add([9] * 4, 3)
+    admitted = {}
+    while not served.scheduler.is_idle:
+        batch = served.step()
+        assert not batch.preempted
+        admitted |= {admission.request: batch.plan.step_id for admission in batch.admitted}
+    assert admitted[short] > admitted[long] + 3, "it came while the prompt was computed in 4 steps"
+
+
+def test_drafts_of_all_sequences_are_appended_together_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = engine(most_drafts=3)
+    served.guesses_right, served.late_probability = True, 0.0
+    for number in range(3):
+        served.add([number] * 4, 12, is_guessed=True)
+    served.step()
+    appended, append = [], served.space.append
+
+    def noted(rows: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as they are
+        appended.append((len(rows), options.get("num_draft")))
+        return append(rows, *args, **options)
+
+    monkeypatch.setattr(served.space, "append", noted)
+    assert served.step().num_drafted == 9
+    assert appended == [(3, None), (3, [3, 3, 3])]
+
+
+def test_nobody_is_preempted_where_just_enough_blocks_wait_for_a_step_in_flight() -> None:
+    """Of three blocks two are held, and the third comes back with the step that computes an aborted request."""
+    served = engine(num_blocks=4)
+    first, second = served.add([1] * 4, 6), served.add([2] * 4, 6)
+    served.scheduler.finish(served.scheduler.schedule(), [-1, -1], held=[first, second])
+    aborted = served.add([3] * 4, 6)
+    in_flight = served.scheduler.schedule()
+    assert [admission.request for admission in in_flight.admitted] == [aborted]
+    served.scheduler.supply(first, [7])
+    served.scheduler.abort(aborted)
+    batch = served.scheduler.schedule()
+    assert (batch.decoding, batch.preempted) == (None, ())
+    served.scheduler.finish(in_flight, [8])
+    served.scheduler.finish(batch, [])
+    batch = served.scheduler.schedule()
+    assert (batch.decoded_token_ids.tolist(), batch.preempted) == ([7], ())
+
+
+def test_requests_whose_step_failed_go_on_from_their_computed_tokens() -> None:
+    """One decodes, one is in the middle of its prompt: both keep their rows, and compute the same tokens again."""
+    served = engine(max_batched_tokens=8)
+    decoding = served.add([1] * 5, 4)
+    served.step()
+    prefilling = served.add([2] * 20, 4)
+    served.step()
+    lengths = served.space.lengths([*decoding.rows, *prefilling.rows]).tolist()
+    failed = served.scheduler.schedule()
+    aborted = served.scheduler.abort_in_flight()
+    assert aborted is not None
+    assert (aborted.withdrawn, aborted.preempted) == ((), ())
+    assert served.space.lengths([*decoding.rows, *prefilling.rows]).tolist() == lengths == [6, 7]
+    again = served.scheduler.schedule()
+    assert again.decoded_token_ids.tolist() == failed.decoded_token_ids.tolist()
+    assert [(chunk.start, chunk.stop) for chunk in again.prefilling] == [(7, 14)]

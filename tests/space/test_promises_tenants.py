@@ -44,6 +44,19 @@ def test_promise_27_a_tenant_at_its_cap_evicts_its_own(groups: tuple[GroupSpec, 
     assert space.num_free_blocks() - space.num_cached_blocks() > 20, "though there are empty blocks"
 
 
+def test_promise_27_a_tenant_that_is_just_within_its_cap_evicts_nothing() -> None:
+    """Neither where it takes hits, nor where its cap is lowered to what it has."""
+    space = shared_by(a=TenantLimits(cap=9), b=TenantLimits())
+    cache_for(space, PROMPT, "b")
+    cache_for(space, OTHER, "a")
+    row = run_for(space, PROMPT, "a")
+    assert has(space, "a") == (5, 4)
+    assert hit(space, OTHER) == 16
+    space.free(row)
+    space.set_tenant("a", TenantLimits(cap=sum(has(space, "a"))))
+    assert (hit(space, PROMPT), hit(space, OTHER)) == (16, 16)
+
+
 def test_promise_27_of_its_own_the_least_recently_used_goes_first_and_the_tail_before_the_head() -> None:
     space = shared_by(a=TenantLimits(cap=9))
     cache_for(space, PROMPT, "a")

@@ -224,14 +224,21 @@ def _way_alone(
     way, fewest = None, len(request.known_token_ids) + 1
     for match in _shorter_and_shorter(state, request, budget, longest):
         num_left = len(request.known_token_ids) - match.num_tokens
-        most_chunk = min(state.config.max_batched_tokens, num_left)
-        while most_chunk and (num_steps := -(-num_left // most_chunk)) < fewest:
+        for most_chunk in _smaller_and_smaller(min(state.config.max_batched_tokens, num_left)):
+            num_steps = -(-num_left // most_chunk)
+            if num_steps >= fewest:
+                break
             if _status_in_chunks(state, request, match, most_chunk) is AllocStatus.OK:
                 way, fewest = (match, most_chunk), num_steps
-            most_chunk //= 2
     if way is None:
         return AllocStatus.LATER if state.awaits_blocks else AllocStatus.NEVER
     return way
+
+
+def _smaller_and_smaller(most_chunk: int) -> list[int]:
+    """Return a size of chunks, its halves, and the powers of two below it, which lie well on blocks; largest first."""
+    sizes = {most_chunk >> num_bits for num_bits in range(most_chunk.bit_length())}
+    return sorted(sizes | {1 << num_bits for num_bits in range(most_chunk.bit_length())}, reverse=True)
 
 
 def _shorter_and_shorter(state: SchedulerState, request: Request, budget: int, match: PrefixHit) -> Iterator[PrefixHit]:
