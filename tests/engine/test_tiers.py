@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -369,7 +370,7 @@ def test_a_load_has_to_be_faster_than_computing(
     stored(model, with_tiers(tier))
     llm = LLM(model, with_tiers(tier), clock=Clock(1000.0))  # computing takes hours
     llm.generate([range(150, 190)], SamplingParams(max_tokens=1))
-    tiers = llm.core._live.tiers.loader
+    tiers = llm.core._live.tiers
     assert isinstance(tiers, EngineTiers)
     for num_loaded in (64, 64, 0):
         requests, _ = serve(llm, PROMPTS[:1], PARAMS)
@@ -377,7 +378,7 @@ def test_a_load_has_to_be_faster_than_computing(
         assert loaded(requests) == [num_loaded]
         forget_device(llm)
         if llm.core.tier_statistics()[0].num_loads == 2:
-            tiers.note_step(10**15, 10**15, 0.0)  # and takes no time from now on
+            tiers._rate.note(10**15, 10**15, 0.0)  # and takes no time from now on
     (note,) = requests[0].output().tier_notes
     assert (note.start, note.end, note.cause) == (0, 64, TierCause.FASTER)
 
@@ -547,7 +548,7 @@ def test_an_outage_is_one_line_in_the_log(
 
 def test_a_dead_server_is_one_line_and_one_when_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each probe of a dead server was a line that it is back, and one that it is out again."""
-    runs = some_runs(6)
+    seeds = count()
     settings = {"breaker_failures": 2, "breaker_pause_s": 0.01, "breaker_longest_pause_s": 0.02}
     with closing(RedisServer(tmp_path)) as server, caplog.at_level(logging.WARNING, "pagedkv.tiers"):
         tier = OpenTier(RedisTier(server.url, "1MiB", timeout_s=0.5, settings=settings), IDENTITY, 1000)
@@ -555,12 +556,13 @@ def test_a_dead_server_is_one_line_and_one_when_it_is_back(tmp_path: Path, caplo
         def use_until(is_so: Callable[[StoreStatistics], bool]) -> None:
             until = time.monotonic() + SECONDS
             while not is_so(tier.store.statistics()) and time.monotonic() < until:
-                tier.store.offer(runs, [parts_of(run) for run in runs])
-                tier.store.load(runs, 1.0).wait(SECONDS)
+                more = some_runs(2, seed=next(seeds))
+                tier.store.offer(more, [parts_of(run) for run in more])
+                tier.store.load(more, 1.0).wait(SECONDS)
                 tier.log_outage()
             assert is_so(tier.store.statistics())
 
-        use_until(lambda seen: seen.num_loaded > 0)
+        use_until(lambda seen: seen.num_entries > 0)
         server.kill()
         use_until(lambda seen: seen.times_opened >= 5)
         tier.log_outage()

@@ -36,7 +36,7 @@ Needs torch and transformers (``pip install 'pagedkv[hf]'``). In the order in wh
     answering     logits in, tokens out, with rows that wait or fail; sampled_rows: the sequence and drafts of each row
     sampling      one token for each row of logits
     records       StepRecord: counts and times of a step
-    tiering       EngineTiers: cached blocks in host memory, on disk and elsewhere; request_tiers calls them
+    tiering       EngineTiers: cached blocks in host memory, on disk and elsewhere
     ranks         RankGroup: one model on several processes, each with some heads of every layer
     current_pass  the pass under way in a thread
     compat        transformers

@@ -253,7 +253,8 @@ class EngineCore(PrefixCore):
                         change()
             finally:
                 self.absorbed.read_again()
-                self._live.tiers.renew()
+                if self._live.tiers is not None:
+                    self._live.tiers.renew()
 
     @property
     def has_work(self) -> bool:

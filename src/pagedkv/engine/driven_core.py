@@ -16,7 +16,6 @@ from pagedkv.engine.grouping import EngineGroups
 from pagedkv.engine.live_requests import LiveRequests
 from pagedkv.engine.ranks import RankGroup, WholeModel
 from pagedkv.engine.request_rules import RequestRules
-from pagedkv.engine.request_tiers import NoTiers, RequestTiers
 from pagedkv.engine.sample import Decode
 from pagedkv.engine.sampling import BatchSampler
 from pagedkv.engine.step_loop import StepLoop
@@ -57,7 +56,7 @@ class DrivenCore:
         self._content = self._parts.content(whole)
         tiers = self._new_tiers()
         scheduling = config.scheduling(publishes_answers=not replays_steps)
-        self.scheduler = Scheduler(scheduling, self.space, tiers.loader)
+        self.scheduler = Scheduler(scheduling, self.space, tiers)
         self.model_end_ids = compat.end_token_ids(model)
         limit = config.num_draft_states if groups.states else config.predicted_tokens
         self._num_predicted = min(limit, config.predicted_tokens)
@@ -73,10 +72,10 @@ class DrivenCore:
         )
         self._failure: str | None = None
 
-    def _new_tiers(self) -> NoTiers:
+    def _new_tiers(self) -> EngineTiers | None:
         if not self.config.tiers or self._content is None:
-            return NoTiers()
-        return RequestTiers(EngineTiers(self.config.tiers, self._content, self.space, self._note_loaded))
+            return None
+        return EngineTiers(self.config.tiers, self._content, self.space, self._note_loaded)
 
     def _note_loaded(self, scheduled: Request) -> None:
         self.scheduler.loaded(scheduled)

@@ -20,8 +20,8 @@ from pagedkv.engine.prediction import PredictedText
 from pagedkv.engine.prompt_lookup import LookupText, PromptLookup
 from pagedkv.engine.sample import Decode, Sample
 from pagedkv.engine.sampling import SampledSequence, SamplingParams, TokenLogprobs
-from pagedkv.engine.tiering import TierNote
 from pagedkv.scheduling import NO_INTENT, UNKNOWN_TOKEN, Request
+from pagedkv.tiers.served import TierNote
 
 __all__ = ["EngineRequest", "RequestSpec"]
 

@@ -7,9 +7,9 @@ from pagedkv.engine.answering import Answering, Taken
 from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.outputs import FinishReason
 from pagedkv.engine.request_rules import RequestRules
-from pagedkv.engine.request_tiers import NoTiers
 from pagedkv.engine.row_lists import RowLists
 from pagedkv.engine.sampled_rows import SampledRow
+from pagedkv.engine.tiering import EngineTiers
 from pagedkv.scheduling import Batch, Progress, Request, Scheduler
 from pagedkv.space import BlockSpace
 
@@ -22,12 +22,12 @@ class LiveRequests:
 
     Args:
         scheduler, space, rules: of the engine.
-        tiers: its hooks; answering: samples its rows; clock: returns seconds.
+        tiers: its tiers, or None; answering: samples its rows; clock: returns seconds.
 
     Attributes:
         by_schedule: the requests by the scheduler's record of each, in the order of their numbers.
         rows: lists the answers that a batch samples.
-        tiers: the hooks of tiers, which :meth:`EngineCore.close` replaces.
+        tiers: the engine's tiers; None: there are none, or :meth:`EngineCore.close` has closed them.
         num_entered: requests that have been given a number.
         on_entered: called with each new request.
     """
@@ -38,7 +38,7 @@ class LiveRequests:
         space: BlockSpace,
         rules: RequestRules,
         *,
-        tiers: NoTiers,
+        tiers: EngineTiers | None,
         answering: Answering,
         clock: Callable[[], float],
     ) -> None:
@@ -72,7 +72,8 @@ class LiveRequests:
         if self.by_schedule.pop(request.scheduled, None) is not None:
             self._answering.forget(request)
             self._scheduler.abort(request.scheduled)
-            self.tiers.ended(request)
+            if self.tiers is not None:
+                self.tiers.ended(request)
             request.end(reason, self._clock(), error)
 
     def end_all(self, error: str) -> None:
@@ -95,7 +96,8 @@ class LiveRequests:
                 self._answering.forget(request)  # its waiting rows are sampled again after the recomputation
         for admission in batch.admitted:
             request = self.by_schedule[admission.request]
-            self.tiers.admitted(request, admission.num_hit_tokens)
+            if self.tiers is not None:
+                self.tiers.admitted(request, admission.num_hit_tokens)
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = min(admission.num_hit_tokens, len(request.prompt_token_ids))
                 request.explanation = self._space.explanation(admission.request.rows[0])
@@ -112,7 +114,7 @@ class LiveRequests:
         for scheduled in progress.first_tokens:
             request = self.by_schedule[scheduled]
             request.first_token = now if request.first_token is None else request.first_token
-            if scheduled not in progress.finished:
+            if self.tiers is not None and scheduled not in progress.finished:
                 self.tiers.prompt_computed(request)
         for place in taken.ended:
             request, ended = rows[place].request, rows[place].sample
@@ -121,7 +123,8 @@ class LiveRequests:
             self.rows.forget()
         for scheduled in progress.finished:
             request = self.by_schedule.pop(scheduled)
-            self.tiers.ended(request)
+            if self.tiers is not None:
+                self.tiers.ended(request)
             request.end("length", now)
         self.note_failures(taken)
 

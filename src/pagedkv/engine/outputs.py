@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from pagedkv.contract.miss_causes import Explanation
 from pagedkv.engine.sampling import TokenLogprobs
-from pagedkv.engine.tiering import TierNote
 from pagedkv.space import Receipt
+from pagedkv.tiers.served import TierNote
 
 __all__ = ["Completion", "FinishReason", "RequestOutput"]
 

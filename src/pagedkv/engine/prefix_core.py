@@ -1,14 +1,15 @@
 """The methods of an engine on cached prefixes: dropping them, prefixes as files, hand-offs, and tiers."""
 
 from pathlib import Path
+from typing import Final
 
 from pagedkv.contract.arguments import as_count, as_token_array, require_instance
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.events import TierEvents
 from pagedkv.engine.driven_core import DrivenCore
 from pagedkv.engine.intent import Intent
-from pagedkv.engine.request_tiers import NoTiers
 from pagedkv.engine.tiering import (
+    EngineTiers,
     HandOff,
     LoadUnderWay,
     NixlLink,
@@ -22,6 +23,8 @@ from pagedkv.engine.tiering import (
 from pagedkv.errors import ConfigurationError
 
 __all__ = ["PrefixCore"]
+
+NO_SHARED_TIER: Final = "a hand-off needs a tier that both engines have: a folder, Redis or an object store"
 
 
 class PrefixCore(DrivenCore):
@@ -38,7 +41,8 @@ class PrefixCore(DrivenCore):
         with self._driving():
             self._land()
             self.space.reset_prefix_cache()
-            self._live.tiers.reset()
+            if self._live.tiers is not None:
+                self._live.tiers.reset()
 
     def forget(self, prompt_token_ids: Int32Array, *, salt: bytes = b"", start: int = 0) -> int:
         """Drop a prompt, and everything that continues it, from the prefix cache and from every tier.
@@ -60,7 +64,9 @@ class PrefixCore(DrivenCore):
             self._land()
             tokens = as_token_array(prompt_token_ids)
             keys = Intent(salt=salt).keys
-            self._live.tiers.forget(tokens, keys, as_count(start, "start"))
+            start = as_count(start, "start")
+            if self._live.tiers is not None:
+                self._live.tiers.forget(tokens, keys, start)
             return self.space.forget(tokens, keys=keys, start=start)
 
     # Prefixes as files
@@ -138,7 +144,7 @@ class PrefixCore(DrivenCore):
             tokens, keys = as_token_array(prompt_token_ids), Intent(salt=salt).keys
             if link is not None:
                 return hand_over_direct(link, self._file_content(), self.space, tokens, keys)
-            return self._live.tiers.hand_over(tokens, keys, timeout_s)
+            return self._shared_tiers().hand_over(tokens, keys, timeout_s)
 
     def take_over(
         self,
@@ -176,29 +182,34 @@ class PrefixCore(DrivenCore):
             if link is not None:
                 content = self._file_content()
                 return take_over_direct(hand_off, link, timeout_s, content, self.space, tokens, keys)
-            return self._live.tiers.take_over(hand_off, tokens, keys)
+            return self._shared_tiers().take_over(hand_off, tokens, keys)
 
     # Tiers
 
+    def _shared_tiers(self) -> EngineTiers:
+        if self._live.tiers is None:
+            raise ConfigurationError(NO_SHARED_TIER)
+        return self._live.tiers
+
     def tier_statistics(self) -> tuple[TierStatistics, ...]:
         """Take a snapshot of each tier of ``EngineConfig.tiers``."""
-        return self._live.tiers.statistics()
+        return () if self._live.tiers is None else self._live.tiers.statistics()
 
     def tier_loads(self) -> tuple[LoadUnderWay, ...]:
         """Return the loads from tiers that are under way. O(loads)."""
-        return self._live.tiers.loads()
+        return () if self._live.tiers is None else self._live.tiers.loads()
 
     def drain_tier_events(self) -> tuple[TierEvents, ...]:
         """Take the events of entries of tiers since the last call, by medium; none unless ``EngineConfig.events``."""
-        return self._live.tiers.drain_events()
+        return () if self._live.tiers is None else self._live.tiers.drain_events()
 
     def tier_entries(self) -> tuple[TierEvents, ...]:
         """Return all entries of tiers whose events were drained, by medium. O(entries)."""
-        return self._live.tiers.entries()
+        return () if self._live.tiers is None else self._live.tiers.entries()
 
     def tier_weights(self) -> dict[str, float]:
         """Return by medium the measured part of the time of computing that loading saves, between 0 and 1."""
-        return self._live.tiers.weights()
+        return {} if self._live.tiers is None else self._live.tiers.weights()
 
     def flush_tiers(self, timeout_s: float = 60.0) -> bool:
         """Wait until all computed blocks are stored in the tiers that admit them; return whether they are.
@@ -209,7 +220,7 @@ class PrefixCore(DrivenCore):
         Raises EngineError where another thread drives the engine.
         """
         with self.driver.driving():
-            return self._live.tiers.flush(timeout_s)
+            return self._live.tiers is None or self._live.tiers.flush(timeout_s)
 
     def close(self, timeout_s: float = 60.0) -> bool:
         """Flush and close the tiers; the engine goes on without them. Return what :meth:`flush_tiers` does.
@@ -219,7 +230,7 @@ class PrefixCore(DrivenCore):
         Raises EngineError where another thread drives the engine.
         """
         with self.driver.driving():
-            tiers, self._live.tiers = self._live.tiers, NoTiers()
-            is_stored = tiers.close(timeout_s)
+            tiers, self._live.tiers = self._live.tiers, None
+            is_stored = tiers is None or tiers.close(timeout_s)
             self.scheduler.end_loading()
             return is_stored

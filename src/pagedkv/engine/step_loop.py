@@ -73,17 +73,27 @@ class StepLoop:
         """Whether a step is launched and not finished."""
         return self._flight is not None
 
+    def _begin_step(self) -> float:
+        """End loads from tiers that have arrived, and leases that are over; return the time."""
+        if self._requests.tiers is not None:
+            self._requests.tiers.before_step(none_running=not self._scheduler.running)
+        now = self._clock()
+        if self._config.leases:
+            self._parts.space.advance(max(self._parts.space.now_s, now - self._began))
+        return now
+
+    def _is_computing(self, batch: Batch) -> bool:
+        """Whether this step computes something, or the one before it still does."""
+        return _computes(batch) or (self._flight is not None and _computes(self._flight.batch))
+
     def step(self) -> StepRecord:
         """Run one step; with overlap, launch one and finish the one before."""
         num_finished = self._supply() if self._answering.num_held else 0
-        self._requests.tiers.before_step(none_running=not self._scheduler.running)
-        times = [self._clock()]
-        if self._config.leases:
-            self._parts.space.advance(max(self._parts.space.now_s, times[0] - self._began))
+        tiers = self._requests.tiers
+        times = [self._begin_step()]
         batch = self._scheduler.schedule(self._failed_steps.max_batched_tokens)
-        before = self._flight
-        if not (_computes(batch) or (before is not None and _computes(before.batch))):
-            self._requests.tiers.await_load()
+        if tiers is not None and not self._is_computing(batch):
+            tiers.await_load()
         self._requests.note_admitted(batch)
         times.append(self._clock())
         logits = self._tried(batch, lambda: self._forward(batch))
@@ -110,7 +120,8 @@ class StepLoop:
             seconds = np.diff(times)
         if _computes(batch):
             self._failed_steps.note_success()
-        self._requests.tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
+        if tiers is not None:
+            tiers.after_step(batch, times[-1] - times[0], is_idle=self._scheduler.is_idle)
         finished = finished.plus(Finished(num_finished))
         return self._recorder.record_of(batch, finished, seconds.tolist())
 
@@ -164,7 +175,8 @@ class StepLoop:
             batch, taken.token_ids, ended=taken.ended, parents=parents, held=apart, num_accepted=accepted
         )
         self._requests.note_progress(progress, taken, rows)
-        self._requests.tiers.chunks_computed(batch, self._requests.by_schedule)
+        if self._requests.tiers is not None:
+            self._requests.tiers.chunks_computed(batch, self._requests.by_schedule)
         return Finished(len(progress.finished), sum(taken.num_accepted.values()))
 
     def finish_last(self) -> Finished:

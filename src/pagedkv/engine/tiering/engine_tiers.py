@@ -2,44 +2,48 @@
 
 ::
 
-    scheduler.schedule()   begins_load(request)       a request waits for a load, or is admitted
-    before a step          end_loads()                loads end whose tiers have answered
-    after a step           offer_copies()             queued content is copied and offered
-    a prompt is computed   offer(request)             its blocks are queued for the tiers
-    a request ends         offer(request), ended(request)
+    scheduler.schedule()   begins_load(request)          a request waits for a load, or is admitted
+                           admitted(request, hit)        what its hit owes to tiers
+    a step                 before_step(), after_step()   loads end; queued content is copied and offered
+    a prompt is computed   chunks_computed(), prompt_computed(request)   its blocks are queued for the tiers
+    a request ends         ended(request)                so are those of its answers
     reset, new weights     reset(), renew()
 
 All methods are called by the thread that drives the engine. Threads of the stores only set an event. Any failure of a
 tier delays a request by its deadline at most, and the request then computes the tokens that were not loaded.
+
+An engine may be garbage-collected without having been closed. The garbage collector runs a finalizer in whatever thread
+it happens to run in, also in a thread of such a store, amid a change of that store. So the finalizer only puts a word
+into a queue, and a thread of its own closes the stores.
 """
 
 import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final, final
 
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.events import TierEvents
 from pagedkv.contract.keys import RequestKeys
-from pagedkv.engine.tiering.closing import DroppedStores
+from pagedkv.engine.engine_request import EngineRequest
 from pagedkv.engine.tiering.content import StoredContent
 from pagedkv.engine.tiering.hand_off import HandOff, announce, entries_of
 from pagedkv.engine.tiering.open_tier import LOG, OpenTier
 from pagedkv.errors import ConfigurationError, UnsupportedModelError
-from pagedkv.scheduling import Request
+from pagedkv.scheduling import Batch, Request
 from pagedkv.space import BlockSpace, PrefixHit, SpaceObserver
 from pagedkv.tiers import Identity, Tier, end_key_of
 from pagedkv.tiers.entry_blocks import EntryLayout
-from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, TierCause, TierNote, TierStatistics
+from pagedkv.tiers.served import ComputeRate, LoadUnderWay, RequestLoads, TierCause, TierStatistics
 from pagedkv.tiers.tier_events import TierEventLog, published_medium
 from pagedkv.tiers.tier_loads import TierLoads
 from pagedkv.tiers.tier_offers import TierOffers
 
-__all__ = ["EngineTiers"]
-
+__all__ = ["DroppedStores", "EngineTiers"]
 LONGEST_WAIT_S: Final = 0.005
 """Longest wait of a step without work for a load; short, since the engine's thread takes no commands meanwhile."""
 AT_EXIT_S: Final = 10.0
@@ -50,7 +54,6 @@ WHEN_DROPPED_S: Final = 1.0
 """The same for an engine that is garbage-collected without having been closed."""
 LAST_CALLS_S: Final = 0.1
 """Seconds for the last calls of a store to end, when the time for writes is over."""
-NO_NOTES: Final[tuple[TierNote, ...]] = ()
 
 
 @final
@@ -143,30 +146,71 @@ class EngineTiers:
         """Return the loads that are under way."""
         return self._loads.under_way()
 
-    # Between steps
+    # Steps
 
-    def end_loads(self, *, none_running: bool) -> None:
+    def before_step(self, *, none_running: bool) -> None:
         """End loads whose tiers have answered, before a step; ``none_running``: copies delay no request."""
         self._arrived.clear()
         self._loads.advance(none_running=none_running)
 
-    def offer_copies(self, *, is_idle: bool) -> None:
-        """Copy and offer queued content, after a step; ``is_idle``: no request waits or runs."""
-        self._offers.advance(is_idle=is_idle)
-        for tier in self._tiers:
-            tier.log_outage()
-
-    def wait(self) -> None:
+    def await_load(self) -> None:
         """Wait briefly for the answer of a tier, before a step that computes nothing."""
         if len(self._loads):
             self._arrived.wait(LONGEST_WAIT_S)
 
-    def note_step(self, num_prefilled: int, num_tokens: int, seconds: float) -> None:
-        """Note the time of a step, from which the time of computing is predicted for loads."""
-        self._rate.note(num_prefilled, num_tokens, seconds)
-        self._offers.note_step(seconds)
+    def after_step(self, batch: Batch, seconds: float, *, is_idle: bool) -> None:
+        """Note the speed of a step, by which loads are predicted, and copy and offer queued content.
 
-    def offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
+        Args:
+            batch: what was computed; seconds: how long it took.
+            is_idle: no request waits or runs.
+        """
+        num_prefilled = sum(len(chunk.token_ids) for chunk in batch.prefilling)
+        self._rate.note(num_prefilled, num_prefilled + len(batch.decoded_token_ids), seconds)
+        self._offers.note_step(seconds)
+        self._offers.advance(is_idle=is_idle)
+        for tier in self._tiers:
+            tier.log_outage()
+
+    # Requests
+
+    def admitted(self, request: EngineRequest, num_hit_tokens: int) -> None:
+        """Note how many tokens of a request's hit tiers have brought for it."""
+        own = self._end_life(request)
+        if own is not None:
+            own.admitted(num_hit_tokens)
+        self._report(request)
+
+    def chunks_computed(self, batch: Batch, requests: Mapping[Request, EngineRequest]) -> None:
+        """Offer the chunks of prompts that a step computed, while their windows and states are still in blocks."""
+        if self._layout.has_ends:
+            for chunk in batch.prefilling:
+                if not chunk.num_samples and not chunk.request.is_done and not chunk.request.num_generated:
+                    prompt = requests[chunk.request].prompt_token_ids
+                    self._offer(chunk.request, prompt[: chunk.stop + 1], chunk.stop)
+
+    def prompt_computed(self, request: EngineRequest) -> None:
+        """Count the hit of a request, since a step behind it was acknowledged, and offer its prompt."""
+        own = self._records.get(request.scheduled)
+        if own is not None:
+            own.computed()
+        self._report(request)
+        self._offer(request.scheduled, request.prompt_token_ids, len(request.prompt_token_ids))
+
+    def ended(self, request: EngineRequest) -> None:
+        """Offer a request's answers with their prompt, unless they are of beams; forget the request.
+
+        A load that only it waits for ends.
+        """
+        for sample in request.samples if request.beams is None and request.first_token is not None else ():
+            tokens = request.tokens_of(sample)
+            self._offer(request.scheduled, tokens, len(tokens) - 1)
+        self._end_life(request)
+        self._report(request)
+        self._loads.leave(request.scheduled)
+        self._records.pop(request.scheduled, None)
+
+    def _offer(self, request: Request, token_ids: Int32Array, num_settled: int) -> None:
         """Queue the tokens of a request for the tiers; ``num_settled`` of them are computed.
 
         If epochs are counted and hits may rest on older ones, only what one epoch has computed leaves the process.
@@ -175,42 +219,19 @@ class EngineTiers:
             return
         self._offers.add(token_ids, num_settled, request.keys, self._record(request).chain)
 
-    @property
-    def stores_ends(self) -> bool:
-        """Whether prefixes are stored with windows or states, which are there only where a step has ended."""
-        return self._layout.has_ends
-
-    def admitted(self, request: Request, num_hit_tokens: int) -> None:
-        """Note how many tokens of a request's hit a tier has brought for it."""
-        own = self._records.get(request)
-        if own is not None:
-            own.admitted(num_hit_tokens)
-
-    def computed(self, request: Request) -> None:
-        """Count these tokens, since a step that computed behind them was acknowledged."""
-        own = self._records.get(request)
-        if own is not None:
+    def _end_life(self, request: EngineRequest) -> RequestLoads | None:
+        """Count the hit of a life that is over, if the receipt has it, and return the request's loads."""
+        own = self._records.get(request.scheduled)
+        if own is not None and request.scheduled.receipt.num_hit > own.num_hit_before:
+            own.num_hit_before = request.scheduled.receipt.num_hit
             own.computed()
+        return own
 
-    def left(self, request: Request) -> None:
-        """Count these tokens where a life of the request is over, if its receipt has the hit; else none was used."""
-        own = self._records.get(request)
-        if own is not None and request.receipt.num_hit > own.num_hit_before:
-            own.num_hit_before = request.receipt.num_hit
-            own.computed()
-
-    def notes(self, request: Request) -> tuple[TierNote, ...]:
-        """What became of what tiers had for a request."""
-        return tuple(self._records[request].notes) if request in self._records else NO_NOTES
-
-    def num_loaded_tokens(self, request: Request) -> dict[str, int]:
-        """Tokens of a request's hits that tiers brought for it, by medium."""
-        return dict(self._records[request].num_hit_tokens) if request in self._records else {}
-
-    def ended(self, request: Request) -> None:
-        """Forget a request; a load that only it waits for ends."""
-        self._loads.leave(request)
-        self._records.pop(request, None)
+    def _report(self, request: EngineRequest) -> None:
+        """Set what a request's output tells of tiers."""
+        own = self._records.get(request.scheduled)
+        if own is not None:
+            request.tier_notes, request.num_loaded_tokens = tuple(own.notes), dict(own.num_hit_tokens)
 
     # Hand-off to another engine
 
@@ -368,6 +389,35 @@ def _close_at_exit(engine_tiers: "weakref.ref[EngineTiers]") -> None:
         tiers.close(WHEN_STUCK_S if tiers.is_stuck else AT_EXIT_S)
 
 
+@final
+class DroppedStores:
+    """Closes stores when asked to, in a thread of its own. Any thread may ask, also in a finalizer.
+
+    Args:
+        close: closes the stores; called at most once. It must not refer to what the finalizer is of.
+    """
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # a put may run amid another put of it
+        self._closed: SimpleQueue[None] = SimpleQueue()
+        arguments = (self._asked, self._closed)
+        threading.Thread(target=_close_when_asked, args=arguments, name="tiers-dropped", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the stores. The main thread waits for it, since the process may end next; other threads do not."""
+        self._asked.put(self._close)
+        if threading.get_ident() == threading.main_thread().ident:
+            try:
+                self._closed.get(timeout=LONGEST_CLOSE_S)
+            except Empty:
+                return
+
+    def forget(self) -> None:
+        """End the thread without closing: the stores are being closed otherwise."""
+        self._asked.put(None)
+
+
 def _drop(dropped: DroppedStores, at_exit: Callable[[], None]) -> None:
     """Close the stores of an engine that was dropped and not closed."""
     atexit.unregister(at_exit)
@@ -384,3 +434,14 @@ def _close(tiers: Sequence[OpenTier], until: float) -> None:
 def _close_dropped(tiers: Sequence[OpenTier]) -> None:
     """End the stores of an engine that was dropped."""
     _close(tiers, time.monotonic() + WHEN_DROPPED_S)
+
+
+LONGEST_CLOSE_S: Final = 10.0
+"""Longest wait of the main thread that drops an engine, for its stores to be closed."""
+
+
+def _close_when_asked(asked: "SimpleQueue[Callable[[], None] | None]", closed: "SimpleQueue[None]") -> None:
+    close = asked.get()
+    if close is not None:
+        close()
+        closed.put(None)
