@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from pagedkv.contract.plan import (
     BlockMoves,
@@ -17,7 +18,10 @@ from pagedkv.contract.plan import (
     UnknownTokens,
 )
 
-__all__ = ["Parts", "as_plain", "pack", "pack_like", "parts_of", "repacked"]
+__all__ = ["SUMS", "XXH3", "Parts", "as_plain", "pack", "pack_like", "parts_of", "repacked", "sealed"]
+
+XXH3 = 1
+SUMS = 2
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,17 @@ def as_plain(value: Any) -> Any:  # noqa: ANN401 - parts of a plan, or anything 
     return value
 
 
-def pack(
+def pack(  # noqa: PLR0913 - what the layout has in its header
     plan: Parts,
     pool_names: tuple[str, ...],
     num_tables: int,
     *,
     has_draft_states: bool = False,
     fingerprint: bytes = bytes(16),
+    num_groups: int | None = None,
+    checksum_kind: int = XXH3,
 ) -> bytes:
-    """Write a plan as the layout is drawn."""
+    """Write a plan as the layout is drawn; without ``num_groups`` there are no second tables."""
     moves = {
         kind: {part.pool: part for part in parts}
         for kind, parts in enumerate((plan.swaps_out, plan.swaps_in, plan.copies), start=2)
@@ -87,21 +93,43 @@ def pack(
         parts.append((11, 0, [plan.draft_states.firsts.tolist() if plan.draft_states else []]))
     directory: list[int] = []
     body: list[int] = []
-    first = 12 + 4 * len(parts)
+    first = 16 + 4 * len(parts)
     for kind, owner, arrays in parts:
         directory += [kind, owner, first + len(body) if arrays[0] else 0, len(arrays[0])]
         for array in arrays:
             body += array + [0] * (-len(array) % 4)
-    header = struct.pack("<4s3i", b"pkvP", 4, first + len(body), len(parts))
+    header = struct.pack("<4s3i", b"pkvP", 5, first + len(body), len(parts))
     header += struct.pack("<q2i", plan.step_id, len(pool_names), num_tables) + fingerprint
-    return header + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body)
+    header += struct.pack("<2i", num_tables if num_groups is None else num_groups, checksum_kind)
+    return sealed(header + bytes(8) + struct.pack(f"<{len(directory) + len(body)}i", *directory, *body))
+
+
+def sealed(plan: bytes) -> bytes:
+    """Give a plan's bytes the checksum that belongs to them, of the kind that they name."""
+    before, behind = plan[:56], plan[64:]
+    if plan[52:56] == XXH3.to_bytes(4, "little"):
+        checksum = xxhash.xxh3_64_intdigest(before + bytes(8) + behind)
+    else:
+        words = struct.unpack(f"<{len(plan) // 4}I", before + bytes(8) + behind)
+        weighted = sum(place * word for place, word in enumerate(words, start=1)) % 2**64
+        checksum = sum(words) % 2**32 + ((weighted ^ weighted >> 32) % 2**32 << 32)
+    return before + struct.pack("<Q", checksum) + behind
 
 
 def pack_like(parts: Parts, like: StepPlan) -> bytes:
     """Write parts as those of a plan that is laid out like another one."""
     names, num_tables, has_draft_states = _laid_out_for(like)
     fingerprint = like.buffer[8:12].tobytes()
-    return pack(parts, names, num_tables, has_draft_states=has_draft_states, fingerprint=fingerprint)
+    num_groups, checksum_kind = like.buffer[12:14].tolist()
+    return pack(
+        parts,
+        names,
+        num_tables,
+        has_draft_states=has_draft_states,
+        fingerprint=fingerprint,
+        num_groups=num_groups,
+        checksum_kind=checksum_kind,
+    )
 
 
 def repacked(parts: Parts, like: StepPlan) -> StepPlan:
@@ -113,13 +141,13 @@ def _laid_out_for(plan: StepPlan) -> tuple[tuple[str, ...], int, bool]:
     """Read from a buffer what its plan was laid out for."""
     num_parts = int(plan.buffer[3])
     num_pools, num_tables = plan.buffer[6:8].tolist()
-    offset = int(plan.buffer[14])
+    offset = int(plan.buffer[18])
     names = []
     for _ in range(num_pools):
         nbytes = int(plan.buffer[offset])
         names.append(plan.buffer[offset + 1 :].tobytes()[:nbytes].decode())
         offset += 1 + -(-nbytes // 4)
-    return tuple(names), num_tables, int(plan.buffer[12 + 4 * (num_parts - 1)]) == 11
+    return tuple(names), num_tables, int(plan.buffer[16 + 4 * (num_parts - 1)]) == 11
 
 
 def _names(pool_names: tuple[str, ...]) -> list[int]:

@@ -19,7 +19,7 @@ from pagedkv import (
 )
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.fingerprint import difference, fingerprint
-from pagedkv.plan_buffer import FINGERPRINT, HEADER_WORDS, read_fingerprint
+from pagedkv.plan_buffer import FINGERPRINT, NUM_GROUPS, read_fingerprint
 
 CONFIG = SpaceConfig((FullAttention(4),), num_blocks=20, num_host_blocks=5, max_sequences=4, max_tokens=40)
 MANY_GROUPS = SpaceConfig(
@@ -114,7 +114,7 @@ def test_a_plan_bears_the_fingerprint_of_its_space() -> None:
     for config in (CONFIG, MANY_GROUPS):
         plan = BlockSpace(config).plan_step()
         assert read_fingerprint(plan.buffer) == fingerprint(config)
-        assert plan.buffer[FINGERPRINT:HEADER_WORDS].tobytes() == fingerprint(config)
+        assert plan.buffer[FINGERPRINT:NUM_GROUPS].tobytes() == fingerprint(config)
 
 
 def test_another_process_has_the_same_fingerprint() -> None:

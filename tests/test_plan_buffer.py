@@ -1,5 +1,6 @@
 """A plan as one buffer: what goes in comes out, anywhere, without a copy; what is no plan is refused with numbers."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from hypothesis import given, strategies as st
 from pagedkv import Allocation, BlockSpace, FullAttention, RecurrentState, SlidingWindow, SpaceConfig, StepPlan
 from pagedkv.contract.plan import BlockMoves, DraftStates, NewBlocks, TableWrites, TokenRanges, UnknownTokens
 from pagedkv.errors import PlanError
-from tests.plan_packing import Parts, as_plain, pack, parts_of
+from tests.plan_packing import SUMS, XXH3, Parts, as_plain, pack, parts_of, sealed
 from tests.space.spaces import allocate, new_space, run_step, tokens
 
 int32s = st.integers(0, 2**31 - 1)
@@ -147,7 +148,7 @@ def test_an_empty_step_is_a_plan_too() -> None:
 
 
 # Where things stand in the buffer of a space with one pool, "device", and one group: see the module's drawing.
-SMALL = {"compute offset": 12 + 6 * 4 + 2, "runs length": 12 + 4 * 4 + 3, "name": 12 + 9 * 4}
+SMALL = {"compute offset": 16 + 6 * 4 + 2, "runs length": 16 + 4 * 4 + 3, "name": 16 + 9 * 4}
 
 
 def small_plan() -> npt.NDArray[np.int32]:
@@ -157,16 +158,21 @@ def small_plan() -> npt.NDArray[np.int32]:
     return space.plan_step().buffer.copy()
 
 
+def sealed_again(words: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Give changed words the checksum that belongs to them, so that what else is wrong with them is noticed."""
+    return np.frombuffer(sealed(words.tobytes()), np.int32)
+
+
 def set_word(word: int, value: int) -> npt.NDArray[np.int32]:
     words = small_plan()
     assert words[word] != value
     words[word] = value
-    return words
+    return sealed_again(words)
 
 
 def in_part(part: int, word: int, value: int) -> npt.NDArray[np.int32]:
     """Change a word of a part's arrays."""
-    return set_word(int(small_plan()[12 + 4 * part + 2]) + word, value)
+    return set_word(int(small_plan()[16 + 4 * part + 2]) + word, value)
 
 
 def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
@@ -176,11 +182,11 @@ def overlapped_plan(counts: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
     space.plan_step()
     space.append([row], None)
     words = space.plan_step().buffer.copy()
-    line = 12 + 4 * 8
+    line = 16 + 4 * 8
     assert words[line] == 10
     words[words[line + 2]] += counts
     words[line + 3] = length
-    return words
+    return sealed_again(words)
 
 
 def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
@@ -190,46 +196,49 @@ def drafting_plan(first: int = 0, length: int = 1) -> npt.NDArray[np.int32]:
     run_step(space)
     space.append([row], tokens(2), [2], num_draft=1)
     words = space.plan_step().buffer.copy()
-    line = 12 + 4 * (words[3] - 1)
+    line = 16 + 4 * (words[3] - 1)
     assert words[line] == 11
     words[words[line + 2]] += first
     words[line + 3] = length
-    return words
+    return sealed_again(words)
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda: b"", "at least 12 words of 4 bytes, got 0 bytes"),
-        (lambda: small_plan().tobytes()[:-1], "at least 12 words of 4 bytes"),
-        (lambda: small_plan()[:20], "has 84 words, but the buffer 20"),
-        (lambda: np.append(small_plan(), np.int32(0)), "has 84 words, but the buffer 85"),
+        (lambda: b"", "at least 16 words of 4 bytes, got 0 bytes"),
+        (lambda: small_plan().tobytes()[:-1], "at least 16 words of 4 bytes"),
+        (lambda: small_plan()[:20], "has 88 words, but the buffer 20"),
+        (lambda: np.append(small_plan(), np.int32(0)), "has 88 words, but the buffer 89"),
         (lambda: small_plan().astype(np.float32), "must be of integers or bytes, got float32"),
         (lambda: small_plan()[::2], "must be contiguous bytes"),
         (lambda: [1, 2], "must be contiguous bytes"),
         (lambda: set_word(0, 5), "this is no plan: it begins with 0x5"),
         (lambda: small_plan().byteswap(), "this is no plan"),
-        (lambda: set_word(1, 3), "has version 3 of the layout, this library reads version 4"),
-        (lambda: set_word(2, 75), "has 75 words, but the buffer 84"),
+        (lambda: set_word(1, 3), "has version 3 of the layout, this library reads version 5"),
+        (lambda: set_word(2, 75), "has 75 words, but the buffer 88"),
         (lambda: set_word(3, 10), r"names groups \[\d+\] as outside prefix caching, of 1 tables"),
-        (lambda: set_word(3, 11), "11 parts do not fit 84 words with 1 pools and 1 tables"),
-        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 84 words"),
+        (lambda: set_word(3, 11), "11 parts do not fit 88 words with 1 pools and 1 tables"),
+        (lambda: set_word(3, 2**31 - 1), "2147483647 parts do not fit 88 words"),
         (lambda: set_word(5, -1), "a step of which -1 is a half"),
         (lambda: set_word(6, 0), "no plan has 0 pools"),
-        (lambda: set_word(6, 2), "no plan has 2 pools, 1 tables"),
-        (lambda: set_word(7, 2**30), "9 parts do not fit 84 words with 1 pools and 1073741824 tables"),
-        (lambda: set_word(12, 2), "names part 2 of 0 where part 1 of 0 belongs"),
+        (lambda: set_word(6, 2), "no plan has 2 pools, 1 groups, 1 tables"),
+        (lambda: set_word(7, 2**30), "9 parts do not fit 88 words with 1 pools and 1073741824 tables"),
+        (lambda: set_word(12, 2), "no plan has 1 pools, 2 groups, 1 tables"),
+        (lambda: set_word(12, 0), "no plan has 1 pools, 0 groups, 1 tables"),
+        (lambda: set_word(13, 3), "a checksum of kind 3, which this library does not know"),
+        (lambda: set_word(16, 2), "names part 2 of 0 where part 1 of 0 belongs"),
         (
-            lambda: set_word(SMALL["compute offset"], 72),
-            "part 7 of 0 has 1 words from word 72 on; it begins at 68",
+            lambda: set_word(SMALL["compute offset"], 76),
+            "part 7 of 0 has 1 words from word 76 on; it begins at 72",
         ),
         (lambda: set_word(SMALL["runs length"], -1), "part 5 of 0 has -1 words"),
         (lambda: set_word(SMALL["runs length"], 2**31 - 1), "part 5 of 0 has 2147483647 words"),
-        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 52 on"),
+        (lambda: set_word(SMALL["runs length"], 0), "part 5 of 0 has 0 words from word 56 on"),
         (lambda: set_word(SMALL["name"], 3), "the names of 1 pools take 8 bytes, but their part has 12"),
         (lambda: set_word(SMALL["name"], 9), "takes 9 bytes, but only 8 are left"),
         (lambda: set_word(SMALL["name"] + 1, -1), "the name of pool 0 is not UTF-8"),
-        (lambda: in_part(4, 0, -3), "word 52 is negative: -3"),
+        (lambda: in_part(4, 0, -3), "word 56 is negative: -3"),
         (lambda: in_part(4, 8, 3), "the runs of group 0 count 3 entries, the shortest 3, but 2 are there"),
         (lambda: in_part(4, 8, 0), "the runs of group 0 count 0 entries"),
         (lambda: in_part(6, 4, 6), "range 0 begins at 6 and ends at 6"),
@@ -245,13 +254,77 @@ def test_a_buffer_that_is_no_plan_is_refused(broken: object, message: str) -> No
         StepPlan.from_buffer(broken())
 
 
-@given(st.integers(0, 83), st.integers(-(2**31), 2**31 - 1))
+@given(st.integers(0, 87), st.integers(-(2**31), 2**31 - 1), st.sampled_from((XXH3, SUMS)))
+def test_a_changed_word_is_noticed_wherever_it_is(word: int, value: int, kind: int) -> None:
+    words = sealed_as(kind)
+    StepPlan.from_buffer(words)
+    if words[word] != value:
+        words[word] = value
+        with pytest.raises(PlanError):
+            StepPlan.from_buffer(words)
+
+
+@given(st.lists(st.integers(0, 88 * 32 - 1), min_size=1, max_size=8, unique=True), st.sampled_from((XXH3, SUMS)))
+def test_flipped_bits_are_noticed(places: list[int], kind: int) -> None:
+    spoilt = bytearray(sealed_as(kind).tobytes())
+    for place in places:
+        spoilt[place // 8] ^= 1 << place % 8
+    with pytest.raises(PlanError):
+        StepPlan.from_buffer(spoilt)
+
+
+@given(st.integers(16, 87), st.integers(16, 87), st.sampled_from((XXH3, SUMS)))
+def test_exchanged_words_are_noticed(one: int, other: int, kind: int) -> None:
+    words = sealed_as(kind)
+    if words[one] != words[other]:
+        words[[one, other]] = words[[other, one]]
+        with pytest.raises(PlanError):
+            StepPlan.from_buffer(words)
+
+
+def sealed_as(kind: int) -> npt.NDArray[np.int32]:
+    """A plan with a checksum of one kind."""
+    words = small_plan()
+    words[13] = kind
+    return sealed_again(words).copy()
+
+
+def test_a_plan_is_sealed_by_what_is_installed_and_says_by_what() -> None:
+    """With the package xxhash by it, without it by sums; a plan of the other kind then says what to install."""
+    program = """
+import sys
+sys.modules["xxhash"] = None
+import numpy as np
+from pagedkv import BlockSpace, FullAttention, SpaceConfig, StepPlan
+from pagedkv.errors import MissingExtraError
+space = BlockSpace(SpaceConfig((FullAttention(4),), num_blocks=9, max_sequences=2, max_tokens=20))
+space.allocate(range(6))
+plan = space.plan_step()
+assert plan.buffer[13] == 2 and StepPlan.from_buffer(plan.buffer.tobytes()) == plan
+print(plan.buffer.tobytes().hex())
+try:
+    StepPlan.from_buffer(bytes.fromhex(sys.argv[1]))
+except MissingExtraError as problem:
+    assert "xxhash" in str(problem)
+else:
+    raise AssertionError("read without the package")
+"""
+    words = small_plan()
+    assert words[13] == XXH3
+    command = [sys.executable, "-c", program, words.tobytes().hex()]
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert not ran.returncode, ran.stderr
+    assert StepPlan.from_buffer(bytes.fromhex(ran.stdout)).compute.ends.tolist() == [6]
+
+
+@given(st.integers(0, 87), st.integers(-(2**31), 2**31 - 1))
 def test_no_changed_word_leads_outside_of_the_buffer(word: int, value: int) -> None:
     """Whatever a word is changed to, reading raises ours or gives parts of the numbers that the buffer has."""
     words = small_plan()
     words[word] = value
     try:
-        plan = StepPlan.from_buffer(words)
+        plan = StepPlan.from_buffer(sealed_again(words))
     except PlanError:
         return
     writes = plan.table_writes[0]

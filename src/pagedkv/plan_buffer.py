@@ -6,7 +6,8 @@ tables: one a group, followed by the second tables of groups that keep draft sta
 
     word  0  MAGIC  VERSION  NUM_WORDS  NUM_PARTS  STEP_LOW  STEP_HIGH  NUM_POOLS  NUM_TABLES
           8  FINGERPRINT of the space's configuration, 16 bytes (:mod:`pagedkv.fingerprint`)
-         12  the directory: one line a part; a part has the same line in all plans of a space:
+         12  NUM_GROUPS  CHECKSUM_KIND  CHECKSUM_LOW  CHECKSUM_HIGH
+         16  the directory: one line a part; a part has the same line in all plans of a space:
              KIND          OWNER OFFSET LENGTH      arrays of LENGTH words each
              POOL_NAMES    0                        1  for each pool the bytes of its name, then its UTF-8, padded
              SWAPS_OUT     0 .. P-1                 2  src_ids, dst_ids
@@ -20,30 +21,49 @@ tables: one a group, followed by the second tables of groups that keep draft sta
              STARTS        group g                  1  starts    (a line for each group outside prefix caching)
              DRAFT_STATES  0                        1  firsts: as many as ranges, or none   (a line where any group
                                                        keeps draft states)
-     12 + 4 x NUM_PARTS
+     16 + 4 x NUM_PARTS
              the arrays, in the order of the directory, each padded with zeros to a multiple of 4 words, so that each
              begins at a multiple of 16 bytes; a part without words has OFFSET 0
 
 The pool names (a few words a plan) make a buffer readable without its configuration. The fingerprint prevents a device
 from carrying out a plan of another configuration. A change of an existing part raises VERSION; new kinds of parts are
 added as new lines at the end.
+
+The checksum covers all words, its own two as zeros. Whoever restores a plan checks it, so that a buffer that was spoilt
+on its way is refused; it does not protect from someone who means to deceive. Its kind is ``XXH3`` (XXH3-64) where the
+writer has the package ``xxhash``, and then the reader needs it as well; else ``SUMS``: the sum of all words, and the
+sum of each word times its place from 1 on, its halves of 32 bits folded together. It is computed when a step is
+planned, which for 1,024 rows, 12.5 KB, then takes 18.7 us instead of 16.0 with XXH3, and some 7 us more with sums, and
+again where a plan is restored.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from importlib import import_module
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arguments import LARGEST_SIZE
 from pagedkv.contract.arrays import Int32Array
+from pagedkv.contract.extras import needing
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.errors import PlanError
 from pagedkv.fingerprint import fingerprint
 
-__all__ = ["PlanLayout", "add_moves", "open_buffer", "padded", "read_directory", "read_fingerprint", "read_step_id"]
+__all__ = [
+    "PlanLayout",
+    "add_moves",
+    "open_buffer",
+    "padded",
+    "read_directory",
+    "read_fingerprint",
+    "read_step_id",
+    "seal",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[np.integer]
 Directory: TypeAlias = list[list[int]]
@@ -59,7 +79,11 @@ STEP_HIGH: Final = 5
 NUM_POOLS: Final = 6
 NUM_TABLES: Final = 7
 FINGERPRINT: Final = 8
-HEADER_WORDS: Final = 12
+NUM_GROUPS: Final = 12
+CHECKSUM_KIND: Final = 13
+CHECKSUM_LOW: Final = 14
+CHECKSUM_HIGH: Final = 15
+HEADER_WORDS: Final = 16
 
 # Words of a line of the directory.
 KIND: Final = 0
@@ -84,9 +108,12 @@ DRAFT_STATES: Final = 11
 ONE_VALUE_PER_RANGE: Final = frozenset({STARTS, UNKNOWN, DRAFT_STATES})
 ARRAYS_OF_KIND: Final = (0, 1, 2, 2, 2, 3, 1, 3, 1, 1, 2, 1)
 MAGIC_WORD: Final = int.from_bytes(b"pkvP", "little")
-CURRENT_VERSION: Final = 4
+CURRENT_VERSION: Final = 5
+XXH3: Final = 1
+SUMS: Final = 2
 ALIGNMENT: Final = 4  # words: 16 bytes, which a GPU thread loads at once
 WORD_NBYTES: Final = 4
+LOW_WORD: Final = 2**32 - 1
 
 
 def padded(num_words: int) -> int:
@@ -135,7 +162,8 @@ class PlanLayout:
         template[:FINGERPRINT] = [
             MAGIC_WORD, CURRENT_VERSION, len(template), len(parts), 0, 0, len(self.pool_names), num_tables
         ]  # fmt: skip
-        template[FINGERPRINT:HEADER_WORDS] = np.frombuffer(self.fingerprint, np.int32)
+        template[FINGERPRINT:NUM_GROUPS] = np.frombuffer(self.fingerprint, np.int32)
+        template[NUM_GROUPS], template[CHECKSUM_KIND] = len(config.groups), SUMS if _xxh3() is None else XXH3
         lines = template[HEADER_WORDS:directory_end].reshape(-1, LINE_WORDS)
         lines[:, : OWNER + 1] = parts
         lines[0, OFFSET:] = directory_end, len(names)
@@ -150,6 +178,37 @@ class PlanLayout:
         buffer[STEP_LOW] = (step_id & 0xFFFF_FFFF) - ((step_id & 0x8000_0000) << 1)
         buffer[STEP_HIGH] = step_id >> 32
         return buffer
+
+
+@cache
+def _xxh3() -> Callable[[Int32Array], int] | None:
+    """Return XXH3-64 as a function; None if the package is not installed."""
+    try:
+        return cast("Callable[[Int32Array], int]", import_module("xxhash").xxh3_64_intdigest)
+    except ModuleNotFoundError:
+        return None
+
+
+def seal(words: Int32Array) -> None:
+    """Write the checksum of a complete plan, in whose place there are zeros. O(words)."""
+    struct.pack_into("<Q", words.data, WORD_NBYTES * CHECKSUM_LOW, _checksum(words, int(words[CHECKSUM_KIND])))
+
+
+def _checksum(words: Int32Array, kind: int) -> int:
+    """Compute the checksum of the words of a plan that is not sealed.
+
+    Raises:
+        PlanError: there is no such kind.
+        MissingExtraError: it is XXH3, and the package xxhash is not installed.
+    """
+    if kind == SUMS:
+        numbers = words.view(np.uint32).astype(np.uint64)
+        weighted = int(np.dot(numbers, np.arange(1, len(numbers) + 1, dtype=np.uint64)))
+        return (int(numbers.sum()) & LOW_WORD) | ((weighted ^ weighted >> 32) & LOW_WORD) << 32
+    if kind != XXH3:
+        raise PlanError(f"the plan has a checksum of kind {kind}, which this library does not know")
+    with needing("tiers", "this plan's checksum"):
+        return int((_xxh3() or import_module("xxhash").xxh3_64_intdigest)(words))
 
 
 def _names_as_words(names: Sequence[str]) -> Int32Array:
@@ -180,7 +239,7 @@ def read_step_id(buffer: Int32Array) -> int:
 
 def read_fingerprint(buffer: Int32Array) -> bytes:
     """Read the fingerprint of a plan's configuration."""
-    return buffer[FINGERPRINT:HEADER_WORDS].tobytes()
+    return buffer[FINGERPRINT:NUM_GROUPS].tobytes()
 
 
 def read_directory(buffer: Int32Array) -> Directory:
@@ -197,8 +256,10 @@ def open_buffer(source: Buffer) -> tuple[Int32Array, tuple[str, ...]]:
 
     Raises:
         PlanError: which check failed, with the numbers.
+        MissingExtraError: the checksum is XXH3, and the package xxhash is not installed.
     """
     words = _as_words(source)
+    _check_seal(words)
     _check_header(words)
     directory = read_directory(words)
     _check_directory(words, directory)
@@ -220,16 +281,31 @@ def _as_words(source: Buffer) -> Int32Array:
     return words
 
 
-def _check_header(words: Int32Array) -> None:
-    magic, version, num_words, num_parts, _, step_high, num_pools, num_tables = words[:FINGERPRINT].tolist()
+def _check_seal(words: Int32Array) -> None:
+    """Check that the buffer is a whole plan of this version, and that no word has changed since it was written."""
+    magic, version, num_words = words[: NUM_WORDS + 1].tolist()
     if magic != MAGIC_WORD:
         raise PlanError(f"this is no plan: it begins with {magic:#x} instead of {MAGIC_WORD:#x}")
     if version != CURRENT_VERSION:
         raise PlanError(f"the plan has version {version} of the layout, this library reads version {CURRENT_VERSION}")
     if num_words != len(words):
         raise PlanError(f"the plan has {num_words} words, but the buffer {len(words)}")
-    if step_high < 0 or num_pools < 1 or num_tables < num_pools:
-        raise PlanError(f"no plan has {num_pools} pools, {num_tables} tables and a step of which {step_high} is a half")
+    unsealed = words.copy()
+    unsealed[CHECKSUM_LOW : CHECKSUM_HIGH + 1] = 0
+    (written,) = struct.unpack_from("<Q", words.data, WORD_NBYTES * CHECKSUM_LOW)
+    checksum = _checksum(unsealed, int(words[CHECKSUM_KIND]))
+    if checksum != written:
+        raise PlanError(f"the plan was spoilt on its way: its checksum is {checksum:#x}, not {written:#x}")
+
+
+def _check_header(words: Int32Array) -> None:
+    num_parts, _, step_high, num_pools, num_tables = words[NUM_PARTS:FINGERPRINT].tolist()
+    num_groups = int(words[NUM_GROUPS])
+    if step_high < 0 or num_pools < 1 or not num_pools <= num_groups <= num_tables:
+        raise PlanError(
+            f"no plan has {num_pools} pools, {num_groups} groups, {num_tables} tables and a step of which {step_high} "
+            "is a half"
+        )
     # These numbers come from outside: check them before a directory of their size is built.
     num_others = num_parts - _num_fixed_parts(num_pools, num_tables)
     if num_parts * LINE_WORDS + HEADER_WORDS > len(words) or not 0 <= num_others <= num_tables:

@@ -124,7 +124,7 @@ def test_a_plan_out_of_order_is_refused(setting: Setting) -> None:
 def test_a_buffer_of_another_version_is_refused(setting: Setting) -> None:
     octets = bytearray(setting.plan.buffer.tobytes())
     octets[4] += 1
-    with pytest.raises(PlanError, match="version 5 of the layout"):
+    with pytest.raises(PlanError, match="version 6 of the layout"):
         StepPlan.from_buffer(octets)
 
 
@@ -132,7 +132,7 @@ def test_a_plan_of_another_space_is_refused(setting: Setting) -> None:
     other = BlockSpace(replace(CONFIG, groups=(FullAttention(4), FullAttention(4))))
     fingerprint = setting.plan.buffer[8:12].tobytes()
     renamed = StepPlan.from_buffer(pack(parts_of(setting.plan), ("elsewhere",), 1, fingerprint=fingerprint))
-    with setting.unchanged(), pytest.raises(PlanError, match="of another space: version 4"):
+    with setting.unchanged(), pytest.raises(PlanError, match="of another space: version 5"):
         setting.tables.stage(renamed)
     setting.refuses(other.plan_step(), PlanError, "of another space: its configuration has the fingerprint")
 

@@ -7,6 +7,7 @@ import pytest
 
 from pagedkv import AllocStatus, BlockSpace, FullAttention, RecurrentState, SlidingWindow, StepPlan
 from pagedkv.errors import ConfigurationError, PlanError, TruncationError
+from tests.plan_packing import sealed
 from tests.space.spaces import acknowledge, allocate, cache, hit, new_space, prefill, run_step, tokens, unchanged
 
 pytestmark = pytest.mark.interpreted
@@ -216,7 +217,7 @@ def test_a_start_that_makes_no_sense_is_refused(word: int, value: int, message: 
     words = space.plan_step().buffer.copy()
     words[word] = value
     with pytest.raises(PlanError, match=message):
-        StepPlan.from_buffer(words)
+        StepPlan.from_buffer(sealed(words.tobytes()))
 
 
 def test_one_group_at_least_has_prefix_caching() -> None:

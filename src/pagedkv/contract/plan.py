@@ -43,7 +43,7 @@ from pagedkv.plan_buffer import (
     DRAFT_STATES,
     ENTRIES,
     NEW_BLOCKS,
-    NUM_TABLES,
+    NUM_GROUPS,
     RUNS,
     STARTS,
     SWAPS_IN,
@@ -253,7 +253,9 @@ class StepPlan:
                 contiguous. The plan's arrays are read-only views of it, so it must not be written meanwhile.
 
         Raises:
-            PlanError: the buffer is cut short, of another version, or contradicts itself.
+            PlanError: the buffer is cut short, of another version, was spoilt on its way (its checksum is another one),
+                or contradicts itself.
+            MissingExtraError: the writer of the plan had the package xxhash, and here it is not installed.
 
         Cost: a few passes over the words.
         """
@@ -299,7 +301,7 @@ class StepPlan:
         Raises:
             PlanError: the plan has no such group.
         """
-        number = as_count(group, "group", most=int(self.buffer[NUM_TABLES]) - 1, error=PlanError)
+        number = as_count(group, "group", most=int(self.buffer[NUM_GROUPS]) - 1, error=PlanError)
         return self.compute_outside.get(number, self.compute)
 
     @property

@@ -14,6 +14,9 @@ from pagedkv.contract.arrays import Int32Array
 from pagedkv.device.table_arrays import TableGeometry
 from pagedkv.errors import PlanError, TensorError
 from pagedkv.plan_buffer import (
+    CHECKSUM_HIGH,
+    CHECKSUM_KIND,
+    CHECKSUM_LOW,
     COMPUTE,
     ENTRIES,
     HEADER_WORDS,
@@ -168,10 +171,10 @@ def require_fingerprint(words: Int32Array, expected: bytes) -> None:
 
 
 def _fixed_words(sizes: TableGeometry) -> npt.NDArray[np.intp]:
-    """Return the places of the words that all plans of a space share: layout and names, but neither step nor sizes."""
+    """Return the places of the words that all plans of a space share: layout and names, no step, size or checksum."""
     template = sizes.layout.template
     is_fixed = np.ones(len(template), bool)
-    is_fixed[[NUM_WORDS, STEP_LOW, STEP_HIGH]] = False
+    is_fixed[[NUM_WORDS, STEP_LOW, STEP_HIGH, CHECKSUM_KIND, CHECKSUM_LOW, CHECKSUM_HIGH]] = False
     end = HEADER_WORDS + LINE_WORDS * int(template[NUM_PARTS])
     is_fixed[HEADER_WORDS + LINE_WORDS + OFFSET : end : LINE_WORDS] = False
     is_fixed[HEADER_WORDS + LINE_WORDS + LENGTH : end : LINE_WORDS] = False

@@ -22,6 +22,7 @@ from pagedkv.plan_buffer import (
     PlanLayout,
     add_moves,
     padded,
+    seal,
 )
 from pagedkv.space.filling import oldest_samplers
 from pagedkv.space.state import DraftTable, Group, SpaceState
@@ -67,7 +68,9 @@ def plan_step(state: SpaceState, ledger: StepLedger) -> StepPlan:
             rows, state.num_known, samplers.steps, buffer, line, offset, num_ranges, state.open_step, state.settled_step
         )
     _collect_beginnings(state, buffer, offset, num_ranges)
-    words = read_only(buffer[: int(buffer[NUM_WORDS])])
+    words = buffer[: int(buffer[NUM_WORDS])]
+    seal(words)
+    read_only(words)
     plan = StepPlan(step_id, words, layout.pool_names)
     computing = words[offset : offset + num_ranges]
     starts = words[offset + padded(num_ranges) :][:num_ranges].copy()
