@@ -77,6 +77,16 @@ def work_of_matching_windows_with_holes(count: int) -> int:
     return work
 
 
+def work_of_matching_what_is_pending(count: int) -> int:
+    """Match a prompt that the open step computes, where no group keeps whole prefixes."""
+    space = new_space(SlidingWindow(8, 4), SlidingWindow(12, 4), num_blocks=4 * count, max_tokens=5 * count)
+    prompt = tokens(4 * count + 1)
+    allocate(space, prompt)
+    work = lines_of(lambda: space.match(prompt))
+    assert space.match(prompt).num_tokens == 4 * count
+    return work
+
+
 def work_of_setting_tenants(count: int) -> int:
     space = new_space(tenants={})
 
@@ -94,6 +104,7 @@ def work_of_setting_tenants(count: int) -> int:
     "work",
     [
         work_of_acknowledging_equal_forks,
+        work_of_matching_what_is_pending,
         work_of_matching_windows_with_holes,
         work_of_setting_tenants,
     ],

@@ -105,7 +105,7 @@ class SpaceLoops(Loops):
         self.match_chain = self._ready(match_chain, pool, group, ids, ids, extra_keys, words, ids)
         self.longest_servable = self._ready(longest_servable, pool, group, ids, ids, words, 0, ids)
         self.missing_block = self._ready(missing_block, pool, group, ids, ids, words, 0, 0)
-        self.collect_servable = self._ready(collect_servable, pool, group, ids, ids, words, 0, 0, ids)
+        self.collect_servable = self._ready(collect_servable, pool, group, ids, ids, words, 0, 0, ids, ids)
         self.count_free = self._ready(count_free, pool.records, ids)
         self.first_other_block = self._ready(first_other_block, pool, group, ids, ids)
         self.reuse_all = self._ready(reuse_all, pool, ids)

@@ -288,17 +288,46 @@ def collect_servable(
     length: int,
     compute_from: int,
     out: Int32Array,
+    seen: Int32Array,
 ) -> int:
     """Write the blocks of a hit of ``length`` tokens, null where none is needed.
 
-    Returns how many logical blocks come before the first that the open step still computes.
+    Returns how many logical blocks come before the first that the open step still computes, or -1 if a block is
+    missing. ``compute_from`` may fall from call to call; then only what is needed in addition is looked up.
+
+    Args:
+        out: int32 ``[length // block_size]``, zeros at first.
+        seen: int32 ``[2]``, the first block behind the sinks that was looked up, and the first that the open step
+            computes; at first ``len(out)`` both.
     """
-    first = first_block_to_hold(group, length, compute_from)
-    num_sinks = group.parameters[NUM_SINK_BLOCKS]
-    num_settled = len(out)
-    for index in range(len(out) - 1, -1, -1):
-        needed = index >= first or index < num_sinks
-        out[index] = find_block(pool, group, tokens, extra_ids, digests, index) if needed else NULL_BLOCK
-        if out[index] != NULL_BLOCK and pool.records[out[index], PENDING_STEP] == pool.counts[OPEN_STEP]:
-            num_settled = index
-    return num_settled
+    first = min(first_block_to_hold(group, length, compute_from), len(out))
+    num_sinks = min(group.parameters[NUM_SINK_BLOCKS], first)
+    for index in range(seen[0] - 1, first - 1, -1):
+        if not _collect(pool, group, tokens, extra_ids, digests, index, out, seen):
+            return -1
+        seen[0] = index
+    for index in range(num_sinks):
+        if out[index] == NULL_BLOCK and not _collect(pool, group, tokens, extra_ids, digests, index, out, seen):
+            return -1
+    return int(seen[1])
+
+
+@compiled
+def _collect(
+    pool: PoolArrays,
+    group: GroupArrays,
+    tokens: Int32Array,
+    extra_ids: Int32Array,
+    digests: Uint32Array,
+    index: int,
+    out: Int32Array,
+    seen: Int32Array,
+) -> bool:
+    """Look one block up, write it, and note if it is pending; return whether there is one."""
+    block = find_block(pool, group, tokens, extra_ids, digests, index)
+    out[index] = block
+    if block == NULL_BLOCK:
+        return False
+    if pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]:
+        seen[1] = min(seen[1], index)
+    return True

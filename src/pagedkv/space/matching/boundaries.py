@@ -44,7 +44,7 @@ class Bound(NamedTuple):
 def longest_boundary(known: Known) -> Ending:
     """Find the longest hit that ends at a boundary, and its blocks.
 
-    The loop ends: each round but the last lowers one of two numbers that are never below 0, and raises none.
+    The loop ends: each round but the last lowers the length.
     """
     length = known.aligned(known.limit)
     settled = [chain.num_settled * chain.group.block_size for chain in known.chains.values()]
@@ -63,13 +63,9 @@ def _lower(known: Known, bound: Bound, seen: dict[int, Int32Array]) -> tuple[Bou
     served = _served_by_all(known, length, seen)
     if served < length:
         return Bound(served, min(served, compute_from)), []
-    is_any_pending, settled = compute_from < length, known.aligned(compute_from)
-    if is_any_pending and _lacks_what_computing_takes(known, bound):
-        return Bound(settled, settled), []
-    block_ids, first_pending = _collected(known, bound)
-    if first_pending < compute_from:
-        return Bound(length, first_pending), []
-    if is_any_pending and _has_settled_behind(known, block_ids, compute_from):
+    compute_from, block_ids = _collected(known, bound)
+    settled = known.aligned(compute_from)
+    if block_ids is None or (compute_from < length and _has_settled_behind(known, block_ids, compute_from)):
         return Bound(settled, settled), []
     return bound, block_ids
 
@@ -83,20 +79,28 @@ def _served_by_all(known: Known, length: int, seen: dict[int, Int32Array]) -> in
     return known.aligned(length)
 
 
-def _lacks_what_computing_takes(known: Known, bound: Bound) -> bool:
-    """Return whether a group lacks a block that the computation of the hit's pending part reads."""
-    missing_block = known.state.loops.missing_block
-    return any(missing_block(*arguments, *bound) >= 0 for _, arguments in known.lookups.values())
+def _collected(known: Known, bound: Bound) -> tuple[int, list[Int32Array] | None]:
+    """Collect the blocks of a hit that all groups can serve, and return where computing it begins.
 
-
-def _collected(known: Known, bound: Bound) -> tuple[list[Int32Array], int]:
-    """Collect the blocks of a hit that all groups can serve; return them and their first pending position."""
-    block_ids, first_pending = known.chain_blocks(bound.length), bound.compute_from
-    for index, (group, arguments) in known.lookups.items():
-        block_ids[index] = np.empty(bound.length // group.block_size, np.int32)
-        num_settled = known.state.loops.collect_servable(*arguments, *bound, block_ids[index])
-        first_pending = min(first_pending, num_settled * group.block_size)
-    return block_ids, first_pending
+    Computing pending blocks reads others, which may be pending as well; so each pass over the groups may find that it
+    begins earlier. Every block is looked up once. The blocks are None if a group lacks one that computing reads.
+    """
+    length, compute_from = bound
+    block_ids, collect_servable = known.chain_blocks(length), known.state.loops.collect_servable
+    collected = {}
+    for index, (group, _) in known.lookups.items():
+        num_blocks = length // group.block_size
+        block_ids[index], collected[index] = np.zeros(num_blocks, np.int32), np.full(2, num_blocks, np.int32)
+    while True:
+        first_pending = compute_from
+        for index, (group, arguments) in known.lookups.items():
+            num_settled = collect_servable(*arguments, length, compute_from, block_ids[index], collected[index])
+            if num_settled < 0:
+                return compute_from, None
+            first_pending = min(first_pending, num_settled * group.block_size)
+        if first_pending == compute_from:
+            return compute_from, block_ids
+        compute_from = first_pending
 
 
 def _has_settled_behind(known: Known, block_ids: list[Int32Array], compute_from: int) -> bool:

@@ -35,7 +35,8 @@ def _blocks_up_to(known: Known, end: int) -> list[Int32Array] | None:
             continue  # a state inside an interval stands for all before it
         if lookup.num_known < end // group.block_size or loops.missing_block(*arguments, end, end) >= 0:
             return None
-        loops.collect_servable(*arguments, end, end, block_ids[index])
+        num_blocks = len(block_ids[index])
+        loops.collect_servable(*arguments, end, end, block_ids[index], np.full(2, num_blocks, np.int32))
     return block_ids
 
 
