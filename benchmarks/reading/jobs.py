@@ -208,7 +208,10 @@ def chat_completion() -> Executed:
     async def converse(app: Any) -> None:  # noqa: ANN401 - of FastAPI
         body = {"model": "tiny", "messages": [{"role": "user", "content": "7 8 9 " * 12}], "max_tokens": 2}
         transport = httpx.ASGITransport(app)
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://a") as client,
+        ):
             for _ in range(2):
                 answer = await client.post("/v1/chat/completions", json=body)
                 assert answer.status_code == 200, answer.text
@@ -219,15 +222,16 @@ def chat_completion() -> Executed:
     sys.settrace(enter)
     try:
         vocabulary = {str(number): number for number in range(64)}
-        words = Tokenizer(WordLevel(vocabulary, unk_token="0"))
+        words = Tokenizer(WordLevel(vocabulary, unk_token="0"))  # noqa: S106 - a word
         words.pre_tokenizer = WhitespaceSplit()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
         tokenizer.chat_template = "{% for each in messages %}{{ each.content }} {% endfor %}"
         llm = _tiny_llm(tokenizer)
-        asyncio.run(converse(create_app(Service(LocalEngine(llm), ServerConfig("tiny"), OpenAccess(), tokenizer=tokenizer))))
+        service = Service(LocalEngine(llm), ServerConfig("tiny"), OpenAccess(), tokenizer=tokenizer)
+        asyncio.run(converse(create_app(service)))
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
     return trace
 
 

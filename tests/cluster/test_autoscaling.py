@@ -12,17 +12,17 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from pagedkv.cluster import ClusterSpec, ReplicaSpec, add_routes, deploy, shut_down
-from pagedkv.cluster.autoscaling import (
+from pagedkv.cluster.deployment import autoscaling_of
+from pagedkv.cluster.replica import (
     BLOCKS_IN_USE,
     NUM_WAITING,
     POLICY,
     desired_replicas,
     scale_by_blocks,
 )
-from pagedkv.cluster.deployment import autoscaling_of
 from pagedkv.engine import EngineConfig
 from pagedkv.server import OpenAccess, ServerConfig, Service
-from pagedkv.server.built_engine import tokenizer_of
+from pagedkv.server.engines import tokenizer_of
 from tests.server.serving import PATIENCE_S, running
 
 ENGINES: Final = DeploymentID("engines", "pagedkv")

@@ -9,8 +9,7 @@ import pytest
 from pagedkv.cluster.messages import RoutedRequest
 from pagedkv.engine import Intent, SamplingParams
 from pagedkv.errors import RequestError
-from pagedkv.server.answer_formats import AnswerFormats
-from pagedkv.server.remote_formats import FormatSource, RemoteFormats, with_matchers
+from pagedkv.server.answer_formats import AnswerFormats, FormatSource, RemoteFormats, with_matchers
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, Script, local_engine, make_service
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from pagedkv.cluster import ReplicaSpec
 from pagedkv.cluster.messages import ReplicaFacts, ReplicaMessage, RoutedRequest
-from pagedkv.cluster.replica import EngineReplica
-from pagedkv.cluster.spec import RESCAN_S
-from pagedkv.cluster.tier_sums import sums_by_tier
+from pagedkv.cluster.replica import RESCAN_S, EngineReplica
+from pagedkv.cluster.replicated_engine import sums_by_tier
 from pagedkv.contract.events import TierEvents
 from pagedkv.engine import EngineConfig, Intent, SamplingParams
 from pagedkv.errors import EngineError, RequestError

@@ -22,7 +22,7 @@ from pagedkv.engine import LLM, EngineConfig, SamplingParams
 from pagedkv.engine.demo.trained import load_demo
 from pagedkv.routing import IndexState
 from pagedkv.server import OpenAccess, Served, ServerConfig, Service
-from pagedkv.server.built_engine import tokenizer_of
+from pagedkv.server.engines import tokenizer_of
 from tests.browser.chromium import BROWSER, browser_tab, needs_browser
 from tests.browser.inspector_page import LEGEND
 from tests.browser.waiting import until

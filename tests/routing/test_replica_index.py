@@ -22,7 +22,7 @@ from pagedkv import (
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.spec import RecurrentState, TokenIds
 from pagedkv.errors import ConfigurationError
-from pagedkv.routing import IndexState, ReplicaIndex, hit_lengths
+from pagedkv.routing import IndexState, ReplicaIndex, residency
 from tests.space.spaces import new_space, run_step, tokens
 
 pytestmark = pytest.mark.interpreted
@@ -174,7 +174,7 @@ def test_an_index_that_takes_windows_for_whole_prefixes_is_noticed(mix: str, mon
     kinds = ["serve", "serve", "deliver", "deliver"]
     operations = [(kinds[rng.integers(4)], int(rng.integers(2)), int(rng.integers(len(PROMPTS)))) for _ in range(150)]
     run(mix, operations)
-    monkeypatch.setattr(hit_lengths, "keeps_whole_prefix", lambda _: True)
+    monkeypatch.setattr(residency, "keeps_whole_prefix", lambda _: True)
     with pytest.raises(AssertionError):
         run(mix, operations)
 

@@ -22,7 +22,7 @@ from pagedkv.tiers.identity import END_MASK
 from pagedkv.tiers.tier_events import TierEventLog
 from pagedkv.tiers.words import StoreEvents
 from pagedkv.wire import BatchEncoder, changes_of, decode_batch
-from pagedkv.wire.cache_events import CacheEventReader
+from pagedkv.wire.decoding import CacheEventReader
 from tests.space.spaces import cache, new_space, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -4,10 +4,10 @@ import pytest
 
 from pagedkv.contract.miss_causes import Explanation, MissCause
 from pagedkv.server import ApiError, Caller
-from pagedkv.server.anthropic.content import ContentBlocks
+from pagedkv.server.anthropic.conversations import ContentBlocks
 from pagedkv.server.anthropic.diagnostics import Fingerprint, MessageMemory, cache_miss_reason
-from pagedkv.server.kept_answers import KeptAnswers
-from pagedkv.server.openai.response_items import StoredResponses
+from pagedkv.server.chat_prompts import KeptAnswers
+from pagedkv.server.openai.responses import StoredResponses
 from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd
 
 ONE, OTHER = Caller("one", b"1"), Caller("other", b"2")

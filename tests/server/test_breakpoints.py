@@ -6,9 +6,7 @@ import pytest
 
 from pagedkv.engine import Breakpoint, Chat
 from pagedkv.server.access import Caller
-from pagedkv.server.breakpoints import breakpoints_at
-from pagedkv.server.chat_prompts import ChatPrompts
-from pagedkv.server.kept_answers import KeptAnswers
+from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, breakpoints_at
 
 FACTS = "red kite: locker 7. blue lamp: shelf 12. "
 QUESTION = "Where? red kite:"

@@ -2,7 +2,7 @@
 
 from pagedkv.engine import EngineConfig, SamplingParams
 from pagedkv.engine.demo.trained import FOLDER
-from pagedkv.server.built_engine import build_engine
+from pagedkv.server.engines import build_engine
 
 
 def test_a_draft_model_is_loaded_beside_the_model() -> None:

@@ -17,7 +17,7 @@ from pagedkv.engine.demo.trained import load_demo
 from pagedkv.engine.demo.words import decode
 from pagedkv.server import LocalEngine, OpenAccess, Served, ServerConfig, Service
 from tests.server.serving import local_engine, running
-from tests.server.test_disconnects import wait_until_idle
+from tests.server.test_exchange import wait_until_idle
 
 NUM_REQUESTS: Final = 300
 NUM_CONNECTIONS: Final = 60

@@ -17,12 +17,12 @@ from pagedkv.engine import Breakpoint, Completion, RequestOutput, SamplingParams
 from pagedkv.errors import ConfigurationError
 from pagedkv.planner.traces.reader import TraceReader
 from pagedkv.server import Caller, RequestLog
-from pagedkv.server.anthropic.usage import as_usage
+from pagedkv.server.anthropic.messages import as_usage
 from pagedkv.server.engines import EngineFacts
 from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt
+from pagedkv.server.metrics import TokenGaps
 from pagedkv.server.parsing import PlainParser
 from pagedkv.server.service import Served
-from pagedkv.server.token_gaps import TokenGaps
 from pagedkv.server.usage import usage_of
 from pagedkv.tiers import HostTier
 from tests.server.conftest import Running
@@ -144,7 +144,7 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path, server: Running
 
 
 def test_refusals_are_counted_by_reason(server: Running) -> None:
-    """With requests that reached no engine: those of the queue are in test_disconnects.py."""
+    """With requests that reached no engine: those of the queue are in test_exchange.py."""
     before = numbers(httpx.get(f"{server.url}/metrics").text)
     assert ask(server.url, "x", temperature=9).status_code == 400
     assert ask(server.url, "x" * 9000).status_code == 400

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from pagedkv.server.stop_texts import StopCut
+from pagedkv.server.generation import StopCut
 
 TEXTS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)

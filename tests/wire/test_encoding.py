@@ -42,8 +42,8 @@ from pagedkv.wire import (
     decode_batch,
     listed_pools,
 )
-from pagedkv.wire.cache_events import CacheEventReader
-from pagedkv.wire.parent_order import in_parent_order
+from pagedkv.wire.decoding import CacheEventReader
+from pagedkv.wire.encoding import in_parent_order
 from tests.space.spaces import allocate, cache, new_space, prefill, run_step, tokens
 
 pytestmark = pytest.mark.interpreted

@@ -24,8 +24,8 @@ from pagedkv.server import (
     add_inspector,
     create_app,
 )
-from pagedkv.server.built_engine import build_engine, tokenizer_of
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.server.engines import build_engine, tokenizer_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -206,7 +206,7 @@ def publish_events(service: Service, engine: LocalEngine, events: EventEndpoints
         yield
         return
     from pagedkv.events import EventPublisher  # noqa: PLC0415 - an extra of its own
-    from pagedkv.server.events_out import EventsOut  # noqa: PLC0415 - as above
+    from pagedkv.server.engines import EventsOut  # noqa: PLC0415 - as above
 
     groups = engine.llm.core.space.config.groups
     with EventPublisher(events.endpoint, events.replay_endpoint, groups=groups, topic=events.topic) as publisher:

@@ -8,11 +8,10 @@ r"""A cluster: several engines as replicas of Ray Serve, and an HTTP front that 
                      |         PrefixRequestRouter <--- events of blocks (sockets), numbers (Serve)
                      `-- Placements: the router's choices, with their reasons
 
-Reading order: ``spec`` (model and engine of each replica), ``messages`` (values sent between front and replicas),
-``answer_so_far`` (the sent part of an answer, and its continuation on another replica), ``placements`` (the router of
-one front, and its latest choices), ``replica`` (an engine behind Serve), ``request_router`` (Serve's interface),
-``replicated_engine`` (all replicas as one engine), ``deployment`` (the application of Serve), ``routes`` (a page that
-shows replicas and choices), ``remote_inspection`` (a page of each replica's blocks).
+Reading order: ``messages`` (values sent between front and replicas), ``answer_so_far`` (the sent part of an answer, and
+its continuation on another replica), ``placements`` (the router of one front, and its latest choices), ``replica`` (an
+engine behind Serve, its specification), ``request_router`` (Serve's interface), ``replicated_engine`` (all replicas as
+one engine), ``deployment`` (the application of Serve), ``routes`` (pages of replicas, choices and blocks).
 
 Starting replicas, detecting that they died, and replacing them is left to Serve.
 """
@@ -23,10 +22,10 @@ with needing("cluster", "replicas"):
     import ray  # noqa: F401 - imported first, so that a missing package raises our MissingExtraError
 
 from pagedkv.cluster.deployment import ClusterSpec, deploy, front, shut_down
+from pagedkv.cluster.replica import ReplicaSpec
 from pagedkv.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.cluster.request_router import PrefixRequestRouter
 from pagedkv.cluster.routes import add_routes
-from pagedkv.cluster.spec import ReplicaSpec
 
 __all__ = [
     "ClusterSpec",

@@ -19,12 +19,10 @@ from typing import Any, Final, final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagedkv.cluster.autoscaling import POLICY
 from pagedkv.cluster.messages import ReplicaFacts
-from pagedkv.cluster.replica import EngineReplica
+from pagedkv.cluster.replica import POLICY, EngineReplica, ReplicaSpec
 from pagedkv.cluster.replicated_engine import ReplicatedEngine
 from pagedkv.cluster.routes import add_routes
-from pagedkv.cluster.spec import ReplicaSpec
 from pagedkv.contract.arguments import as_choice, as_count
 from pagedkv.contract.extras import needing
 from pagedkv.engine import EngineConfig
@@ -32,7 +30,7 @@ from pagedkv.engine.llm import compile_loops
 from pagedkv.errors import ConfigurationError
 from pagedkv.routing import ROUTINGS, Routing
 from pagedkv.server import ApiKeys, OpenAccess, ServerConfig, Service, create_app
-from pagedkv.server.built_engine import tokenizer_of
+from pagedkv.server.engines import tokenizer_of
 
 with needing("cluster", "replicas"):
     import ray
@@ -67,7 +65,7 @@ class ClusterSpec:
         router: import path of another router of Serve, for comparisons; None: :class:`PrefixRequestRouter`.
         num_cpus, num_gpus: Ray's resources of each replica.
         autoscaling: fields of Serve's ``AutoscalingConfig``; None: the number of replicas is fixed. Without ``policy``
-            and ``target_ongoing_requests`` the policy is :func:`~pagedkv.cluster.autoscaling.scale_by_blocks`.
+            and ``target_ongoing_requests`` the policy is :func:`~pagedkv.cluster.replica.scale_by_blocks`.
 
     Raises:
         ConfigurationError: a value is out of range.

@@ -1,18 +1,24 @@
-"""EngineReplica: an engine behind Ray Serve, which calls its methods by name.
+"""EngineReplica: an engine behind Ray Serve, which calls its methods by name; its specification; how Serve scales.
 
 Serve constructs one in each replica's process, calls ``check_health`` and ``record_routing_stats`` periodically, and
 calls :meth:`EngineReplica.generate` for each request. After a failed step the health check fails, and Serve replaces
 the replica.
+
+Serve's autoscaler calls :func:`scale_by_blocks` periodically with the numbers that replicas report
+(``EngineReplica.record_autoscaling_stats``), and applies its own factors, delays and bounds to the result, as to that
+of its default policy. The default policy counts ongoing requests, of which an engine may hold a hundred short ones or
+four long ones. This policy measures what engines run out of: it counts blocks in use, and requests that wait for blocks
+or rows.
 """
 
 import asyncio
+import math
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any, final
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final, get_args
 
-from pagedkv.cluster.autoscaling import BLOCKS_IN_USE, NUM_WAITING
 from pagedkv.cluster.messages import (
     HEARTBEAT_S,
     WEIGHTS,
@@ -22,23 +28,125 @@ from pagedkv.cluster.messages import (
     ReplicaMessage,
     RoutedRequest,
 )
-from pagedkv.cluster.spec import ReplicaSpec
+from pagedkv.contract.arguments import as_choice
 from pagedkv.contract.extras import needing
-from pagedkv.engine import AnswerStream, StepRecord
+from pagedkv.contract.space_config import TenantLimits
+from pagedkv.engine import AnswerStream, EngineConfig, StepRecord
 from pagedkv.errors import EngineError
 from pagedkv.events import EventPublisher
 from pagedkv.server import ApiError, EngineFacts, LocalEngine
-from pagedkv.server.built_engine import build_engine
-from pagedkv.server.events_out import EventsOut
+from pagedkv.server.answer_formats import with_matchers
+from pagedkv.server.config import Inspector
+from pagedkv.server.engines import EventsOut, build_engine
+from pagedkv.server.errors import as_sendable
 from pagedkv.server.inspector import InspectedEngine
-from pagedkv.server.remote_formats import with_matchers
-from pagedkv.server.sendable_errors import as_sendable
 
 with needing("cluster", "replicas"):
     import ray
     from ray import serve
 
-__all__ = ["EngineReplica"]
+__all__ = [
+    "BLOCKS_IN_USE",
+    "NUM_WAITING",
+    "POLICY",
+    "RESCAN_S",
+    "EngineReplica",
+    "ReplicaSpec",
+    "desired_replicas",
+    "scale_by_blocks",
+]
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+Name = TypeVar("Name")
+POLICY: Final = "pagedkv.cluster.replica:scale_by_blocks"
+NUM_WAITING: Final = "num_waiting"
+BLOCKS_IN_USE: Final = "blocks_in_use"
+TARGET_BLOCKS: Final = 0.7
+TARGET_WAITING: Final = 4.0
+
+RESCAN_S: Final = 30.0
+"""Seconds between two scans of a shared tier. A scan of 100,000 files took 0.6 s of one core (2 % of it); a
+conversation that comes back sooner is usually routed to the replica that has it."""
+
+
+def desired_replicas(blocks_in_use: Mapping[Name, float], num_waiting: Mapping[Name, float], current: int) -> float:
+    """Return how many replicas the load needs, not rounded.
+
+    ::
+
+        replicas = sum of blocks_in_use / 0.7 + sum of num_waiting / 4
+
+    The first term is the number of replicas of which the running requests fill 0.7 of the blocks. Requests wait where
+    blocks or rows are full, so the second term adds to it: a replica for each four waiting requests. Blocks that are
+    cached and not in use do not count, so an idle cluster with full caches shrinks to its smallest size.
+
+    Args:
+        blocks_in_use: fraction of the blocks that running requests hold, by replica.
+        num_waiting: requests that wait, by replica.
+        current: number of running replicas; those without a report count like the mean of the others.
+    """
+    reported = len(blocks_in_use.keys() | num_waiting.keys())
+    if not reported:
+        return float(current)
+    needed = math.fsum(blocks_in_use.values()) / TARGET_BLOCKS + math.fsum(num_waiting.values()) / TARGET_WAITING
+    return needed * max(1.0, current / reported)
+
+
+def scale_by_blocks(context: "AutoscalingContext") -> tuple[float, dict[str, Any]]:
+    """Return the number of replicas for a deployment, and no state: the signature of Serve's policies.
+
+    Args:
+        context: of Serve. ``aggregated_metrics`` has each replica's numbers, over ``look_back_period_s``.
+    """
+    metrics = context.aggregated_metrics or {}
+    current = context.current_num_replicas
+    return desired_replicas(metrics.get(BLOCKS_IN_USE, {}), metrics.get(NUM_WAITING, {}), current), {}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """Model, engine and limits of each replica.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: type of the model's weights.
+        engine: memory and limits of each replica.
+        tenants: limits of tenants, by name; None: tenants are not distinguished.
+        max_waiting: most requests that wait in each replica.
+        tool_parser: name of the parser of calls.
+        host: address at which each replica publishes its events.
+        draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks; auto: a GPU where the replica has one.
+        inspector: what each replica shows in the inspector; ``texts``: its blocks, and their texts.
+
+    Raises:
+        ConfigurationError: an unknown inspector.
+    """
+
+    model: str | None
+    dtype: str
+    engine: EngineConfig
+    tenants: Mapping[str, TenantLimits] | None = None
+    max_waiting: int = 1024
+    tool_parser: str = "auto"
+    host: str = "127.0.0.1"
+    draft_model: str | None = None
+    device: str = "auto"
+    inspector: Inspector = "off"
+
+    def __post_init__(self) -> None:
+        """Check the inspector's name."""
+        as_choice(self.inspector, get_args(Inspector), "inspector")
+
+    @property
+    def own_engine(self) -> EngineConfig:
+        """The engine of one replica: it records events, and finds what other replicas store in shared tiers."""
+        tiers = tuple(
+            replace(tier, rescan_s=RESCAN_S) if tier.is_shared and tier.rescan_s is None else tier
+            for tier in self.engine.tiers
+        )
+        return replace(self.engine, events=True, tiers=tiers)
 
 
 def _inspected(engine: LocalEngine, tokenizer: Any, spec: ReplicaSpec) -> InspectedEngine:  # noqa: ANN401 - transformers'

@@ -1,8 +1,8 @@
 """ReplicatedEngine: all replicas of a cluster as one engine of a service.
 
-A request is sent to one replica. If that replica dies, or its engine fails, another replica continues the request after
-the tokens that were already sent. After too many lost replicas, or if no replica accepts it in time, the request ends
-with an error.
+A request is sent to one replica. If that replica dies, its engine fails, or it is silent before it has accepted the
+request, another replica continues the request after the tokens that were already sent. After too many lost replicas, or
+if no replica accepts it in time, the request ends with an error.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
@@ -29,26 +29,24 @@ from pagedkv.cluster.messages import (
     RoutedRequest,
 )
 from pagedkv.cluster.placements import Placements, ReplicaChange
-from pagedkv.cluster.tier_sums import sums_by_tier
 from pagedkv.contract.extras import needing
-from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
+from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord, TierStatistics
 from pagedkv.engine.answer_stream import StreamMessage, StreamState, deliver
 from pagedkv.errors import EngineError
 from pagedkv.server import ApiError, EngineFacts, Route
-from pagedkv.server.answer_formats import AnswerFormats, Formats
-from pagedkv.server.engine_numbers import EngineNumbers
-from pagedkv.server.remote_formats import RemoteFormats
-from pagedkv.server.sendable_errors import as_sendable
+from pagedkv.server.answer_formats import AnswerFormats, Formats, RemoteFormats
+from pagedkv.server.engines import EngineNumbers
+from pagedkv.server.errors import as_sendable
+from pagedkv.tiers import BreakerState
 
 with needing("cluster", "replicas"):
     from ray.exceptions import RayActorError, RayError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
     from ray.serve.handle import DeploymentHandle
 
-__all__ = ["ReplicatedEngine"]
+__all__ = ["ReplicatedEngine", "sums_by_tier"]
 
 LOG: Final = logging.getLogger("pagedkv.server")
-
 MOST_ATTEMPTS: Final = 4
 """Most replicas to which one request is sent, one after the loss of the other."""
 ANSWER_S: Final = 10.0
@@ -59,6 +57,37 @@ ACCEPT_S: Final = 120.0
 """Most seconds until a replica accepts a request; long, since the first replica may still be starting."""
 SEED_BITS: Final = 62
 NO_NUMBERS: Final = EngineNumbers(0, 0, 0, 1, 0, 0, ())
+
+
+def sums_by_tier(tiers: Iterable[TierStatistics]) -> tuple[TierStatistics, ...]:
+    """Return one value for each name: entries, bytes, loads and tokens are added up.
+
+    The breaker is open if that of some replica is. Other numbers of the store are those of the first replica.
+    """
+    sums: dict[str, TierStatistics] = {}
+    for tier in tiers:
+        before = sums.get(tier.name)
+        sums[tier.name] = tier if before is None else _sum(before, tier)
+    return tuple(sums.values())
+
+
+def _sum(one: TierStatistics, other: TierStatistics) -> TierStatistics:
+    is_open = BreakerState.OPEN in {one.store.breaker, other.store.breaker}
+    causes = one.not_loaded.keys() | other.not_loaded.keys()
+    return replace(
+        one,
+        num_loads=one.num_loads + other.num_loads,
+        num_loaded_tokens=one.num_loaded_tokens + other.num_loaded_tokens,
+        num_hit_tokens=one.num_hit_tokens + other.num_hit_tokens,
+        not_loaded={cause: one.not_loaded.get(cause, 0) + other.not_loaded.get(cause, 0) for cause in causes},
+        num_offered_runs=one.num_offered_runs + other.num_offered_runs,
+        store=replace(
+            one.store,
+            num_entries=one.store.num_entries + other.store.num_entries,
+            nbytes=one.store.nbytes + other.store.nbytes,
+            breaker=BreakerState.OPEN if is_open else one.store.breaker,
+        ),
+    )
 
 
 @final

@@ -2,7 +2,6 @@
 
 ::
 
-    opening         binds and connects sockets
     publisher       EventPublisher: publishes an engine's events, sends them again, sends snapshots
     follower        EventFollower: follows a publisher of pagedkv; yields messages for an index
     subscription    Subscription: receives the messages of a publisher of any engine

@@ -9,8 +9,7 @@ from typing import Final, Self, final
 
 from pagedkv.contract.extras import needing
 from pagedkv.contract.spec import GroupSpec
-from pagedkv.events.opening import connect
-from pagedkv.events.subscription import MOST_WAITING, Endpoints
+from pagedkv.events.subscription import MOST_WAITING, Endpoints, connect
 from pagedkv.wire import (
     SNAPSHOT_REQUEST,
     FollowedMessage,

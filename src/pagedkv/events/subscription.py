@@ -1,5 +1,7 @@
 """Subscription: receives the messages of one publisher of KV events, and requests missed ones again.
 
+Before it, what every socket here needs: binding and connecting, also with IPv6, with the system's errors as ours.
+
 Missed messages are requested at a second socket, if the publisher has one. The request is a number; the answer has the
 messages from that number on, as far as the publisher has kept them, then an end. ZeroMQ reconnects by itself. A
 reconnection is reported, since a restarted process counts from 0 and sends no other sign of the restart.
@@ -8,27 +10,69 @@ Payloads are not decoded here.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from pagedkv.contract.extras import needing
 from pagedkv.errors import ConfigurationError
-from pagedkv.events.opening import connect, is_ipv6, refusals, require_endpoint
 from pagedkv.wire import ENDPOINT_ADVICE, SNAPSHOT_REQUEST, Message, answered, published, request_frames
 
 with needing("record", "a stream of KV events"):
     import zmq
     from zmq.utils.monitor import recv_monitor_message
 
-__all__ = ["Endpoints", "Subscription"]
+__all__ = ["Endpoints", "Subscription", "bind", "connect", "is_ipv6", "refusals", "require_endpoint"]
+
+with needing("record", "a stream of KV events"):
+    import zmq
 
 MOST_WAITING: Final = 100_000
 """Most messages that wait to be read, the usual default of publishers; further messages are a gap."""
 REPLAY_PATIENCE_MS: Final = 5000
 """Milliseconds to wait for the next part of an answer. Long, since a publisher answers only between two of its own
 messages."""
+
+
+def require_endpoint(endpoint: str) -> None:
+    """Raise ConfigurationError if a text is not an endpoint."""
+    scheme, found, rest = endpoint.partition("://")
+    if not found or scheme not in {"tcp", "ipc"} or not rest:
+        raise ConfigurationError(f"{endpoint!r} is not an endpoint. {ENDPOINT_ADVICE}")
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind a socket; return its address, with the port that the system chose. Raises ConfigurationError."""
+    require_endpoint(endpoint)
+    socket.ipv6 = is_ipv6(endpoint)
+    with refusals(endpoint):
+        socket.bind(endpoint)
+    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Connect a socket. Raises ConfigurationError."""
+    socket.ipv6 = is_ipv6(endpoint)
+    with refusals(endpoint):
+        socket.connect(endpoint)
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Return whether an address is IPv6.
+
+    Sockets are opened for one version: for a name, a socket that allows both would try only the first address.
+    """
+    return "[" in endpoint
+
+
+@contextmanager
+def refusals(endpoint: str) -> Iterator[None]:
+    """Turn the system's error about an endpoint into a ConfigurationError."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"{endpoint} cannot be used: {error.strerror}. {ENDPOINT_ADVICE}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,9 @@ from pagedkv.contract.arrays import Int32Array, Uint32Array
 from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import ConfigurationError
-from pagedkv.routing.choice import Choice
 from pagedkv.routing.prompts import HashedPrompt
 from pagedkv.routing.replica_index import ReplicaIndex
-from pagedkv.routing.routers import Router, RoutingRules
+from pagedkv.routing.routers import Choice, Router, RoutingRules
 
 __all__ = ["RecordWriter", "ReplayedChoice", "replay"]
 

@@ -24,9 +24,8 @@ from pagedkv.contract.events import CacheEventKind, CacheEvents, StoredBlocks, T
 from pagedkv.contract.keys import NO_KEYS, RequestKeys
 from pagedkv.contract.spec import GroupSpec, TokenIds
 from pagedkv.errors import ConfigurationError
-from pagedkv.routing.hit_lengths import HitLengths
 from pagedkv.routing.prompts import HashedPrompt, PromptHasher
-from pagedkv.routing.residency import MOST_REPLICAS, Residency, Uint64Array, leading_blocks
+from pagedkv.routing.residency import MOST_REPLICAS, HitLengths, Residency, Uint64Array, leading_blocks
 from pagedkv.routing.tier_entries import TierEntries
 
 __all__ = ["IndexState", "Note", "ReplicaIndex", "ReplicaView"]

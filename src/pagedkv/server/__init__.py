@@ -6,15 +6,14 @@
     openai | anthropic       protocols: what clients send and get
     exchange                 one request from its arrival to its answer's end
     service                  what all protocols share, before an engine
-    engines                  what a service needs of an engine, and an engine of this process
+    engines                  what a service needs of an engine, an engine of this process, its KV events
     engine_process           an engine in a process of its own (the command's default)
-    generation, answer_writer   answers under way: tokens to text, reasoning, calls
-    chat_prompts, kept_answers  conversations to tokens, so that a conversation's next turn hits
+    generation               answers under way: tokens to text, reasoning, calls
+    chat_prompts             conversations to tokens, so that a conversation's next turn hits
     parsing | grammars       finds reasoning and calls in answers | constrains answers to a format
-    events_out               the engine's KV events, published (``--kv-events``)
     inspector                a page that shows blocks, requests and misses (``--inspect``)
-    connections              deadlines of clients that stop sending or reading
-    metrics, token_gaps, request_log, tracing   what operators see
+    running                  the application at an address, with deadlines of clients that stop sending or reading
+    metrics, request_log, tracing   what operators see
     access, config, errors, usage, ...   values and small parts
 """
 

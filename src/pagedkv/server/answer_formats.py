@@ -1,17 +1,23 @@
-"""AnswerFormats: constrains an answer to a JSON schema, a regular expression, or a tool call."""
+"""AnswerFormats: constrains an answer to a JSON schema, a regular expression, or a tool call.
+
+Of an engine in another process the server checks the formats, and that process builds the matcher: a matcher holds the
+state of a grammar, which cannot be sent, so RemoteFormats sends the arguments that it is built from.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from pagedkv.engine import SamplingParams
 from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.errors import ApiError
 from pagedkv.server.parsing import parser_name
 
+__all__ = ["AnswerFormats", "FormatSource", "Formats", "RemoteFormats", "with_matchers"]
+
 if TYPE_CHECKING:
     from pagedkv.server.grammars import Grammars
-
-__all__ = ["AnswerFormats", "Formats"]
 
 
 class Formats(Protocol):
@@ -137,3 +143,52 @@ def _named_tool(tool_choice: object) -> str | None:
             400, "tool_choice must be auto, none, required, or a function with its name", param="tool_choice"
         )
     return name
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FormatSource:
+    """The arguments that a matcher is built from, in the matcher's place in a request that is sent.
+
+    Args:
+        arguments, named: arguments of :meth:`~pagedkv.server.answer_formats.AnswerFormats.matcher`.
+    """
+
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def allowed_tokens(self, generated_ids: list[int], /) -> Any:  # noqa: ANN401, ARG002 - as of a matcher
+        """Fail: the engine's process replaces this object by a matcher before it samples."""
+        raise AssertionError("a format reached the sampler without its matcher")
+
+    def fork(self) -> "FormatSource":
+        """Return itself: it has no state."""
+        return self
+
+
+@final
+class RemoteFormats:
+    """Checks formats, and returns the arguments of their matchers.
+
+    Args:
+        formats: builds matchers, and so checks their arguments.
+    """
+
+    def __init__(self, formats: Formats) -> None:
+        self._formats = formats
+
+    def matcher(self, *arguments: Any, **named: Any) -> TokenMatcher | None:  # noqa: ANN401 - those of the formats
+        """Return a :class:`FormatSource`; None: the answer is unconstrained. Arguments and errors as of the formats."""
+        is_free = self._formats.matcher(*arguments, **named) is None
+        return None if is_free else FormatSource(arguments, named)
+
+
+def with_matchers(params: SamplingParams, formats: Formats) -> SamplingParams:
+    """Return the parameters with a matcher in place of each :class:`FormatSource`."""
+    if not any(isinstance(each, FormatSource) for each in params.logits_processors):
+        return params
+    processors = [
+        formats.matcher(*each.arguments, **each.named) if isinstance(each, FormatSource) else each
+        for each in params.logits_processors
+    ]
+    return replace(params, logits_processors=tuple(each for each in processors if each is not None))

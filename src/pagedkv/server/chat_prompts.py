@@ -1,21 +1,162 @@
-"""ChatPrompts: turns a conversation into token ids, by the tokenizer's template and the kept answers."""
+"""ChatPrompts: turns a conversation into token ids, by the tokenizer's template and the tokens of earlier turns.
 
+A client sends back earlier answers as text. Tokenising this text often gives other tokens than the model sampled; and
+templates leave out reasoning, or write tool calls as other JSON. Each of these differences ends the prefix hit before
+the last answer. So the server keeps the tokens of prompt and answer, by a digest of the conversation's messages. A
+conversation that begins with the same messages begins with the kept tokens, and only the text after the last kept
+answer is tokenised.
+
+::
+
+    messages   system | user | assistant | user          digest of each beginning: d1 d2 d3 d4
+    kept                      d3 -> tokens of prompt and answer
+    prompt     `------ kept tokens -----'`- template's text after the answer, tokenised --'
+
+Breakpoints are places in a prompt up to which a client asks to keep the prompt cached. A breakpoint's place in tokens
+is the length of the common prefix of two prompts: the whole prompt, and the prompt of the conversation up to the marked
+part. After a part, templates write the end of its message and the head of the next one; the prefix includes them as far
+as both prompts have them.
+"""
+
+import hashlib
+import json
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, final
 
+import numpy as np
+from pydantic_core import from_json
+
+from pagedkv.contract.arrays import Int32Array
+from pagedkv.engine import Breakpoint
 from pagedkv.engine.chat import Chat, chat_text
 from pagedkv.engine.llm import plain_encoding
 from pagedkv.errors import RequestError
 from pagedkv.server.access import Caller
 from pagedkv.server.generation import PreparedPrompt
-from pagedkv.server.kept_answers import KeptAnswers, conversation_digests, next_digest
 
-__all__ = ["ChatPrompts", "longest_token", "require_short"]
+__all__ = [
+    "MOST_BREAKPOINTS",
+    "ChatPrompts",
+    "KeptAnswers",
+    "breakpoints_at",
+    "conversation_digests",
+    "longest_token",
+    "next_digest",
+    "num_common",
+    "require_short",
+]
 
+TEMPLATE_FIELDS: Final = ("role", "content", "name", "tool_call_id")
+"""Fields of a message that a template may write, apart from its tool calls."""
 ANSWER_ROLE: Final = "assistant"
 LONGEST_TOKEN: Final = 1024
 """Assumed length of the longest token, in characters, where a tokenizer does not list its tokens."""
+MOST_BREAKPOINTS: Final = 4
+PLACEHOLDER_QUESTION: Final = {"role": "user", "content": "?"}
+"""Added after a beginning that a template refuses without a user's message. Its text is unlike that of real messages,
+so that its tokens are not part of the common prefix by chance."""
+
+
+@final
+class KeptAnswers:
+    """Tokens of conversations, by the conversation's digest.
+
+    Above the limit, the least recently used conversations of the tenant with the most tokens are dropped. So a tenant
+    within its equal share loses none, whatever others do. Thread-safe.
+
+    Args:
+        max_tokens: most tokens that are kept, 4 bytes each.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._lock = threading.Lock()
+        self._num_tokens: dict[str | None, int] = {}
+        self._kept: dict[str | None, OrderedDict[bytes, Int32Array]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that are kept."""
+        with self._lock:
+            return sum(self._num_tokens.values())
+
+    def keep(self, digest: bytes, token_ids: Sequence[int], tenant: str | None = None) -> None:
+        """Keep the tokens of a conversation that ended with an answer. O(tokens + tenants x conversations dropped)."""
+        if len(token_ids) > self._max_tokens:
+            return
+        with self._lock:
+            self._drop(tenant, digest)
+            self._kept.setdefault(tenant, OrderedDict())[digest] = np.array(token_ids, np.int32)
+            self._num_tokens[tenant] = self._num_tokens.get(tenant, 0) + len(token_ids)
+            while sum(self._num_tokens.values()) > self._max_tokens:
+                largest = max(self._num_tokens, key=self._num_tokens.__getitem__)
+                self._drop(largest, next(iter(self._kept[largest])))
+
+    def find(self, digest: bytes, tenant: str | None = None) -> Int32Array | None:
+        """Return the tokens of a tenant's conversation, int32; None if they are not kept."""
+        with self._lock:
+            kept = self._kept.get(tenant, OrderedDict())
+            found = kept.get(digest)
+            if found is not None:
+                kept.move_to_end(digest)
+            return found
+
+    def _drop(self, tenant: str | None, digest: bytes) -> None:
+        dropped = self._kept.get(tenant, OrderedDict()).pop(digest, None)
+        if dropped is None:
+            return
+        self._num_tokens[tenant] -= len(dropped)
+        if not self._kept[tenant]:
+            del self._kept[tenant], self._num_tokens[tenant]
+
+
+def conversation_digests(salt: bytes, setting: object, messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Return the digest of each beginning of a conversation, one for each message.
+
+    Args:
+        salt: the tenant's salt; conversations of different tenants have different digests.
+        setting: everything else that the template writes: tools, options.
+        messages: the conversation. Reasoning of an answer is left out, since clients drop it.
+    """
+    digest = hashlib.sha256(salt + _canonical(setting)).digest()
+    digests: list[bytes] = []
+    for message in messages:
+        digest = next_digest(digest, message)
+        digests.append(digest)
+    return digests
+
+
+def next_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
+    """Return the digest of a conversation extended by one message."""
+    fields = (
+        {name: message[name] for name in TEMPLATE_FIELDS if message.get(name) not in {None, ""}}
+        if _is_plain(message)
+        else message
+    )
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    return hashlib.sha256(digest + _canonical([fields, calls])).digest()
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return all(isinstance(message.get(name), str | None) for name in TEMPLATE_FIELDS)
+
+
+def _call(call: Mapping[str, Any]) -> object:
+    function = call.get("function", {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = from_json(arguments)
+    return [function.get("name"), arguments]
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode(errors="surrogatepass")
 
 
 @final
@@ -117,3 +258,45 @@ def require_short(text: str, longest: int) -> None:
         raise RequestError(
             f"the text has {len(text):,} characters, more than any prompt of the longest sequence can have: {longest:,}"
         )
+
+
+def breakpoints_at(
+    beginnings: Sequence[tuple[Chat, float]], whole: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
+) -> tuple[Breakpoint, ...]:
+    """Find places in tokens. O(text) for each.
+
+    Args:
+        beginnings: the conversation up to each place, at most four, and the seconds for which to keep it cached.
+        whole: the conversation.
+        prepared: the prompt of ``whole``.
+        chats: makes prompts.
+        caller: the sender of the request.
+
+    Returns:
+        The breakpoints, without those that share no token with the prompt.
+    """
+    places = [(_num_tokens(chat, whole, prepared, chats, caller), keep_for_s) for chat, keep_for_s in beginnings]
+    return tuple(Breakpoint(num_tokens, keep_for_s) for num_tokens, keep_for_s in places if num_tokens)
+
+
+def num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Count the leading tokens that two sequences have in common.
+
+    >>> num_common([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    length = min(len(first), len(second))
+    differs = np.asarray(first[:length]) != np.asarray(second[:length])
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _num_tokens(beginning: Chat, whole: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller) -> int:
+    if beginning.messages == whole.messages and beginning.tools == whole.tools:
+        return len(prepared.token_ids)
+    for added in ([], [PLACEHOLDER_QUESTION], [PLACEHOLDER_QUESTION, *whole.messages[-1:]]):
+        chat = replace(beginning, messages=[*beginning.messages, *added], is_continued=False)
+        try:
+            return num_common(chats.prepare(chat, caller).token_ids, prepared.token_ids)
+        except RequestError:  # no message yet, or a template that requires a user's message
+            continue
+    return 0

@@ -2,28 +2,89 @@
 
 The interface has neither steps nor blocks, so that replicas in other processes can implement it too
 (:mod:`pagedkv.cluster`).
+
+:func:`build_engine` loads a model and its tokenizer, and sets the options that a server's clients need. EventsOut
+passes the KV events of an engine in this process to a publisher after each step: the engine's thread only copies the
+events, the publisher's thread encodes and sends them. An engine without a publisher records no events. Events that
+arise without a step, such as those of a cache reset, are passed on before the next heartbeat.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self, TypeVar, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar, final
 
+from pagedkv.contract.space_config import TenantLimits
 from pagedkv.contract.spec import keeps_state
-from pagedkv.engine import LLM, AnswerStream, AsyncLLM, Intent, SamplingParams, StepRecord
-from pagedkv.errors import EngineError
+from pagedkv.engine import LLM, AnswerStream, AsyncLLM, EngineConfig, Intent, SamplingParams, StepRecord, TierStatistics
+from pagedkv.engine.demo.trained import FOLDER, load_demo
+from pagedkv.engine.loading import load, load_tokenizer
+from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.server.answer_formats import AnswerFormats, Formats
-from pagedkv.server.engine_numbers import EngineNumbers
 
-__all__ = ["EngineFacts", "LocalEngine", "Route", "ServedEngine"]
+if TYPE_CHECKING:
+    from pagedkv.events import CacheSnapshot, EventPublisher  # an extra of its own
+
+__all__ = [
+    "EngineFacts",
+    "EngineNumbers",
+    "EventsOut",
+    "LocalEngine",
+    "Route",
+    "ServedEngine",
+    "build_engine",
+    "tokenizer_of",
+]
 
 T = TypeVar("T")
-
 TIERS_S: Final = 10.0
 """Seconds for which tiers may go on storing when the server stops."""
+PREDICTED_TOKENS: Final = 8
+"""Most tokens that a step drafts from a request's prediction."""
+STEP_S: Final = 30.0
+"""Most seconds that a request for a snapshot waits for the end of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNumbers:
+    """Numbers of an engine between two steps.
+
+    Args:
+        num_running: running requests.
+        num_waiting: waiting requests.
+        num_live: blocks that running sequences use.
+        num_blocks: all blocks except the null blocks.
+        num_leased: free blocks that leases keep cached.
+        num_evictions: cached blocks evicted since the engine was built.
+        tiers: statistics of each tier below the device.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_live: int
+    num_blocks: int
+    num_leased: int
+    num_evictions: int
+    tiers: tuple[TierStatistics, ...]
+
+    @classmethod
+    def of(cls, llm: LLM) -> Self:
+        """Read the numbers from an engine. O(rows + blocks in tables)."""
+        core = llm.core
+        pools = core.space.config.blocks_by_pool()
+        statistics = core.space.statistics()
+        return cls(
+            len(core.scheduler.running),
+            core.scheduler.num_waiting,
+            core.space.num_live_blocks(),
+            sum(pools.values()) - len(pools),
+            sum(pool.num_leased for pool in statistics.pools),
+            sum(pool.num_evictions for pool in statistics.pools),
+            llm.tier_statistics(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +278,93 @@ class LocalEngine:
         if self._running is None:
             raise EngineError("the engine has not been started")
         return self._running
+
+
+def tokenizer_of(model: str | None) -> Any:  # noqa: ANN401 - of transformers, or like it
+    """Load a model's tokenizer alone. Raises ConfigurationError where there is none.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+    """
+    return _required(load_tokenizer(str(FOLDER) if model is None else model), model)
+
+
+def build_engine(  # noqa: PLR0913 - a model's settings, the rare ones by keywords
+    model: str | None,
+    dtype: str,
+    engine: EngineConfig,
+    tenants: Mapping[str, TenantLimits] | None,
+    *,
+    draft_model: str | None = None,
+    device: str = "auto",
+) -> tuple[LLM, Any]:
+    """Load a model, and build an engine for a server; return the engine and the model's tokenizer.
+
+    Args:
+        model: a folder or a name; None: the model of the demonstration.
+        dtype: type of its weights.
+        engine: memory and limits; answers end at the longest sequence, as clients expect.
+        tenants: limits of tenants, by name; None: tenants are not distinguished.
+        draft_model: a folder or a name of the model that guesses tokens; None: there is none.
+        device: for the models' weights and blocks, as of :func:`~pagedkv.engine.loading.usable_device`; with
+            ``auto`` the model of the demonstration is on the CPU, which is fast enough for it.
+
+    Raises:
+        ConfigurationError, UnsupportedModelError: the model cannot be loaded or served.
+    """
+    loaded, tokenizer = load_demo(device) if model is None else load(model, dtype, device)
+    engine = replace(engine, beyond_context="clip", leases=True, tenants=tenants, predicted_tokens=PREDICTED_TOKENS)
+    drafting = None if draft_model is None else load(draft_model, dtype, device)[0]
+    return LLM(loaded, engine, tokenizer=_required(tokenizer, model), draft_model=drafting), tokenizer
+
+
+def _required(tokenizer: Any, model: str | None) -> Any:  # noqa: ANN401 - as above
+    if tokenizer is None:
+        raise ConfigurationError(f"no tokenizer can be loaded for {model}, and a server needs one")
+    return tokenizer
+
+
+@final
+class EventsOut:
+    """Passes events on. Add :meth:`stepped` to the callbacks of steps.
+
+    Args:
+        engine: the engine; its configuration has ``events=True``.
+        publisher: publishes the events, and requests snapshots from this object.
+    """
+
+    def __init__(self, engine: LocalEngine, publisher: "EventPublisher") -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._core = engine.llm.core
+        self._space = engine.llm.core.space
+        publisher.serve_snapshots(self._take_snapshot, before_beat=self._request_publishing)
+
+    def stepped(self, record: StepRecord) -> None:  # noqa: ARG002 - as it is called
+        """Pass on the events of a step. Called by the engine's thread."""
+        self._publish()
+
+    def _publish(self) -> None:
+        tiers = self._core.drain_tier_events()
+        if self._space.has_events or tiers:
+            self._publisher.publish(self._space.drain_events(), self._space, tiers)
+
+    # Called by the publisher's thread
+
+    def _take_snapshot(self) -> "CacheSnapshot":
+        """Take a snapshot in the engine's thread, and wait for it. Raises EngineError, TimeoutError."""
+
+        def take(llm: LLM) -> "CacheSnapshot":
+            self._publish()
+            return self._publisher.snapshot(self._space, llm.core.tier_entries())
+
+        return self._engine.call_soon(take).result(STEP_S)
+
+    def _request_publishing(self) -> None:
+        """Schedule the publishing of waiting events in the engine's thread; do not wait for it."""
+
+        def publish(llm: LLM) -> None:  # noqa: ARG001 - as it is called
+            self._publish()
+
+        with suppress(EngineError):  # the engine has not started yet, or has ended
+            self._engine.call_soon(publish)

@@ -14,20 +14,32 @@
     501     server_error             api_error               a package that the request needs is not installed
     503     server_error             overloaded_error        the engine has stopped, or the server is shutting down
     504     timeout                  timeout_error           the deadline passed before the answer was complete
+
+Then what a client of an application gets for each kind of error, and errors as they are sent to another process. JSON
+is written by msgspec: NaN becomes null, since JSON has no NaN.
 """
 
+import logging
+from collections.abc import Callable
 from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from pagedkv.errors import (
     ConfigurationError,
     EngineError,
     MissingExtraError,
+    PagedKVError,
     QueueFullError,
     RequestError,
     TokenError,
 )
 
-__all__ = ["ApiError", "as_api_error"]
+__all__ = ["ApiError", "ClientGoneError", "add_error_answers", "as_api_error", "as_sendable", "json_response"]
 
 OPENAI_TYPES: Final = {
     400: "invalid_request_error",
@@ -40,7 +52,6 @@ OPENAI_TYPES: Final = {
     429: "rate_limit_error",
     504: "timeout",
 }
-
 ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -53,13 +64,9 @@ ANTHROPIC_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
 NOT_RETRIED: Final = frozenset({500, 501, 504})
 """Statuses of requests that would fail again. Official clients retry any status from 500 on, unless a header forbids
 it."""
-
-
 FIRST_SERVER_ERROR: Final = 500
 REFUSALS: Final = frozenset({"draining"})
 REASONS: Final = {
@@ -73,6 +80,14 @@ REASONS: Final = {
     429: "queue_full",
 }
 """Labels in metrics of errors that have no code of their own."""
+
+LOG: Final = logging.getLogger("pagedkv.server")
+CLIENT_GONE: Final = 499
+"""Status of a request after its client disconnected; no response is sent."""
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection, so the request needs no answer."""
 
 
 class ApiError(Exception):
@@ -149,3 +164,57 @@ def as_api_error(problem: Exception, retry_after_s: int = 1) -> ApiError:
             return ApiError(503, "the engine has stopped, and the server must be started again", code="engine_ended")
         case _:
             return ApiError(500, "the server failed to serve this request; its log has the reason")
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:  # noqa: ANN401
+    """Answer with JSON."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def add_error_answers(app: FastAPI, note_refused: Callable[[ApiError], None]) -> None:
+    """Let an application answer errors as JSON, in the form of the path's protocol.
+
+    Args:
+        app: the application.
+        note_refused: called with each error that refuses a request.
+    """
+
+    def answer(request: Request, problem: ApiError) -> Response:
+        if problem.is_refusal:
+            note_refused(problem)
+        is_anthropic = request.url.path.startswith("/v1/messages")
+        body = problem.as_anthropic() if is_anthropic else problem.as_openai()
+        return json_response(body, problem.status, problem.headers)
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, problem: ApiError) -> Response:
+        return answer(request, problem)
+
+    @app.exception_handler(PagedKVError)
+    async def engine_error(request: Request, problem: PagedKVError) -> Response:
+        return answer(request, as_api_error(problem))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, problem: HTTPException) -> Response:
+        return answer(request, ApiError(problem.status_code, str(problem.detail)))
+
+    @app.exception_handler(ClientGoneError)
+    @app.exception_handler(ClientDisconnect)  # before its body was read
+    async def gone(request: Request, problem: ClientGoneError | ClientDisconnect) -> Response:  # noqa: ARG001 - as FastAPI calls it
+        return Response(status_code=CLIENT_GONE)
+
+    @app.exception_handler(Exception)
+    async def fault(request: Request, problem: Exception) -> Response:
+        LOG.error("%s %s failed", request.method, request.url.path, exc_info=problem)
+        return answer(request, ApiError(500, "the server failed to serve this request; its log has the reason"))
+
+
+def as_sendable(problem: Exception) -> PagedKVError:
+    """Return an error that can be pickled: one of ours by itself, any other as an EngineError with its text."""
+    if isinstance(problem, PagedKVError) and problem.args and all(isinstance(each, str) for each in problem.args):
+        plain = type(problem)
+        try:
+            return plain(*problem.args)
+        except TypeError:  # its constructor takes more than a text
+            pass
+    return EngineError(f"{type(problem).__name__}: {problem}")

@@ -1,29 +1,110 @@
 """Exchange: one request of any protocol, from its arrival to the end of its answer, whole or streamed.
 
 Metrics and logs count each request once. A request whose client has disconnected ends within a step.
+
+An EventStream sends server-sent events to one client as they are made. A slow client delays only its own events: its
+stream waits until it reads, and the tokens that arrive meanwhile are sent together.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from pagedkv.engine import RequestOutput
-from pagedkv.server.disconnects import ClientGoneError, while_connected
-from pagedkv.server.errors import ApiError
-from pagedkv.server.event_stream import EventStream
+from pagedkv.server.errors import ApiError, ClientGoneError
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
 from pagedkv.server.service import Service
 
-__all__ = ["Exchange"]
+__all__ = ["DONE", "EventStream", "Exchange", "disconnected", "event", "while_connected"]
 
 T = TypeVar("T")
 
+DONE: Final = b"data: [DONE]\n\n"
+"""Last event of the streams of OpenAI's chat and text completions."""
 REPLICA: Final = "x-pagedkv-replica"
 REASON: Final = "x-pagedkv-routing"
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run some work; cancel it when the client disconnects.
+
+    Raises:
+        ClientGoneError: the client has disconnected; the work has been cancelled, and has ended.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """Write one event.
+
+    Args:
+        data: JSON in one line.
+        name: name of the event, in protocols whose events have names.
+    """
+    return b"data: " + data + b"\n\n" if name is None else b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+@final
+class EventStream(Response):
+    """A response of server-sent events.
+
+    Args:
+        events: yields whole events; closed when the client disconnects.
+        end: called once nothing more is sent, even if no event was sent.
+        headers: further headers.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        end: Callable[[], Coroutine[Any, Any, None]],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._events = events
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as Response has it
+        """Send all events; a disconnect ends it without an error."""
+        try:
+            await while_connected(receive, self._send_all(send))
+        except ClientGoneError:
+            pass
+        finally:
+            await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        await self._events.aclose()
+        await self._end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for each in self._events:
+            await send({"type": "http.response.body", "body": each, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @final

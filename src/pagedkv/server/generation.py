@@ -1,7 +1,13 @@
 """Generation: the answers to one HTTP request of any protocol, while they are generated.
 
 A protocol makes a :class:`GenerationRequest` and reads all :class:`AnswerEvent` values. Then
-:attr:`Generation.outputs` has the engine's outputs, with tokens and receipts.
+:attr:`Generation.outputs` has the engine's outputs, with tokens and receipts. An AnswerWriter turns the tokens of one
+answer into text, reasoning and tool calls while they arrive::
+
+    token ids -> AnswerText -> text -> StopCut -> AnswerParser -> parts
+                 (whole characters)    (no stop texts)  (no markers)
+
+Text that may begin a stop text is held back until it is certain, so that sent text is never taken back.
 """
 
 import asyncio
@@ -12,12 +18,94 @@ from typing import final
 
 from pagedkv.engine import AnswerStream, Breakpoint, RequestOutput, SamplingParams, TokenLogprobs, TokenUpdate
 from pagedkv.engine.outputs import FinishReason
+from pagedkv.engine.sampling import AnswerText
 from pagedkv.server.access import Caller
-from pagedkv.server.answer_writer import AnswerWriter
 from pagedkv.server.errors import ApiError
-from pagedkv.server.parsing import AnswerParser, Part
+from pagedkv.server.parsing import AnswerParser, CallBegin, Part, TextPart
 
-__all__ = ["AnswerEvent", "Generation", "GenerationRequest", "PreparedPrompt"]
+__all__ = ["AnswerEvent", "AnswerWriter", "Generation", "GenerationRequest", "PreparedPrompt", "StopCut"]
+
+
+@final
+class StopCut:
+    """The text of one answer before its first stop text.
+
+    Args:
+        stops: texts that end the answer.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._is_over = False
+
+    def feed(self, text: str) -> str:
+        """Take more text; return the text that certainly belongs to the answer. O(text x stops)."""
+        if not self._stops or self._is_over:
+            return "" if self._is_over else text
+        self._held += text
+        found = [place for place in (self._held.find(stop) for stop in self._stops) if place >= 0]
+        if found:
+            self._is_over = True
+            return self._release(min(found))
+        return self._release(len(self._held) - self._num_possible())
+
+    def finish(self) -> str:
+        """Return the text that is held back, now that no text follows."""
+        return "" if self._is_over else self._release(len(self._held))
+
+    def _release(self, count: int) -> str:
+        text, self._held = self._held[:count], self._held[count:]
+        return text
+
+    def _num_possible(self) -> int:
+        """Count the last characters that may begin a stop text."""
+        longest = max(map(len, self._stops)) - 1
+        for count in range(min(longest, len(self._held)), 0, -1):
+            end = self._held[-count:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return count
+        return 0
+
+
+@final
+class AnswerWriter:
+    """Writes one answer.
+
+    Args:
+        decode: turns token ids into text.
+        stops: texts that end the answer and are not part of it.
+        parser: finds reasoning and tool calls in the text.
+
+    Attributes:
+        token_ids: the answer's tokens, without the token that ended it.
+        has_calls: whether the answer calls a tool.
+        is_cut: whether a stop text ended the answer; ``token_ids`` then includes the stop text's tokens.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], parser: AnswerParser) -> None:
+        self._text = AnswerText(decode)
+        self._cut = StopCut(stops)
+        self._parser = parser
+        self.token_ids: list[int] = []
+        self.has_calls = False
+        self.is_cut = False
+
+    def take(self, update: TokenUpdate) -> list[Part]:
+        """Take new tokens; return the parts that are certain now. With the last tokens, return all remaining parts."""
+        ended_by_token = isinstance(update.stop, int)
+        self.is_cut = isinstance(update.stop, str)
+        token_ids = update.token_ids[:-1] if ended_by_token else update.token_ids
+        self.token_ids += token_ids
+        text = "".join(self._text.append(token) for token in token_ids)
+        if update.finish_reason is None:
+            return self._noted(self._parser.feed(self._cut.feed(text)))
+        text = self._cut.feed(text + self._text.finish()) + self._cut.finish()
+        return self._noted([*self._parser.feed(text), *self._parser.finish()])
+
+    def _noted(self, parts: list[Part]) -> list[Part]:
+        self.has_calls |= any(isinstance(part, CallBegin) for part in parts)
+        return [part for part in parts if not isinstance(part, TextPart) or part.text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +114,7 @@ class PreparedPrompt:
 
     Args:
         token_ids: tokens of the prompt.
-        conversation: digest of the conversation (:mod:`.kept_answers`); None: the prompt is not a conversation.
+        conversation: digest of the conversation (:mod:`.chat_prompts`); None: the prompt is not a conversation.
         num_kept_tokens: leading tokens that were taken from the kept tokens of the last answer.
     """
 

@@ -6,24 +6,27 @@ a text.
 """
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
 from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from pagedkv.engine import RequestOutput, StepRecord
 from pagedkv.server.config import SlowCause
 from pagedkv.server.errors import ApiError
 from pagedkv.server.service import Served, Service
-from pagedkv.server.token_gaps import TokenGaps
 from pagedkv.tiers import BreakerState
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "TokenGaps"]
 
 LABELS: Final = ("model_name", "engine")
 QUEUE_FULL: Final = 429
-
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -54,6 +57,52 @@ TOKEN_S: Final = (
     80.0,
 )
 TOKENS: Final = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5))
+
+
+@final
+class TokenGaps(Collector):
+    """Counts the gap between two steps once for each sequence that the later step decoded.
+
+    A sequence gets at most one update a step, so the gap between steps is the gap between its tokens. The waiting time
+    of a preempted sequence is not included.
+
+    Args:
+        name: name of the metric.
+        bounds: upper bounds of the buckets, in seconds, rising.
+        labels: names and values of the labels.
+    """
+
+    def __init__(self, name: str, bounds: Sequence[float], labels: Mapping[str, str]) -> None:
+        self._name = name
+        self._bounds = (*bounds, inf)
+        self._labels = dict(labels)
+        self._counts = [0] * len(self._bounds)
+        self._sum_s = 0.0
+        self._last_s: float | None = None
+
+    def note(self, now_s: float, num_decoded: int) -> None:
+        """Count a step that has ended.
+
+        Args:
+            now_s: time of its end.
+            num_decoded: sequences that it decoded.
+        """
+        if self._last_s is not None and num_decoded:
+            gap_s = now_s - self._last_s
+            self._counts[bisect_left(self._bounds, gap_s)] += num_decoded
+            self._sum_s += gap_s * num_decoded
+        self._last_s = now_s
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the histogram, as prometheus_client expects it."""
+        family = HistogramMetricFamily(
+            self._name, "Seconds between two tokens of an answer.", labels=list(self._labels)
+        )
+        counts = accumulate(tuple(self._counts))
+        names = ["+Inf" if bound == inf else str(bound) for bound in self._bounds]
+        buckets = [(name, float(count)) for name, count in zip(names, counts, strict=True)]
+        family.add_metric(list(self._labels.values()), buckets, self._sum_s)
+        yield family
 
 
 @final

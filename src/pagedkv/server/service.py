@@ -16,12 +16,11 @@ from pagedkv.engine.llm import plain_encoding
 from pagedkv.errors import EngineError, QueueFullError
 from pagedkv.server.access import Access
 from pagedkv.server.answer_formats import Formats
-from pagedkv.server.chat_prompts import ChatPrompts, longest_token, require_short
+from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, longest_token, require_short
 from pagedkv.server.config import ServerConfig, SlowCause
 from pagedkv.server.engines import Route, ServedEngine
 from pagedkv.server.errors import ApiError, as_api_error
 from pagedkv.server.generation import Generation, GenerationRequest, PreparedPrompt
-from pagedkv.server.kept_answers import KeptAnswers
 from pagedkv.server.parsing import AnswerParser, end_of_open_reasoning, parser_for
 from pagedkv.server.usage import Usage, usage_of
 

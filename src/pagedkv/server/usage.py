@@ -2,16 +2,33 @@
 
 ``num_prompt = num_read + num_written + num_plain``, exactly, by what each prompt hit at its first admission. Tokens
 that are recomputed after a preemption do not count as cached.
+
+A client may also ask where its prompt's hit ended and why: it gets the explanation without other tenants' content.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
+from pagedkv.contract.miss_causes import Explanation, MissCause
 from pagedkv.engine import RequestOutput
+from pagedkv.server.access import Caller
 from pagedkv.server.engines import EngineFacts
 
-__all__ = ["Usage", "usage_of"]
+__all__ = ["Usage", "as_explanation", "usage_of"]
+
+REPORTED_AS_NEVER_STORED: Final = frozenset(
+    {
+        MissCause.OTHER_SALT,
+        MissCause.CHANGED_TOKENS,
+        MissCause.OTHER_ADAPTER,
+        MissCause.OTHER_MEDIA,
+        MissCause.NEVER_STORED,
+        MissCause.UNKNOWN,
+    }
+)
+"""Causes that may depend on other tenants' cached content, where no token of the prompt hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +101,28 @@ def _num_hittable(length: int, facts: EngineFacts) -> int:
         return 0
     at_end = (length - 1) // facts.alignment * facts.alignment
     return max(at_end, length // facts.block_size * facts.block_size)
+
+
+def as_explanation(explanation: Explanation | None, caller: Caller) -> dict[str, Any] | None:
+    """Return where a prompt's hit ended and why, without revealing other tenants' content.
+
+    The answer never contains the cached token that differs from the prompt's. Where no token hits, all causes that
+    compare the prompt with other content, and those of content without a record, are reported as "never stored" at
+    position 0.
+    """
+    if explanation is None:
+        return None
+    cause = explanation.cause
+    if not caller.has_no_tenant and explanation.num_hit_tokens == 0 and cause in REPORTED_AS_NEVER_STORED:
+        return {
+            "num_prompt_tokens": explanation.num_tokens,
+            "num_hit_tokens": 0,
+            "cause": MissCause.NEVER_STORED.value,
+            "position": 0,
+        }
+    return {
+        "num_prompt_tokens": explanation.num_tokens,
+        "num_hit_tokens": explanation.num_hit_tokens,
+        "cause": cause.value,
+        "position": explanation.position,
+    }

@@ -2,22 +2,18 @@
 
 In the order in which data flows::
 
-    changes         what the engine's thread copies after a step: events, and the contents of stored blocks
-    parent_order    the order of a snapshot: each block after its parent
-    encoding        changes as MessagePack, in the form of vLLM
-    frames          frames of published messages, of requests and of answers
-    sent_batches    the latest batches, to be sent again
-    decoding        MessagePack to values, in the forms of vLLM and SGLang
-    cache_events    values to the events of a block space
-    following       the batches of one publisher in order: gaps, lifetimes, snapshots
+    encoding     what the engine's thread copies after a step, and that as MessagePack, in the form of vLLM
+    frames       frames of published messages, of requests and of answers; the latest ones, to be sent again
+    decoding     MessagePack to values, in the forms of vLLM and SGLang, and to the events of a block space
+    following    the batches of one publisher in order: gaps, lifetimes, snapshots
 
 No socket, no thread, no clock: these are in :mod:`pagedkv.events`. Messages need msgspec
 (``pip install 'pagedkv[record]'``).
 """
 
-from pagedkv.wire.changes import CachedSpace, CacheSnapshot, Changes, changes_of, listed_pools
 from pagedkv.wire.decoding import (
     DEVICE,
+    UNKNOWN_PARENT,
     BlockHash,
     BlocksRemoved,
     BlocksStored,
@@ -26,7 +22,14 @@ from pagedkv.wire.decoding import (
     EventBatch,
     decode_batch,
 )
-from pagedkv.wire.encoding import UNKNOWN_PARENT, BatchEncoder
+from pagedkv.wire.encoding import (
+    BatchEncoder,
+    CachedSpace,
+    CacheSnapshot,
+    Changes,
+    changes_of,
+    listed_pools,
+)
 from pagedkv.wire.following import (
     Alive,
     Applied,
@@ -42,6 +45,7 @@ from pagedkv.wire.frames import (
     SNAPSHOT_REQUEST,
     Message,
     Request,
+    SentBatches,
     answer,
     answered,
     broadcast,
@@ -50,7 +54,6 @@ from pagedkv.wire.frames import (
     request_frames,
     requested,
 )
-from pagedkv.wire.sent_batches import SentBatches
 
 __all__ = [
     "DEVICE",

@@ -1,4 +1,16 @@
-"""BatchEncoder: encodes changes of a cache as MessagePack, in the form of vLLM 0.33.
+r"""Changes of a cache as MessagePack, in the form of vLLM 0.33: copied, put in order, encoded.
+
+The engine's thread only copies arrays, as :class:`Changes`. All work for each block is done by the publisher's thread.
+
+A snapshot has every block after its parent, and the blocks of a chain together. A chain of blocks is one event on the
+wire, which has the parent of its first block alone. If several blocks have the same parent, the first of them continues
+the parent's chain, and each other one begins a chain::
+
+    blocks          a - b - c - d          chains    a b c d
+                         \- e - f                    e f
+
+The order is computed by NumPy, since a snapshot may have a million blocks: one sort finds the parents, and log2(longest
+chain) passes find the depth of every block.
 
 Maps have vLLM's fields in vLLM's order, and fields with default values are left out as by vLLM, so that equal events
 are equal bytes (``tests/peers`` compares them). A batch is ``[time, events, rank, lifetime]``. The fourth field is an
@@ -21,32 +33,162 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, TypeAlias, assert_never, final
+from typing import Any, Final, Protocol, TypeAlias, assert_never, final
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.contract.arrays import Int64Array
-from pagedkv.contract.events import CLEARED, REMOVED, STORED, BlockContents, TierEvents
+from pagedkv.contract.events import CLEARED, GAP, REMOVED, STORED, BlockContents, CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.extras import needing
 from pagedkv.contract.keys import LORA, MEDIA, SALT, fields_of
+from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from pagedkv.wire.changes import ChangedPool, Changes, ListedPool
-from pagedkv.wire.decoding import DEVICE
-from pagedkv.wire.parent_order import in_parent_order
+from pagedkv.wire.decoding import DEVICE, DIGEST_NBYTES, UNKNOWN_PARENT
 
 with needing("record", "a stream of KV events"):
     import msgspec
 
-__all__ = ["UNKNOWN_PARENT", "BatchEncoder"]
+__all__ = [
+    "BatchEncoder",
+    "CacheSnapshot",
+    "CachedSpace",
+    "ChangedPool",
+    "Changes",
+    "ListedPool",
+    "changes_of",
+    "in_parent_order",
+    "listed_pools",
+]
 
-DIGEST_NBYTES: Final = 32
-UNKNOWN_PARENT: Final = bytes(DIGEST_NBYTES)
 BLOCKS_OF_PART: Final = 1000
 """Most blocks of a part of a snapshot, so that a part has some 100 KB."""
-
 ExtraKeys: TypeAlias = list[tuple[Any, ...] | None]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+def in_parent_order(blocks: StoredBlocks) -> Int64Array:
+    """Return the indices of blocks in an order in which each follows its parent, if listed: int64 ``[n]``.
+
+    Cost: O(n log n).
+    """
+    parents = _parents(blocks)
+    count = len(parents)
+    has_parent = parents < count
+    continues = np.zeros(count, np.bool_)  # the first child of each parent
+    children = np.flatnonzero(has_parent)
+    _, firsts = np.unique(parents[children], return_index=True)
+    continues[children[firsts]] = True
+    depths, _ = _distances(parents)
+    offsets, heads = _distances(np.where(continues, parents, count))
+    return np.lexsort((offsets, heads, depths[heads]))
+
+
+def _parents(blocks: StoredBlocks) -> Int64Array:
+    """Return the index of each block's parent; the number of blocks for a parent that is not listed."""
+    count = len(blocks)
+    parents = np.full(count, count, np.int64)
+    for group in np.unique(blocks.groups).tolist():
+        members = np.flatnonzero(blocks.groups == group)
+        names, wanted = _leading_words(blocks.digests[members]), _leading_words(blocks.parent_digests[members])
+        order = np.argsort(names, kind="stable")
+        places = order[np.minimum(np.searchsorted(names[order], wanted), len(members) - 1)]
+        found = members[places]
+        is_parent = (blocks.digests[found] == blocks.parent_digests[members]).all(axis=1)
+        parents[members[is_parent]] = found[is_parent]
+    return parents
+
+
+def _leading_words(digests: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Return the first 8 of the 32 bytes of each digest, for sorting; callers compare whole digests afterwards."""
+    return np.ascontiguousarray(digests[:, :8]).view(np.uint64).ravel()
+
+
+def _distances(parents: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the distance of each block from the root of its tree, and the root's index, by pointer jumping."""
+    count = len(parents)
+    roots = np.arange(count)
+    distances = (parents < count).astype(np.int64)
+    above = np.where(parents < count, parents, roots)
+    while True:
+        more = distances[above]
+        if not more.any():
+            return distances, above
+        distances = distances + more
+        above = above[above]
+
+
+class CachedSpace(Protocol):
+    """The methods of :class:`~pagedkv.BlockSpace` that this module calls; documented there."""
+
+    @property
+    def config(self) -> SpaceConfig: ...  # noqa: D102 - see above
+
+    def contents_of(self, blocks: CacheEvents | StoredBlocks) -> BlockContents: ...  # noqa: D102
+
+    def drain_events(self) -> tuple[CacheEvents, ...]: ...  # noqa: D102
+
+    def stored_blocks(self, pool: str | None = None) -> StoredBlocks: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangedPool:
+    """Events of one pool, and the contents of its stored blocks."""
+
+    events: CacheEvents
+    contents: BlockContents
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedPool:
+    """All cached blocks of one pool, and their contents."""
+
+    blocks: StoredBlocks
+    contents: BlockContents
+
+
+Changes: TypeAlias = tuple[ChangedPool | ListedPool | TierEvents, ...]
+"""Events of pools; or all blocks of all pools, which replace all blocks that were sent before. And events of tiers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheSnapshot:
+    """All cached blocks at one moment between two batches.
+
+    Args:
+        next_batch: number of the first batch whose events the snapshot does not contain.
+        pools: the blocks of each pool.
+        tiers: the entries of each medium below device memory.
+    """
+
+    next_batch: int
+    pools: tuple[ListedPool, ...]
+    tiers: tuple[TierEvents, ...] = ()
+
+
+def changes_of(space: CachedSpace, events: Sequence[CacheEvents], tiers: Sequence[TierEvents] = ()) -> Changes:
+    """Copy the contents of stored blocks. Changes nothing.
+
+    If the space's log of events was too short (GAP), the result lists all blocks instead, so that consumers are
+    complete again.
+
+    Args:
+        space: the space from which the events were drained.
+        events: events of each pool, from :meth:`BlockSpace.drain_events <pagedkv.BlockSpace.drain_events>`; the space
+            must not have changed since.
+        tiers: events of each medium below device memory.
+
+    Cost: O(events x block size); after a GAP O(blocks x block size).
+    """
+    if any((each.kinds == GAP).any() for each in events):
+        return (*listed_pools(space), *tiers)
+    return (*(ChangedPool(each, space.contents_of(each)) for each in events if len(each)), *tiers)
+
+
+def listed_pools(space: CachedSpace) -> tuple[ListedPool, ...]:
+    """Copy all cached blocks of all pools. Changes nothing. O(blocks x block size)."""
+    listed = [space.stored_blocks(pool) for pool in space.config.pool_names]
+    return tuple(ListedPool(blocks, space.contents_of(blocks)) for blocks in listed)
 
 
 class _Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True):

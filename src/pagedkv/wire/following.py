@@ -27,8 +27,7 @@ from typing import Final, Protocol, TypeAlias, assert_never, final
 from pagedkv.contract.events import CacheEvents, StoredBlocks, TierEvents
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.errors import RecordingError
-from pagedkv.wire.cache_events import CacheEventReader
-from pagedkv.wire.decoding import EventBatch, decode_batch
+from pagedkv.wire.decoding import CacheEventReader, EventBatch, decode_batch
 from pagedkv.wire.frames import Message
 
 __all__ = [

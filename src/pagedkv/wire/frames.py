@@ -14,12 +14,14 @@ as an answer does. A publisher without the addition reads ``snapshot`` as a numb
 alone. A message that is sent again may lack the topic, as from older versions of vLLM, or the empty frame, which only a
 REQ socket needs. Number and payload are always the last two frames. A number has 8 bytes, most significant first.
 
-This module opens no sockets and does not decode payloads.
+SentBatches keeps the latest messages of a publisher, to be sent again. This module opens no sockets and does not decode
+payloads.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, final
 
 from pagedkv.errors import RecordingError
 
@@ -28,6 +30,7 @@ __all__ = [
     "SNAPSHOT_REQUEST",
     "Message",
     "Request",
+    "SentBatches",
     "answer",
     "answered",
     "broadcast",
@@ -144,3 +147,23 @@ def _other_frames(what: str, frames: Sequence[bytes], source: str, remedy: str) 
     sizes = ", ".join(str(len(frame)) for frame in frames[:MOST_NAMED])
     reason = f"{what} has frames of {sizes} bytes, not a topic, a number of {NUMBER_NBYTES} and a payload"
     return RecordingError(source, reason, remedy)
+
+
+@final
+class SentBatches:
+    """A ring of batches.
+
+    Args:
+        most: most batches that are kept; older ones are dropped.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._messages: deque[Message] = deque(maxlen=most)
+
+    def append(self, message: Message) -> None:
+        """Keep a batch. Its number must be above those before."""
+        self._messages.append(message)
+
+    def since(self, first: int) -> list[Message]:
+        """Return the kept batches from a number on. O(kept batches)."""
+        return [message for message in self._messages if message.number >= first]

@@ -21,8 +21,8 @@ from pagedkv.server import (
     add_inspected,
     add_inspector,
 )
-from pagedkv.server.built_engine import build_engine, tokenizer_of
 from pagedkv.server.engine_process import EventEndpoints, ProcessEngine, ProcessSpec
+from pagedkv.server.engines import build_engine, tokenizer_of
 from tests.server.serving import END_ID, TOKENIZER, VOCABULARY_SIZE, running
 
 CONFIG = EngineConfig(num_blocks=400, max_sequences=8, self_test=False)

@@ -12,7 +12,7 @@ import pytest
 from pagedkv.contract.spec import GroupSpec
 from pagedkv.events import EventFollower, follow
 from pagedkv.routing import IndexState, ReplicaIndex
-from pagedkv.server.built_engine import build_engine
+from pagedkv.server.engines import build_engine
 from tests.server.engine_process.conftest import CONFIG, Served
 from tests.server.test_metrics import numbers
 

@@ -19,8 +19,8 @@ from pagedkv.cli.server_building import Replicas, Serving, applied
 from pagedkv.engine import EngineConfig
 from pagedkv.errors import ConfigurationError, EngineError
 from pagedkv.server import ApiError, OpenAccess, ServerConfig, Service, add_inspected
-from pagedkv.server.built_engine import tokenizer_of
 from pagedkv.server.engine_process import ProcessEngine, ProcessSpec
+from pagedkv.server.engines import tokenizer_of
 from pagedkv.server.inspector import LAST_EVENT
 from tests.server.engine_process.conftest import CONFIG, Shown
 from tests.server.inspector.conftest import ask

@@ -288,4 +288,4 @@ def test_without_llguidance_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=re.escape("pip install '.[grammar]'")):
-        __import__("pagedkv.server.grammars.compiling")
+        __import__("pagedkv.server.grammars")

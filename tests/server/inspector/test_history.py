@@ -13,11 +13,19 @@ from pagedkv.contract.miss_causes import Explanation, Miss, MissCause, number_of
 from pagedkv.contract.space_config import SpaceConfig, TenantLimits
 from pagedkv.contract.spec import FullAttention
 from pagedkv.engine import StepRecord
-from pagedkv.server.inspector.buckets import MOST_BUCKETS, as_buckets, width_for
-from pagedkv.server.inspector.history import ADMISSION_FIELDS, REQUEST_FIELDS, STEP_FIELDS, History, RingSizes
+from pagedkv.server.inspector.history import (
+    ADMISSION_FIELDS,
+    MOST_BUCKETS,
+    REQUEST_FIELDS,
+    STEP_FIELDS,
+    History,
+    Ring,
+    RingSizes,
+    as_buckets,
+    width_for,
+)
 from pagedkv.server.inspector.messages import as_ended
-from pagedkv.server.inspector.prefix_tree import as_tree
-from pagedkv.server.inspector.ring import Ring
+from pagedkv.server.inspector.snapshot import as_tree
 from pagedkv.space import BlockSpace, CachedPrefixes, SpaceInspection
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import pytest
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.server.parsing import PlainParser, parser_for, parser_name
-from pagedkv.server.parsing.reasoning import ReasoningParser
+from pagedkv.server.parsing.choosing import ReasoningParser
 from tests.server.parsing.reading import TOOLS, calls, new_parser, parse, reasoning_of
 
 TEMPLATES = {

@@ -7,23 +7,46 @@
           tool_result          -> a tool message
     assistant: text, tool_use  -> one assistant message with its calls; thinking is left out
 
-The beginning of a conversation up to any of its blocks is a conversation too; breakpoints are located with it.
+The beginning of a conversation up to any of its blocks is a conversation too; breakpoints, which are
+blocks and tools with ``cache_control``, are located with it. ContentBlocks is the way back: it turns an answer's parts
+into content blocks and the events that stream them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeAlias, final
 
-from pagedkv.engine import Chat
-from pagedkv.server.anthropic.requests import CountRequest
-from pagedkv.server.errors import ApiError
+from pydantic_core import from_json
 
-__all__ = ["Block", "Blocks", "Conversation", "answer_message", "conversation_of"]
+from pagedkv.engine import Breakpoint, Chat
+from pagedkv.server.access import Caller
+from pagedkv.server.anthropic.requests import CacheControl, CountRequest
+from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
+from pagedkv.server.errors import ApiError
+from pagedkv.server.generation import PreparedPrompt
+from pagedkv.server.parsing import CallArguments, CallBegin, CallEnd, Part, ReasoningPart, TextPart
+
+__all__ = [
+    "HOUR_S",
+    "Block",
+    "Blocks",
+    "ContentBlocks",
+    "Conversation",
+    "answer_message",
+    "breakpoints_of",
+    "conversation_of",
+]
+
+NEW: Final[dict[str, dict[str, Any]]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
 
 Block: TypeAlias = Mapping[str, Any]
 Blocks: TypeAlias = Sequence[Block]
-
 IGNORED_KINDS: Final = frozenset({"thinking", "redacted_thinking"})
 UNSERVED: Final = {
     "image": "images",
@@ -32,6 +55,81 @@ UNSERVED: Final = {
     "container_upload": "files",
     "server_tool_use": "calls of tools that a server runs",
 }
+FIVE_MINUTES_S: Final = 300.0
+HOUR_S: Final = 3600.0
+
+
+@final
+class ContentBlocks:
+    """Builds the content of one answer.
+
+    Attributes:
+        blocks: the blocks so far; the input of a call is complete once its block has ended.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._open: str | None = None
+        self._pieces: list[str] = []
+
+    def add(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+        """Add parts; yield the events that report them."""
+        for part in parts:
+            match part:
+                case TextPart():
+                    yield from self._opened("text")
+                    yield self._delta("text_delta", "text", part.text)
+                case ReasoningPart():
+                    yield from self._opened("thinking")
+                    yield self._delta("thinking_delta", "thinking", part.text)
+                case CallBegin():
+                    yield from self._closed()
+                    block = {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
+                    yield self._begin("tool_use", block)
+                case CallArguments():
+                    yield self._delta("input_json_delta", "partial_json", part.text)
+                case CallEnd():
+                    yield from self._closed()
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """End the last block; yield the event that reports its end."""
+        yield from self._closed()
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        if self._open != kind:
+            yield from self._closed()
+            yield self._begin(kind, dict(NEW[kind]))
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> dict[str, Any]:
+        self._open = kind
+        self.blocks.append(block)
+        return {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+
+    def _delta(self, kind: str, field: str, text: str) -> dict[str, Any]:
+        self._pieces.append(text)
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, field: text}}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if self._open is None:
+            return
+        text = "".join(self._pieces)
+        block = self.blocks[-1]
+        if self._open == "tool_use":
+            block["input"] = _as_input(text)
+        else:
+            block[self._open] = text
+        self._open = None
+        self._pieces.clear()
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+
+def _as_input(text: str) -> dict[str, Any]:
+    """Read a call's arguments; incomplete ones give an empty object."""
+    with suppress(ValueError):
+        value = from_json(text)
+        if isinstance(value, dict):
+            return value
+    return {}
 
 
 @final
@@ -213,3 +311,68 @@ def _require_tool(tool: Block, where: str) -> None:
         )
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
         raise ApiError(400, f"{where} must have a name and an input_schema", param=where)
+
+
+def breakpoints_of(
+    conversation: Conversation, whole: CacheControl | None, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
+) -> tuple[Breakpoint, ...]:
+    """Find the breakpoints of a conversation, in their order. O(text) for each.
+
+    Args:
+        conversation: some of its blocks and tools have ``cache_control``.
+        whole: the request's own ``cache_control``, which marks the last block.
+        prepared: the whole prompt.
+        chats: makes prompts.
+        caller: the sender of the request.
+
+    Raises:
+        ApiError: there are more than four breakpoints, or one is invalid.
+    """
+    marked = list(islice(_marked(conversation), MOST_BREAKPOINTS + 1))  # each includes everything before it
+    if whole is not None:
+        marked.append((conversation, whole))
+    if len(marked) > MOST_BREAKPOINTS:
+        raise ApiError(
+            400,
+            f"at most {MOST_BREAKPOINTS} blocks may have cache_control, and this request has more",
+            param="cache_control",
+        )
+    beginnings = [(each.chat(), HOUR_S if control.ttl == "1h" else FIVE_MINUTES_S) for each, control in marked]
+    return breakpoints_at(beginnings, conversation.chat(), prepared, chats, caller)
+
+
+def _marked(whole: Conversation) -> Iterator[tuple[Conversation, CacheControl]]:
+    """Yield the conversation up to each marked block."""
+    for place, tool in enumerate(whole.tools):
+        if (control := _control(tool, f"tools.{place}")) is not None:
+            yield Conversation([], [], whole.tools[: place + 1], whole.options), control
+    for place, block in enumerate(whole.system):
+        if (control := _control(block, f"system.{place}")) is not None:
+            yield Conversation(whole.system[: place + 1], [], whole.tools, whole.options), control
+    for number, (role, blocks) in enumerate(whole.turns):
+        for place, block in enumerate(blocks):
+            where = f"messages.{number}.content.{place}"
+            for last, control in _marked_within(block, where):
+                turns = [*whole.turns[:number], (role, [*blocks[:place], last])]
+                yield Conversation(whole.system, turns, whole.tools, whole.options), control
+
+
+def _marked_within(block: Block, where: str) -> Iterator[tuple[Block, CacheControl]]:
+    if block["type"] == "tool_result":
+        for place, part in enumerate(block["content"]):
+            if (control := _control(part, f"{where}.content.{place}")) is not None:
+                yield {**block, "content": block["content"][: place + 1]}, control
+    if (control := _control(block, where)) is not None:
+        yield block, control
+
+
+def _control(block: Block, where: str) -> CacheControl | None:
+    given = block.get("cache_control")
+    if given is None:
+        return None
+    try:
+        return CacheControl.model_validate(given)
+    except ValueError as problem:
+        raise ApiError(
+            400, f'{where}.cache_control must have type "ephemeral" and may have ttl "5m" or "1h"', param=where
+        ) from problem

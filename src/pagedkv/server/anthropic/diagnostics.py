@@ -17,7 +17,7 @@ from pagedkv.contract.miss_causes import Explanation
 from pagedkv.server.access import Caller
 from pagedkv.server.anthropic.conversations import IGNORED_KINDS, Blocks, Conversation
 from pagedkv.server.anthropic.requests import MessagesRequest
-from pagedkv.server.explanations import as_explanation
+from pagedkv.server.usage import as_explanation
 
 __all__ = ["Fingerprint", "MessageMemory", "cache_miss_reason", "fingerprint_of"]
 

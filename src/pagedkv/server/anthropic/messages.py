@@ -1,4 +1,9 @@
-"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: answers to a conversation, whole or streamed."""
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: answers to a conversation, whole or streamed.
+
+Usage has plain, read and created tokens, which add up to the prompt exactly. Without breakpoints, the tokens that a
+request writes to the cache are reported as plain input. With breakpoints, the tokens that it computed up to the last
+one, in whole blocks, are reported as created, by the requested lifetime.
+"""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -10,10 +15,16 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagedkv.engine import Breakpoint
 from pagedkv.server.access import Caller
-from pagedkv.server.anthropic.breakpoints import breakpoints_of
-from pagedkv.server.anthropic.content import ContentBlocks
-from pagedkv.server.anthropic.conversations import Conversation, answer_message, conversation_of
+from pagedkv.server.anthropic.conversations import (
+    HOUR_S,
+    ContentBlocks,
+    Conversation,
+    answer_message,
+    breakpoints_of,
+    conversation_of,
+)
 from pagedkv.server.anthropic.diagnostics import (
     Fingerprint,
     MessageMemory,
@@ -21,18 +32,41 @@ from pagedkv.server.anthropic.diagnostics import (
     fingerprint_of,
 )
 from pagedkv.server.anthropic.requests import CountRequest, MessagesRequest
-from pagedkv.server.anthropic.usage import as_usage
-from pagedkv.server.errors import ApiError
-from pagedkv.server.event_stream import event
-from pagedkv.server.exchange import Exchange
+from pagedkv.server.errors import ApiError, json_response
+from pagedkv.server.exchange import Exchange, event
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
-from pagedkv.server.json_response import json_response
-from pagedkv.server.openai.request_fields import as_params
-from pagedkv.server.openai.requests import SamplingFields
+from pagedkv.server.openai.requests import SamplingFields, as_params
 from pagedkv.server.parsing import PlainParser
 from pagedkv.server.service import Service, new_id
+from pagedkv.server.usage import Usage
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "as_usage"]
+
+
+def as_usage(usage: Usage, breakpoints: Sequence[Breakpoint]) -> dict[str, Any]:
+    """Return the numbers of tokens of a request that has ended.
+
+    Args:
+        usage: tokens of the request.
+        breakpoints: breakpoints of its prompt that became leases.
+    """
+    created = {False: 0, True: 0}
+    begin, end = usage.num_read, usage.num_read + usage.num_written
+    for each in sorted(breakpoints, key=lambda place: place.num_tokens):
+        place = min(each.num_tokens, end)
+        created[each.keep_for_s >= HOUR_S] += max(0, place - begin)
+        begin = max(begin, place)
+    num_created = sum(created.values())
+    return {
+        "input_tokens": usage.num_prompt - usage.num_read - num_created,
+        "cache_read_input_tokens": usage.num_read,
+        "cache_creation_input_tokens": num_created,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created[False],
+            "ephemeral_1h_input_tokens": created[True],
+        },
+        "output_tokens": usage.num_generated,
+    }
 
 
 @final

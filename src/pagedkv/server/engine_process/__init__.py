@@ -8,8 +8,8 @@
     inspector -- ProcessInspected -- questions, by another -->    InspectionChild -- InspectedEngine
                       `------------- <-- one reply to each ------------'
 
-Reading order: ``messages`` (what is sent), ``frames`` (how), ``child`` (the engine's process), ``process_engine`` (the
-server's side). The same for the inspector: ``inspection_messages``, ``inspection_child``, ``process_inspected``.
+Reading order: ``messages`` (what is sent, and how), ``child`` (the engine's process), ``process_engine`` (the server's
+side), and ``inspection`` (both sides of the inspector).
 """
 
 from pagedkv.server.engine_process.messages import EventEndpoints, ProcessSpec

@@ -16,12 +16,11 @@ import torch
 from pagedkv.engine import StepRecord, compat
 from pagedkv.engine.answer_stream import OutletClosedError, StreamMessage
 from pagedkv.errors import EngineError, PagedKVError
-from pagedkv.server.built_engine import build_engine
-from pagedkv.server.engine_numbers import EngineNumbers
-from pagedkv.server.engine_process.frames import BlockingFrames
-from pagedkv.server.engine_process.inspection_child import InspectionChild
+from pagedkv.server.answer_formats import with_matchers
+from pagedkv.server.engine_process.inspection import InspectionChild
 from pagedkv.server.engine_process.messages import (
     Begin,
+    BlockingFrames,
     Built,
     Command,
     EndRequest,
@@ -35,10 +34,9 @@ from pagedkv.server.engine_process.messages import (
     SubmitRequest,
     packed,
 )
-from pagedkv.server.engines import EngineFacts, LocalEngine
+from pagedkv.server.engines import EngineFacts, EngineNumbers, LocalEngine, build_engine
+from pagedkv.server.errors import as_sendable
 from pagedkv.server.inspector.inspected import InspectedEngine
-from pagedkv.server.remote_formats import with_matchers
-from pagedkv.server.sendable_errors import as_sendable
 
 __all__ = ["serve"]
 
@@ -97,7 +95,7 @@ def _built(spec: ProcessSpec, frames: BlockingFrames, inspector_place: socket.so
         yield child
         return
     from pagedkv.events import EventPublisher  # noqa: PLC0415 - an extra of its own
-    from pagedkv.server.events_out import EventsOut  # noqa: PLC0415 - as above
+    from pagedkv.server.engines import EventsOut  # noqa: PLC0415 - as above
 
     events = spec.events
     groups = llm.core.space.config.groups

@@ -15,14 +15,15 @@ import numpy as np
 from pagedkv.engine import AnswerStream, Intent, SamplingParams, StepRecord
 from pagedkv.engine.answer_stream import StreamState
 from pagedkv.errors import EngineError
-from pagedkv.server.answer_formats import AnswerFormats, Formats
-from pagedkv.server.engine_numbers import EngineNumbers
-from pagedkv.server.engine_process.frames import BlockingFrames, LoopFrames
+from pagedkv.server.answer_formats import AnswerFormats, Formats, RemoteFormats
+from pagedkv.server.engine_process.inspection import inspector_link
 from pagedkv.server.engine_process.messages import (
     Begin,
+    BlockingFrames,
     Built,
     Command,
     EndRequest,
+    LoopFrames,
     NewNumbers,
     News,
     NotBuilt,
@@ -31,9 +32,7 @@ from pagedkv.server.engine_process.messages import (
     SubmitRequest,
     unpacked,
 )
-from pagedkv.server.engine_process.process_inspected import inspector_link
-from pagedkv.server.engines import Route
-from pagedkv.server.remote_formats import RemoteFormats
+from pagedkv.server.engines import EngineNumbers, Route
 
 __all__ = ["ProcessEngine"]
 

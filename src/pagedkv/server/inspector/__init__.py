@@ -6,10 +6,8 @@
     replay_server  ReplayServer: the page of a replay, served in a thread
     inspected      InspectedEngine, InspectedReplay: the data of one engine, or of one replay, without keys and paths
     watch          snapshots between two steps, taken only while a watcher is connected
-    history        steps and requests of the last minutes, in rings of bounded size
-    subject        what an engine and a replay have in common: requests, a block space, tiers
-    buckets        steps and misses summed over seconds, for plots
-    prefix_tree    cached prefixes as a tree of bounded size
+    snapshot       the pool's blocks and requests between two steps; cached prefixes as a tree of bounded size
+    history        steps and requests of the last minutes, in rings of bounded size, and their sums for plots
     messages       snapshots as JSON
     static         the page: one file each of HTML, CSS and JavaScript
 

@@ -1,4 +1,4 @@
-"""History: the steps and requests of the last minutes, in rings of fixed size.
+"""History: the steps and requests of the last minutes, in rings of fixed size; Buckets: their sums, for plots.
 
 The thread that runs the steps writes and reads it, between steps only, so there are no locks. A step costs one row of
 numbers; requests cost something only in steps that admit or end some; pools and tenants are sampled twice a unit of
@@ -10,30 +10,40 @@ time, which is a second for an engine. ::
     samples      4,096 rows of 0.5 units      2.2 MiB a pool; fewer rows where there are more than 7 pools
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
 from pagedkv.contract.arrays import Float64Array
 from pagedkv.contract.miss_causes import number_of
 from pagedkv.engine import StepRecord
-from pagedkv.server.inspector.ring import Ring
 from pagedkv.server.inspector.subject import InspectedRequest, Subject
 from pagedkv.space import SpaceInspection
 
 __all__ = [
     "ADMISSION_FIELDS",
+    "MOST_BUCKETS",
     "MOST_TENANTS",
     "REQUEST_FIELDS",
     "STATES",
     "STATES_OF_BLOCKS",
     "STEP_FIELDS",
     "History",
+    "Ring",
     "RingSizes",
+    "as_buckets",
+    "width_for",
 ]
 
+MOST_BUCKETS: Final = 600
+SUMMED: Final = (
+    *("decoded", "prefilled", "hit", "admitted", "swapped_out", "recomputed", "finished"),
+    *("schedule_s", "forward_s", "sample_s", "finish_s"),
+)
+LASTING: Final = ("running", "waiting", "swapped", "used_blocks")
+"""Columns whose last value in the bucket counts."""
 STEP_FIELDS: Final = (
     *("time_s", "step_id", "decoded", "prefilled", "sampled", "admitted", "resumed", "swapped_out", "recomputed"),
     *("finished", "rejected", "hit", "running", "waiting", "swapped", "used_blocks", "schedule_s", "forward_s"),
@@ -54,7 +64,6 @@ STATES: Final = ("waiting", "running", "preempted", "stop", "length", "aborted",
 STATES_OF_BLOCKS: Final = ("free", "cached", "leased", "live", "deferred")
 MOST_TENANTS: Final = 32
 """Tenants with numbers of their own in a sample; the last one's numbers include those of all further tenants."""
-
 MOST_NOTED: Final = 500
 """The last requests whose notes of tiers are kept. Those of a request are a few lines."""
 SAMPLES_A_UNIT: Final = 2
@@ -63,6 +72,94 @@ NUMBER, TENANT, STATE, PROMPT, HIT, CAUSE, POSITION, GROUP, GENERATED, PREEMPTIO
     len(REQUEST_FIELDS)
 )
 NONE: Final = -1
+
+
+@final
+class Ring:
+    """Rows of float64, which hold counts exactly up to 2**53.
+
+    Args:
+        num_rows: rows that are kept.
+        num_columns: numbers of a row. If rows are looked up by time, the first number is the time and never decreases.
+
+    Attributes:
+        num_written: rows written so far, including overwritten ones.
+    """
+
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self._rows: Float64Array = np.zeros((num_rows, num_columns))
+        self.num_written = 0
+
+    def __len__(self) -> int:
+        """Number of rows that are kept now."""
+        return min(self.num_written, len(self._rows))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, written or not."""
+        return self._rows.nbytes
+
+    def append(self, row: Sequence[float] | Float64Array) -> int:
+        """Write a row; return its number, for :meth:`row`. O(columns)."""
+        number = self.num_written
+        self._rows[number % len(self._rows)] = row
+        self.num_written = number + 1
+        return number
+
+    def row(self, number: int) -> Float64Array | None:
+        """Return a writable view of a row; None where a later row has overwritten it. O(1)."""
+        return self._rows[number % len(self._rows)] if self.num_written - number <= len(self._rows) else None
+
+    def last(self, num_rows: int) -> Float64Array:
+        """Copy the last rows, oldest first; fewer where fewer are kept. O(rows copied)."""
+        first = self.num_written - min(num_rows, len(self))
+        return self._rows[np.arange(first, self.num_written) % len(self._rows)]
+
+    def between(self, from_s: float, to_s: float) -> Float64Array:
+        """Copy the rows with times in ``[from_s, to_s)``, oldest first. O(rows copied)."""
+        turn = self.num_written % len(self._rows)
+        older = self._rows[turn:] if self.num_written > len(self._rows) else self._rows[:0]
+        newer = self._rows[:turn] if self.num_written != len(self._rows) else self._rows
+        parts = [part[slice(*np.searchsorted(part[:, 0], (from_s, to_s)).tolist())] for part in (older, newer)]
+        return np.concatenate(parts)
+
+
+def width_for(seconds: float, unit_s: float = 1) -> float:
+    """Return the width of a bucket in seconds, whole units of time, such that there are at most MOST_BUCKETS."""
+    return unit_s * max(1, -int(-seconds // (unit_s * MOST_BUCKETS)))
+
+
+def as_buckets(steps: Float64Array, admissions: Float64Array, width_s: float) -> dict[str, Any]:
+    """Sum steps and admissions over buckets; empty buckets are left out. O(steps + admissions).
+
+    Args:
+        steps: float64 ``[n, len(STEP_FIELDS)]``, oldest first.
+        admissions: float64 ``[m, len(ADMISSION_FIELDS)]``, oldest first.
+        width_s: seconds of a bucket; buckets begin at multiples of it.
+
+    Returns:
+        ``start_s`` and ``steps`` of each bucket, and the columns of SUMMED and LASTING; ``misses``: triples of a
+        bucket's start, the cause's number and the missed tokens.
+    """
+    begins = (steps[:, 0] // width_s).astype(np.int64)
+    starts, firsts, counts = np.unique(begins, return_index=True, return_counts=True)
+    lasts = firsts + counts - 1
+    columns: dict[str, Any] = {"width_s": width_s, "start_s": (starts * width_s).tolist(), "steps": counts.tolist()}
+    for name in SUMMED:
+        column = steps[:, STEP_FIELDS.index(name)]
+        columns[name] = np.round(np.add.reduceat(column, firsts), 6).tolist() if len(firsts) else []
+    for name in LASTING:
+        columns[name] = steps[lasts, STEP_FIELDS.index(name)].tolist()
+    columns["misses"] = _misses(admissions, width_s)
+    return columns
+
+
+def _misses(admissions: Float64Array, width_s: float) -> list[list[float]]:
+    missed = admissions[:, ADMISSION_FIELDS.index("missed")]
+    keys = np.stack([admissions[:, 0] // width_s, admissions[:, ADMISSION_FIELDS.index("cause")]], axis=1)
+    pairs, places = np.unique(keys, axis=0, return_inverse=True)
+    sums = np.bincount(places.ravel(), missed, len(pairs))
+    return [[int(begin) * width_s, int(cause), int(tokens)] for (begin, cause), tokens in zip(pairs, sums, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """InspectedEngine, InspectedReplay: what the inspector shows of one engine or of one replay, without keys and paths.
 
-It is in the process of the engine. Its answers are plain values, so that a front of several engines can pass them on
-(:mod:`pagedkv.cluster.remote_inspection`).
+Its answers are plain values, so that a front of several engines can pass them on
+(:mod:`pagedkv.cluster.routes`).
 """
 
 import math
@@ -15,17 +15,20 @@ from pagedkv.engine import StepRecord
 from pagedkv.errors import BlockError, ConfigurationError, EngineError
 from pagedkv.server.engines import LocalEngine
 from pagedkv.server.errors import ApiError
-from pagedkv.server.event_stream import event
-from pagedkv.server.inspector.buckets import as_buckets, width_for
-from pagedkv.server.inspector.history import MOST_TENANTS, STATES_OF_BLOCKS, History
+from pagedkv.server.exchange import event
+from pagedkv.server.inspector.history import MOST_TENANTS, STATES_OF_BLOCKS, History, as_buckets, width_for
 from pagedkv.server.inspector.messages import as_byte_map, as_changes, as_ended, as_snapshot
-from pagedkv.server.inspector.prefix_tree import as_tree
-from pagedkv.server.inspector.snapshot import Snapshot
+from pagedkv.server.inspector.snapshot import Snapshot, as_tree
 from pagedkv.server.inspector.subject import BetweenSteps, InspectedRequest, ReplayState, Subject
 from pagedkv.server.inspector.watch import SeenBlock, Watch
 from pagedkv.space import SpaceInspection
 
-__all__ = ["LAST_EVENT", "Inspected", "InspectedEngine", "InspectedReplay"]
+__all__ = [
+    "LAST_EVENT",
+    "Inspected",
+    "InspectedEngine",
+    "InspectedReplay",
+]
 
 T = TypeVar("T")
 

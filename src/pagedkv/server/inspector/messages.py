@@ -11,8 +11,7 @@ import numpy as np
 
 from pagedkv.contract.arrays import Float64Array, Uint8Array
 from pagedkv.contract.miss_causes import ORDER
-from pagedkv.server.inspector.buckets import as_buckets
-from pagedkv.server.inspector.history import REQUEST_FIELDS, STATES
+from pagedkv.server.inspector.history import REQUEST_FIELDS, STATES, as_buckets
 from pagedkv.server.inspector.snapshot import Snapshot, UnderWay
 from pagedkv.server.inspector.subject import ReplayState
 from pagedkv.space import BlockState, PoolCounts, PoolMap

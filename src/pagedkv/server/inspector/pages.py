@@ -25,10 +25,9 @@ from starlette.responses import Response
 from pagedkv.errors import EngineError
 from pagedkv.server.access import Access, Caller
 from pagedkv.server.engines import LocalEngine
-from pagedkv.server.errors import ApiError
-from pagedkv.server.event_stream import EventStream
+from pagedkv.server.errors import ApiError, json_response
+from pagedkv.server.exchange import EventStream
 from pagedkv.server.inspector.inspected import Inspected, InspectedEngine
-from pagedkv.server.json_response import json_response
 from pagedkv.server.service import Service
 from pagedkv.server.static_pages import PAGE_HEADERS, add_page
 

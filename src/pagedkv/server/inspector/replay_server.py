@@ -20,13 +20,11 @@ from starlette.responses import Response
 
 from pagedkv.errors import ConfigurationError
 from pagedkv.server.access import Access
-from pagedkv.server.body_limit import BodyLimit
+from pagedkv.server.bodies import BodyLimit
 from pagedkv.server.config import ServerConfig, SlowCause
-from pagedkv.server.error_answers import add_error_answers
-from pagedkv.server.errors import ApiError
+from pagedkv.server.errors import ApiError, add_error_answers, json_response
 from pagedkv.server.inspector.inspected import Inspected
 from pagedkv.server.inspector.pages import add_inspector_paths
-from pagedkv.server.json_response import json_response
 from pagedkv.server.running import uvicorn_config
 from pagedkv.server.static_pages import PAGE_HEADERS
 

@@ -1,21 +1,27 @@
-"""``POST /v1/chat/completions``: answers to a conversation, whole or streamed."""
+"""``POST /v1/chat/completions``: answers to a conversation, whole or streamed.
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+Breakpoints are parts with ``prompt_cache_breakpoint``, and ``prompt_cache_options``, in all of OpenAI's protocols. With
+options of the mode ``implicit``, the default, the whole prompt and the last three breakpoints are leased; with the mode
+``explicit``, only the last four breakpoints. Without options and breakpoints no part of the prompt is leased: its
+blocks stay cached until they are evicted.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Final, final
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive
 
+from pagedkv.engine import Breakpoint, Chat
 from pagedkv.engine.sampling import TokenMatcher
 from pagedkv.server.access import Caller
-from pagedkv.server.event_stream import DONE, event
-from pagedkv.server.exchange import Exchange
-from pagedkv.server.explanations import as_explanation
-from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest
-from pagedkv.server.json_response import json_response
+from pagedkv.server.chat_prompts import MOST_BREAKPOINTS, ChatPrompts, breakpoints_at
+from pagedkv.server.errors import ApiError, json_response
+from pagedkv.server.exchange import DONE, Exchange, event
+from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt
 from pagedkv.server.openai.answers import (
     as_delta,
     as_finish_reason,
@@ -23,8 +29,9 @@ from pagedkv.server.openai.answers import (
     as_message,
     as_usage,
 )
-from pagedkv.server.openai.breakpoints import breakpoints_of
-from pagedkv.server.openai.request_fields import (
+from pagedkv.server.openai.requests import (
+    CacheBreakpoint,
+    ChatRequest,
     answer_format,
     as_chat,
     as_params,
@@ -33,11 +40,64 @@ from pagedkv.server.openai.request_fields import (
     predicted_text,
     refuse_unserved,
 )
-from pagedkv.server.openai.requests import ChatRequest
 from pagedkv.server.parsing import Part, PlainParser
 from pagedkv.server.service import Service, new_id
+from pagedkv.server.usage import as_explanation
 
-__all__ = ["ChatCompletion", "complete_chat"]
+__all__ = ["DEFAULT_TTL", "ChatCompletion", "breakpoints_of", "complete_chat"]
+
+DEFAULT_TTL: Final = "30m"
+SECONDS: Final = {"30m": 1800.0, "12h": 43_200.0}
+
+
+def breakpoints_of(
+    body: ChatRequest, chat: Chat, prepared: PreparedPrompt, chats: ChatPrompts, caller: Caller
+) -> tuple[Breakpoint, ...]:
+    """Find the breakpoints of a request, in their order. O(text) for each.
+
+    Args:
+        body: the request.
+        chat: its conversation.
+        prepared: its prompt.
+        chats: makes prompts.
+        caller: the sender of the request.
+
+    Raises:
+        ApiError: a breakpoint is invalid.
+    """
+    options = body.prompt_cache_options
+    ttl = (options.ttl if options else None) or DEFAULT_TTL
+    last = list(_marked(body))[-MOST_BREAKPOINTS:]
+    marked = [(as_chat(_beginning(body, *place)), SECONDS[each.ttl or ttl]) for place, each in last]
+    if options is not None and options.mode != "explicit":
+        marked = [*marked[1 - MOST_BREAKPOINTS :], (chat, SECONDS[ttl])]
+    return breakpoints_at(marked[-MOST_BREAKPOINTS:], chat, prepared, chats, caller)
+
+
+def _marked(body: ChatRequest) -> Iterator[tuple[tuple[int, int], CacheBreakpoint]]:
+    """Yield the places of marked parts: index of the message and of the part."""
+    for number, message in enumerate(body.messages):
+        if not isinstance(message.content, list):
+            continue
+        for place, part in enumerate(message.content):
+            given = part.get("prompt_cache_breakpoint")
+            if given is None:
+                continue
+            where = f"messages[{number}].content[{place}].prompt_cache_breakpoint"
+            try:
+                each = CacheBreakpoint.model_validate(given)
+            except ValueError as problem:
+                refusal = f'{where} must have mode "explicit" and may have ttl "30m" or "12h"'
+                raise ApiError(400, refusal, param=where) from problem
+            yield (number, place), each
+
+
+def _beginning(body: ChatRequest, number: int, place: int) -> ChatRequest:
+    """Return the request with its messages cut after one part."""
+    message = body.messages[number]
+    assert isinstance(message.content, list), "a part of a message that has none"
+    last = message.model_copy(update={"content": message.content[: place + 1]})
+    return body.model_copy(update={"messages": [*body.messages[:number], last]})
 
 
 async def complete_chat(service: Service, body: ChatRequest, caller: Caller, receive: Receive) -> Response:

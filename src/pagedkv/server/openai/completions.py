@@ -11,17 +11,14 @@ from starlette.types import Receive
 
 from pagedkv.engine import RequestOutput, TokenLogprobs
 from pagedkv.server.access import Caller
-from pagedkv.server.errors import ApiError
-from pagedkv.server.event_stream import DONE, event
-from pagedkv.server.exchange import Exchange
-from pagedkv.server.explanations import as_explanation
+from pagedkv.server.errors import ApiError, json_response
+from pagedkv.server.exchange import DONE, Exchange, event
 from pagedkv.server.generation import AnswerEvent, Generation, GenerationRequest, PreparedPrompt
-from pagedkv.server.json_response import json_response
 from pagedkv.server.openai.answers import as_usage
-from pagedkv.server.openai.request_fields import as_params, as_priority, refuse_unserved
-from pagedkv.server.openai.requests import CompletionRequest
+from pagedkv.server.openai.requests import CompletionRequest, as_params, as_priority, refuse_unserved
 from pagedkv.server.parsing import PlainParser, TextPart
 from pagedkv.server.service import Service, new_id
+from pagedkv.server.usage import as_explanation
 
 __all__ = ["TextCompletion", "complete_text"]
 

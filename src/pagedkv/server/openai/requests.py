@@ -1,14 +1,23 @@
 """Requests of OpenAI's protocols, by OpenAI's reference, with the fields of vLLM that clients use.
 
-Unknown fields are ignored, since new versions of clients send further ones. :mod:`.request_fields` refuses, with a
-message, a known field that would change the answer and is not served.
+Unknown fields are ignored, since new versions of clients send further ones. A known field that would change the answer
+and is not served is refused with a message. The others are put in the engine's terms: sampling parameters,
+conversations, formats.
 """
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic_core import from_json
 
+from pagedkv.engine import Chat, SamplingParams
+from pagedkv.engine.sampling import LogitsProcessor, TokenMatcher
+from pagedkv.errors import RequestError
+from pagedkv.server.access import Caller
 from pagedkv.server.bodies import Body
+from pagedkv.server.errors import ApiError
 
 __all__ = [
     "CacheBreakpoint",
@@ -21,10 +30,38 @@ __all__ = [
     "SamplingFields",
     "StreamOptions",
     "TokenizeRequest",
+    "answer_format",
+    "as_chat",
+    "as_messages",
+    "as_params",
+    "as_priority",
+    "offered_tools",
+    "predicted_text",
+    "refuse_unserved",
 ]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 LARGEST_COUNT = 2**31 - 1
+
+LEAST_TEMPERATURE: Final = 1e-4
+"""Below this temperature, sampling is greedy."""
+TEMPLATE_ARGUMENTS: Final = frozenset(
+    {
+        *("chat_template", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "processor_kwargs"),
+    }
+)
+"""Arguments of ``apply_chat_template``, which requests must not set: a chat template is a program."""
+ROLES: Final = {"developer": "system", "function": "tool"}
+"""Roles that few templates support, and the roles that replace them."""
+MEDIA: Final = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "sound",
+    "file": "files",
+}
 
 
 class Fields(Body):
@@ -173,3 +210,217 @@ class DetokenizeRequest(Fields):
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+def as_params(
+    body: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    processors: Sequence[LogitsProcessor | TokenMatcher] = (),
+) -> SamplingParams:
+    """Turn fields into sampling parameters.
+
+    Raises:
+        ApiError: fields contradict each other.
+    """
+    temperature = 1.0 if body.temperature is None else body.temperature
+    is_greedy = temperature < LEAST_TEMPERATURE
+    top_p = 1.0 if body.top_p is None else body.top_p
+    if top_p == 0:  # OpenAI's range includes 0: the most likely token alone
+        is_greedy, top_p = True, 1.0
+    try:
+        return SamplingParams(
+            n=body.n or 1,
+            temperature=0.0 if is_greedy else temperature,
+            top_k=0 if is_greedy else body.top_k or 0,
+            top_p=1.0 if is_greedy else top_p,
+            min_p=0.0 if is_greedy else body.min_p or 0.0,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_as_bias(body.logit_bias or {}),
+            min_tokens=body.min_tokens or 0,
+            max_tokens=max_tokens,
+            stop=_as_stops(body.stop),
+            stop_token_ids=body.stop_token_ids or (),
+            ignore_eos=bool(body.ignore_eos),
+            seed=None if body.seed is None else body.seed % 2**63,
+            logprobs=logprobs,
+            logits_processors=processors,
+        )
+    except RequestError as problem:
+        raise ApiError(400, str(problem)) from problem
+
+
+def as_chat(body: ChatRequest) -> Chat:
+    """Turn a request into a conversation for the template. Raises ApiError for media."""
+    is_continued = bool(body.continue_final_message)
+    if is_continued and body.add_generation_prompt:
+        raise ApiError(400, "continue_final_message and add_generation_prompt contradict each other: give one")
+    if body.add_generation_prompt is False:
+        raise ApiError(400, "add_generation_prompt is always true here: leave it out", param="add_generation_prompt")
+    taken = sorted(TEMPLATE_ARGUMENTS & set(body.chat_template_kwargs or ()))
+    if taken:
+        raise ApiError(400, f"chat_template_kwargs may not have {taken[0]}", param="chat_template_kwargs")
+    tools = offered_tools(body)
+    return Chat(
+        as_messages(body.messages),
+        tools=tools or None,
+        is_continued=is_continued,
+        options=dict(body.chat_template_kwargs or {}),
+    )
+
+
+def offered_tools(body: ChatRequest) -> list[dict[str, Any]]:
+    """Return the tools that the model may call. Raises ApiError for a tool that is not a function."""
+    tools = body.tools or []
+    for place, tool in enumerate(tools):
+        function = tool.get("function")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise ApiError(
+                400,
+                f"tools[{place}] must be a function with a name: this server does not run tools itself",
+                param=f"tools[{place}]",
+            )
+    return tools
+
+
+def predicted_text(body: ChatRequest) -> str:
+    """Return the predicted text of the answer; empty without a prediction. Raises ApiError."""
+    if body.prediction is None:
+        return ""
+    content = body.prediction.get("content")
+    is_parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    if body.prediction.get("type") != "content" or not (isinstance(content, str) or is_parts):
+        raise ApiError(
+            400, "prediction must be of type content, its content a text or parts of type text", param="prediction"
+        )
+    return _as_text(content, "prediction.content")
+
+
+def as_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Turn messages into the form that templates take: content as text, arguments of calls as objects."""
+    return [_as_message(message, place) for place, message in enumerate(messages)]
+
+
+def answer_format(body: ChatRequest) -> dict[str, Any] | None:
+    """Return the format of the answer; vLLM's ``structured_outputs`` is turned into a ``response_format``.
+
+    Raises:
+        ApiError: there are structured outputs and a response format, several structured outputs, or an unserved one.
+    """
+    structured = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
+    if not structured:
+        return body.response_format
+    (name, value), *others = structured.items()
+    match name, value:
+        case _ if others or body.response_format is not None:
+            problem = "contradicts response_format" if body.response_format is not None else "must have one format"
+            raise ApiError(400, f"structured_outputs {problem}: give one", param="structured_outputs")
+        case "json", dict():
+            return {"type": "json_schema", "json_schema": {"schema": value}}
+        case "json_object", True:
+            return {"type": "json_object"}
+        case "regex", str():
+            return {"type": "regex", "regex": value}
+        case "choice", [str(), *rest] if all(isinstance(each, str) for each in rest):
+            return {"type": "regex", "regex": "|".join(map(re.escape, value))}
+        case _:
+            raise ApiError(
+                400,
+                "structured_outputs must have json, a schema, regex, a pattern, choice, a list of texts, or "
+                f"json_object, true; got {name[:50]!r}",
+                param="structured_outputs",
+            )
+
+
+def as_priority(body: SamplingFields, caller: Caller) -> int:
+    """Return the engine's priority: the negative of the field, since vLLM serves lower numbers first.
+
+    Raises:
+        ApiError: the caller is no administrator, and so must not precede other tenants.
+    """
+    if body.priority and not caller.is_admin:
+        raise ApiError(403, "only keys of administrators may give requests a priority: leave it out", param="priority")
+    return -(body.priority or 0)
+
+
+def refuse_unserved(body: ChatRequest | CompletionRequest) -> None:
+    """Refuse known fields that would change the answer and are not served. Raises ApiError."""
+    if body.cache_salt is not None:
+        raise ApiError(
+            400, "cache_salt is not taken from a request: the salt is that of the API key's tenant", param="cache_salt"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true: leave one out", param="stream_options")
+    extra = body.model_extra or {}
+    modalities = extra.get("modalities")
+    if extra.get("audio") is not None or (isinstance(modalities, list) and set(map(str, modalities)) - {"text"}):
+        raise ApiError(
+            400, "this server answers with text alone: leave audio and other modalities out", param="modalities"
+        )
+    if extra.get("web_search_options") is not None:
+        raise ApiError(
+            400, "this server does not search the web: leave web_search_options out", param="web_search_options"
+        )
+
+
+def _as_message(message: Message, place: int) -> dict[str, Any]:
+    fields = message.model_dump(exclude_none=True)
+    fields["role"] = ROLES.get(message.role, message.role)
+    fields["content"] = _as_text(message.content, f"messages[{place}].content")
+    if message.tool_calls is not None:
+        fields["tool_calls"] = [
+            _as_call(call, f"messages[{place}].tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
+        ]
+    return fields
+
+
+def _as_text(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        kind = part.get("type")
+        if isinstance(kind, str) and kind in MEDIA:
+            raise ApiError(400, f"{where}[{place}] has {MEDIA[kind]}, and this server takes text alone", param=where)
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise ApiError(400, f"{where}[{place}] must be a part of type text, with its text", param=where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _as_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{where} must have a function with a name", param=where)
+    return {**call, "type": "function", "function": {**function, "arguments": _as_arguments(function.get("arguments"))}}
+
+
+def _as_arguments(arguments: object) -> object:
+    """Parse JSON arguments, since templates write objects in their own way; other text stays as it is."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        parsed = from_json(arguments)  # refuses lone surrogates and endless nesting
+    except ValueError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _as_bias(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as problem:
+        raise ApiError(400, "logit_bias must map token ids to numbers", param="logit_bias") from problem
+
+
+def _as_stops(stop: str | list[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    return [text for text in stops if text]

@@ -4,8 +4,7 @@ from typing import Any
 
 from pagedkv.server.access import Caller
 from pagedkv.server.errors import ApiError
-from pagedkv.server.openai.request_fields import as_chat
-from pagedkv.server.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
+from pagedkv.server.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest, as_chat
 from pagedkv.server.service import Service
 
 __all__ = ["detokenize", "model_card", "models", "tokenize"]

@@ -2,33 +2,29 @@
 
 ::
 
-    choosing                      chooses the parser of a model's answers
-    reasoning                     splits reasoning off, before another parser
-    hermes | llama | mistral      formats of calls
+    choosing                      chooses the parser of a model's answers; splits reasoning off, before that parser
+    call_formats                  how Hermes', Llama's and Mistral's models write calls
     call_parser                   runs a format over text that arrives in pieces
-    call_object                   one JSON object that may be a call
-    json_scanner                  checks whether characters continue a JSON text
+    call_object                   one JSON object that may be a call, checked by character
     response_templates            the parser that a tokenizer of transformers has
-    plain                         text alone
-    parts, call_ids               values
+    parts                         values, and the parser of text alone
 
 For every parser, the merged parts depend on the text alone, not on how it is cut; what is not a call is text.
 """
 
-from pagedkv.server.parsing.call_ids import IdSource
-from pagedkv.server.parsing.choosing import PARSER_NAMES, parser_for, parser_name
+from pagedkv.server.parsing.choosing import PARSER_NAMES, end_of_open_reasoning, parser_for, parser_name
 from pagedkv.server.parsing.parts import (
     AnswerParser,
     CallArguments,
     CallBegin,
     CallEnd,
+    IdSource,
     Part,
+    PlainParser,
     ReasoningPart,
     TextPart,
     merged,
 )
-from pagedkv.server.parsing.plain import PlainParser
-from pagedkv.server.parsing.reasoning import end_of_open_reasoning
 
 __all__ = [
     "PARSER_NAMES",

@@ -1,19 +1,32 @@
-"""Parts of an answer: text, reasoning and tool calls, in the order in which the model writes them."""
+"""Parts of an answer: text, reasoning and tool calls, in the order in which the model writes them; plain answers.
 
-from collections.abc import Sequence
+A call's identity has the shape that each format requires.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, final
 
 __all__ = [
     "AnswerParser",
     "CallArguments",
     "CallBegin",
     "CallEnd",
+    "IdSource",
     "Part",
+    "PlainParser",
     "ReasoningPart",
     "TextPart",
     "merged",
+    "mistral_call_id",
+    "openai_call_id",
 ]
+
+IdSource: TypeAlias = Callable[[str], str]
+"""Returns a new unique identity that begins with the given prefix."""
+MISTRAL_LETTERS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+MISTRAL_LENGTH: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +129,31 @@ def _joined(run: Sequence[Part]) -> Part:
             return ReasoningPart(text)
         case _:
             return CallArguments(first.index, text)
+
+
+def openai_call_id(id_source: IdSource) -> str:
+    """Make ``call_`` and 24 hexadecimal characters (96 bits) from a new identity."""
+    return "call_" + hashlib.blake2b(id_source("call_").encode(), digest_size=12).hexdigest()
+
+
+def mistral_call_id(id_source: IdSource) -> str:
+    """Make 9 alphanumeric characters (53 bits) from a new identity: Mistral's templates refuse other identities."""
+    number = int.from_bytes(hashlib.blake2b(id_source("call_").encode(), digest_size=16).digest())
+    letters = []
+    for _ in range(MISTRAL_LENGTH):
+        number, letter = divmod(number, len(MISTRAL_LETTERS))
+        letters.append(MISTRAL_LETTERS[letter])
+    return "".join(letters)
+
+
+@final
+class PlainParser:
+    """Returns all text as content, at once."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Return the text."""
+        return [TextPart(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        """Return nothing: no text is held back."""
+        return []

@@ -17,7 +17,7 @@ from pagedkv.errors import ConfigurationError
 from pagedkv.server import ServerConfig, Service
 from tests.server.conftest import Running
 from tests.server.serving import PATIENCE_S, Script, local_engine, make_service, running
-from tests.server.test_disconnects import wait_until_idle
+from tests.server.test_exchange import wait_until_idle
 from tests.server.test_metrics import numbers
 
 DEADLINES: Final[dict[str, Any]] = {"header_deadline_s": 0.2, "body_deadline_s": 0.2, "write_deadline_s": 0.2}

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from pagedkv.server.engine_process.frames import BlockingFrames, LoopFrames, frame_of
+from pagedkv.server.engine_process.messages import BlockingFrames, LoopFrames, frame_of
 
 VALUES = st.lists(st.none() | st.binary(max_size=40) | st.lists(st.integers()), max_size=6)
 

@@ -10,8 +10,7 @@ import pytest
 
 from pagedkv.errors import EngineError
 from pagedkv.server import ApiError
-from pagedkv.server.engine_process.inspection_child import InspectionChild
-from pagedkv.server.engine_process.process_inspected import ProcessInspected
+from pagedkv.server.engine_process.inspection import InspectionChild, ProcessInspected
 from pagedkv.server.inspector import LAST_EVENT
 
 PATIENCE_S: Final = 60.0

@@ -7,8 +7,7 @@ import pytest
 
 from pagedkv.engine import Chat
 from pagedkv.server.access import Caller
-from pagedkv.server.chat_prompts import ChatPrompts
-from pagedkv.server.kept_answers import KeptAnswers, conversation_digests, next_digest
+from pagedkv.server.chat_prompts import ChatPrompts, KeptAnswers, conversation_digests, next_digest
 
 ALONE = Caller(None)
 FIRST = [{"role": "user", "content": "one"}]

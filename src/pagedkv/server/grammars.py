@@ -1,33 +1,45 @@
-"""Grammars: compiles the format that a request demands of its answer, for one tokenizer.
+"""Formats of answers as token matchers: JSON of a schema, a regular expression, forced tool calls.
 
-All formats are written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them.
+Grammars compiles the format that a request demands of its answer, for one tokenizer, and keeps it. All formats are
+written in llguidance's Lark dialect, so that they share one way to compile, cache and refuse them. A forced call is a
+rule of that dialect, in the formats of :mod:`pagedkv.server.parsing`: a JSON object whose name is fixed and whose
+arguments follow the tool's schema. A GrammarMatcher is one sequence's state in a grammar.
+
+Needs the extra ``grammar`` (llguidance).
 """
 
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
+
+import torch
 
 from pagedkv.contract.arguments import as_count
 from pagedkv.contract.extras import needing
 from pagedkv.engine.sampling import TokenMatcher
-from pagedkv.errors import ConfigurationError, RequestError
-from pagedkv.server.grammars.forced_calls import as_literal, call_rules, is_token
-from pagedkv.server.grammars.matcher import GrammarMatcher
+from pagedkv.errors import ConfigurationError, RequestError, SamplingError
+
+with needing("grammar", "pagedkv.server.grammars"):
+    from llguidance import LLMatcher
+
+__all__ = ["GrammarMatcher", "Grammars", "as_literal", "call_rules", "is_token"]
 
 with needing("grammar", "pagedkv.server.grammars"):
     from llguidance import LLMatcher, LLTokenizer, regex_to_lark
     from tokenizers import Tokenizer
-
-__all__ = ["Grammars"]
-
 BLANKS: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between two elements of JSON. Its length is bounded, since some models would otherwise write blanks until
 the answer's limit."""
-
 PLACE: Final = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+Functions: TypeAlias = Sequence[Mapping[str, Any]]
+Marker: TypeAlias = Callable[[str], str]
+"""Writes a marker as a terminal: the id of a special token, or a literal text."""
+Schema: TypeAlias = Callable[[Mapping[str, Any]], str]
+"""Writes a JSON schema as a terminal."""
 
 
 @final
@@ -190,3 +202,150 @@ def _read_tokenizer(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         return LLTokenizer(plain.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
     except ValueError as problem:
         raise ConfigurationError(f"llguidance cannot read the tokenizer: {problem}") from problem
+
+
+def call_rules(
+    tools: Sequence[Mapping[str, Any]], parser_name: str, marker: Marker, schema: Schema, *, several: bool
+) -> str:
+    """Write the rule ``answer`` of an answer that consists of calls.
+
+    Args:
+        tools: offered functions, at least one, as OpenAI's requests have them.
+        parser_name: the parser that will read the answer.
+        marker: writes a marker.
+        schema: writes a schema.
+        several: whether the answer may have more than one call.
+
+    Raises:
+        RequestError: no format has this name.
+    """
+    if parser_name not in FORMATS:
+        raise RequestError(
+            f"a tool call cannot be forced with the tool parser {parser_name!r}; it can with {', '.join(FORMATS)}"
+        )
+    write, between = FORMATS[parser_name]
+    return write(
+        [tool["function"] for tool in tools], marker, schema, f" ({as_literal(between)} call)*" if several else ""
+    )
+
+
+def as_literal(text: str) -> str:
+    """Write a text as a terminal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def is_token(terminal: str) -> bool:
+    """Return whether a terminal is the id of a token."""
+    return terminal.startswith("<[")
+
+
+def _hermes(functions: Functions, marker: Marker, schema: Schema, more: str) -> str:
+    begin, end = marker("<tool_call>"), marker("</tool_call>")
+    return f'answer: call{more}\ncall: {begin} "\\n" ({_objects(functions, "arguments", schema)}) "\\n" {end}\n'
+
+
+def _llama(functions: Functions, _marker: Marker, schema: Schema, more: str) -> str:
+    return f"answer: call{more}\ncall: {_objects(functions, 'parameters', schema)}\n"
+
+
+def _mistral(functions: Functions, marker: Marker, schema: Schema, more: str) -> str:
+    """Write names with ``[ARGS]`` where the tokenizer has it as a token, else an array."""
+    begin, arguments = marker("[TOOL_CALLS]"), marker("[ARGS]")
+    if is_token(arguments):
+        calls = " | ".join(
+            f"{as_literal(function['name'])} {arguments} {schema(_parameters(function))}" for function in functions
+        )
+        return f"answer: call{'+' if more else ''}\ncall: {begin} ({calls})\n"
+    return f'answer: {begin} "[" call{more} "]"\ncall: {_objects(functions, "arguments", schema)}\n'
+
+
+FORMATS: Final = {"hermes": (_hermes, "\n"), "llama": (_llama, "; "), "mistral": (_mistral, ", ")}
+"""The rule of each format, and the text between two calls."""
+
+
+def _objects(functions: Functions, arguments_key: str, schema: Schema) -> str:
+    """Write objects that call one of these functions. Each schema is a terminal of its own, so references resolve."""
+    return " | ".join(
+        f"""{as_literal(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "{arguments_key}": ')} """
+        f"""{schema(_parameters(function))} "}}\""""
+        for function in functions
+    )
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", **(function.get("parameters") or {})}
+
+
+@final
+class GrammarMatcher:
+    """Constrains one sequence to a grammar: a :class:`~pagedkv.engine.sampling.TokenMatcher`.
+
+    Args:
+        matcher: a matcher of llguidance at the grammar's beginning, owned by this object.
+        vocab_size: columns of the logits.
+        eos_token_ids: tokens that end an answer; after a complete answer several of them may follow each other.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._accepted: list[int] = []
+
+    def allowed_tokens(self, generated_ids: list[int], /) -> torch.Tensor:
+        """Set the matcher's state to these tokens of the answer, and return the tokens that may follow.
+
+        After a complete answer that nothing can extend, only the tokens that end an answer are allowed.
+
+        Returns:
+            int32 ``[ceil(vocabulary / 32)]`` with the bit of each allowed token set, lowest bit first; after the
+            answer's end bool ``[vocabulary]``.
+
+        Raises:
+            SamplingError: the grammar does not allow the tokens, or llguidance's limits of work are exceeded.
+
+        Cost: one mask of the vocabulary, and one step of the grammar for each token that the last call did not have.
+        """
+        num_ends = 0
+        while num_ends < len(generated_ids) and generated_ids[-1 - num_ends] in self._eos_token_ids:
+            num_ends += 1
+        self._move_to(generated_ids[: len(generated_ids) - num_ends])
+        if num_ends:  # never passed to llguidance, whose rollback counts end tokens differently
+            return self._ended()
+        mask = self._matcher.compute_bitmask()
+        self._require_sound()
+        return torch.frombuffer(bytearray(mask), dtype=torch.int32)
+
+    def fork(self) -> "GrammarMatcher":
+        """Return an independent matcher at the same place of the same grammar."""
+        copy = GrammarMatcher(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        copy._accepted = self._accepted.copy()
+        return copy
+
+    def _move_to(self, token_ids: Sequence[int]) -> None:
+        accepted = self._accepted
+        common = len(accepted)
+        if token_ids[:common] != accepted:
+            common = next(
+                (at for at, (have, want) in enumerate(zip(accepted, token_ids, strict=False)) if have != want),
+                min(common, len(token_ids)),
+            )
+            if not self._matcher.rollback(len(accepted) - common):
+                self._require_sound()
+            del accepted[common:]
+        for token in token_ids[common:]:
+            if token in self._eos_token_ids or not self._matcher.try_consume_tokens([token]):
+                self._require_sound()
+                raise SamplingError(f"the grammar does not allow token {token} as number {len(accepted)} of the answer")
+            accepted.append(token)
+
+    def _ended(self) -> torch.Tensor:
+        if not self._matcher.is_accepting():
+            raise SamplingError(f"the grammar does not allow that the answer ends after {len(self._accepted)} tokens")
+        flags = torch.zeros(self._vocab_size, dtype=torch.bool)
+        flags[list(self._eos_token_ids)] = True
+        return flags
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise SamplingError(f"the grammar cannot continue: {self._matcher.get_error()}")
