@@ -170,7 +170,9 @@ def test_help_does_without_the_extras_that_running_a_command_needs() -> None:
 
 
 def test_the_library_needs_no_extra() -> None:
-    program = "from pagedkv import *; from pagedkv import models, simulation; from pagedkv.planner import capacity, traces"
+    program = (
+        "from pagedkv import *; from pagedkv import models, simulation\nfrom pagedkv.planner import capacity, traces"
+    )
     missing = "msgspec rich typer click torch transformers tokenizers safetensors zmq jinja2 markupsafe matplotlib"
     assert without(missing, program).stderr == ""
 
