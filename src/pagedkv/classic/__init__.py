@@ -7,8 +7,8 @@ batches in one call. docs/coming-from-vllm.md lists what is different here, and 
 
 The modules, in the order in which a call uses them::
 
-    row_map      RowMap: which row serves which sequence
-    manager      BlockSpaceManager: can_allocate, allocate, append_slots, fork, swap_out, free, end_round, ...
+    manager      BlockSpaceManager: can_allocate, allocate, append_slots, fork, swap_out, free, end_round, ...;
+                 RowMap: which row serves which sequence
     block_table  BlockTable: one sequence's blocks as an object
 """
 

@@ -1,12 +1,13 @@
 """BlockSpaceManager: the block space under the names of the classic block managers.
 
-It owns the map from sequences to rows (:mod:`pagedkv.classic.row_map`) and two sums for the hit rate. All other
-state is that of its :class:`~pagedkv.space.block_space.BlockSpace` (``manager.space``), so both interfaces can
-be mixed.
+It owns the map from sequences to rows (:class:`RowMap`) and two sums for the hit rate. All other state is that of its
+:class:`~pagedkv.space.block_space.BlockSpace` (``manager.space``), so both interfaces can be mixed. Any class with the
+attributes of :class:`~pagedkv.Sequence` and :class:`~pagedkv.SequenceGroup` is accepted, since schedulers have their
+own.
 
 Call the matching query (``can_...``) before an action: an action that finds too few blocks raises
-:class:`~pagedkv.errors.OutOfBlocksError` and changes nothing. The device executes the actions at the
-end of the scheduling round, and only then do their tokens count as computed::
+:class:`~pagedkv.errors.OutOfBlocksError` and changes nothing. The device executes the actions at the end of the
+scheduling round, and only then do their tokens count as computed::
 
     can_allocate / allocate / can_append_slots / append_slots / fork / free / swap_out / swap_in     in any order
     manager.end_round(run)                   plan the step, let the device run it, acknowledge it (or abort it)
@@ -15,12 +16,11 @@ or, with several rounds in flight, ``space.plan_step()`` and later ``space.ackno
 """
 
 from collections.abc import Callable, Sequence as AbstractSequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from pagedkv.classic.block_table import BlockTable
-from pagedkv.classic.row_map import Place, RowMap
-from pagedkv.classic.sequences import as_sequence, as_sequences, sequences_of
 from pagedkv.contract.answers import Shortage
 from pagedkv.contract.arguments import as_count, as_flag
 from pagedkv.contract.arrays import Int32Array
@@ -37,7 +37,93 @@ from pagedkv.errors import (
 )
 from pagedkv.space import BlockSpace
 
-__all__ = ["BlockSpaceManager"]
+__all__ = ["BlockSpaceManager", "Place", "RowMap", "as_sequence", "as_sequences", "sequences_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of one sequence.
+
+    Args:
+        row: its row.
+        generation: :meth:`BlockSpace.generation` of the row when the sequence got it.
+        num_cached_tokens: tokens of its prompt that hit when the prompt was allocated.
+    """
+
+    row: Row
+    generation: int
+    num_cached_tokens: int
+
+
+class RowMap:
+    """The map from sequence ids to rows, and back: at most one sequence a row, and one row a sequence.
+
+    The space has rows and no sequence ids. Rows may be freed without the map (``manager.space.free``), so an entry is
+    valid only while its row still serves the same sequence, which the row's generation shows. A stale entry is dropped
+    when its row is given to another sequence, so there is never more than one entry a row.
+    """
+
+    def __init__(self, space: BlockSpace) -> None:
+        """Start empty."""
+        self._space = space
+        self._places: dict[int, Place] = {}
+        self._sequence_of: dict[int, int] = {}  # row -> the sequence that got it last
+
+    def __len__(self) -> int:
+        """Count the entries, stale ones included: at most ``max_sequences``."""
+        return len(self._places)
+
+    def find(self, seq_id: int) -> Place | None:
+        """Return the place of a sequence, or None if it has no row (any more). Changes nothing. O(1)."""
+        place = self._places.get(seq_id)
+        if place is None or self._space.generation_or_none(place.row) != place.generation:
+            return None
+        return place
+
+    def enter(self, seq_id: int, row: Row, num_cached_tokens: int) -> None:
+        """Record that a sequence has got a row; drop the row's former sequence and this one's former row. O(1)."""
+        former = self._sequence_of.get(row)
+        if former is not None:
+            self.leave(former)
+        self.leave(seq_id)
+        self._places[seq_id] = Place(row, self._space.generation(row), num_cached_tokens)
+        self._sequence_of[row] = seq_id
+
+    def leave(self, seq_id: int) -> None:
+        """Drop the entry of a sequence, if there is one. O(1)."""
+        place = self._places.pop(seq_id, None)
+        if place is not None:
+            del self._sequence_of[place.row]
+
+
+def as_sequence(seq: Sequence) -> Sequence:
+    """Check a sequence: a number, or a name, and tokens. O(1). Raises SequenceError."""
+    try:
+        hash(seq.seq_id)
+        has_tokens = _is_list(seq.token_ids)
+    except (AttributeError, TypeError):
+        has_tokens = False
+    if not has_tokens:
+        raise SequenceError(f"a sequence has a number, seq_id, and a list, token_ids; got {seq!r}")
+    return seq
+
+
+def as_sequences(seqs: AbstractSequence[Sequence]) -> AbstractSequence[Sequence]:
+    """Check a list of sequences. O(sequences). Raises SequenceError."""
+    if not _is_list(seqs):
+        raise SequenceError(f"sequences must be a list of them, got {seqs!r}")
+    return [as_sequence(seq) for seq in seqs]
+
+
+def sequences_of(seq_group: SequenceGroup) -> AbstractSequence[Sequence]:
+    """Check a group, and return its sequences. O(sequences). Raises SequenceError."""
+    if not hasattr(seq_group, "request_id") or not hasattr(seq_group, "seqs"):
+        raise SequenceError(f"a group has a name, request_id, and a list of sequences, seqs; got {seq_group!r}")
+    return as_sequences(seq_group.seqs)
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, AbstractSequence) and not isinstance(values, str | bytes)
 
 
 class BlockSpaceManager:
