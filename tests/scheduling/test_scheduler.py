@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from pagedkv.contract.space_config import SpaceConfig
 from pagedkv.contract.spec import FullAttention, RecurrentState, Replay, SlidingWindow
 from pagedkv.errors import ConfigurationError, StepError, TokenError
-from pagedkv.scheduling import UNKNOWN_TOKEN, PreemptionKind, SchedulingConfig
+from pagedkv.scheduling import UNKNOWN_TOKEN, PreemptionKind, Request, SchedulingConfig
 from tests.scheduling.engine import Engine
 from tests.space.replay_model import evict_windows
 
@@ -412,7 +412,7 @@ def test_room_for_the_rest_of_a_prompt_is_not_given_to_a_newcomer() -> None:
     """The prompt's chunks leave budget and windows, which its next chunks take."""
     served = windowed_engine()
     long, short = served.add([*range(20)], 3), served.add([9] * 4, 3)
-    admitted = {}
+    admitted: dict[Request, int] = {}
     while not served.scheduler.is_idle:
         batch = served.step()
         assert not batch.preempted

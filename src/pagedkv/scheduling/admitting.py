@@ -12,7 +12,7 @@ hold fewer blocks at a time, or after a shorter hit. It is rejected if it does n
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from pagedkv.contract.answers import Shortage
+from pagedkv.contract.answers import PrefixGone, Shortage
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import AllocStatus, keeps_whole_prefix
 from pagedkv.scheduling.batch import Admission, BatchDraft
@@ -23,7 +23,7 @@ from pagedkv.scheduling.request import Request
 from pagedkv.scheduling.state import SchedulerState
 from pagedkv.space import PrefixHit
 
-__all__ = ["admit_waiting", "fits_alone"]
+__all__ = ["admit_waiting", "branch_off", "fits_alone"]
 
 BEYOND_CAP: Final = -1
 """Result of an admission in place of a number of tokens: the request waits because of its tenant's cap."""
@@ -82,6 +82,34 @@ def admit_waiting(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
         else:
             budget -= num_taken
     return budget
+
+
+def branch_off(state: SchedulerState, row: int, child: Request) -> int:
+    """Run a request that begins with the tokens of a row, by a fork; return the number of shared tokens.
+
+    Returns 0, and changes nothing, if there is no room. The request's last known token is never shared, since its
+    logits are needed. If a window or a state at that position has been evicted, the longest prefix that every group
+    still has is shared.
+    """
+    num_sequences = state.num_running_sequences() + child.num_sequences
+    if num_sequences > state.config.max_sequences or child.max_hit_tokens is not None:
+        return 0
+    child.load_tokens()
+    replaced = replaced_content(state.space, child)
+    num_shared = min(len(child.known_token_ids) - 1, state.space.num_tokens(row))
+    forked = state.space.fork(row, at=num_shared) if num_shared else None
+    if isinstance(forked, PrefixGone):
+        num_shared = forked.longest
+        forked = state.space.fork(row, at=num_shared) if num_shared else None
+    if forked is None or isinstance(forked, PrefixGone | Shortage):
+        return 0
+    child.rows = forked.tolist()
+    child.num_scheduled = num_shared
+    if state.splits_leases:
+        child.stops = tuple(place.num_tokens for place in child.intent.breakpoints)
+    state.join(child)
+    supersede(state.space, child, replaced)
+    return num_shared
 
 
 def _is_swapped_beyond_cap(state: SchedulerState, request: Request) -> bool:

@@ -15,8 +15,7 @@ import numpy as np
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.plan import StepPlan
 from pagedkv.scheduling.config import PreemptionKind
-from pagedkv.scheduling.decoding import Decoding
-from pagedkv.scheduling.request import NO_TOKENS, Request
+from pagedkv.scheduling.request import NO_TOKENS, Decoding, Request
 
 __all__ = ["Admission", "Batch", "BatchDraft", "Chunk", "Drafts", "Preempted", "Progress"]
 

@@ -17,8 +17,7 @@ from pagedkv.contract.arguments import as_counts
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.errors import TokenError
 from pagedkv.scheduling.batch import Batch, BatchDraft, Drafts
-from pagedkv.scheduling.decoding import UNKNOWN_TOKEN, Decoding
-from pagedkv.scheduling.request import Request
+from pagedkv.scheduling.request import UNKNOWN_TOKEN, Decoding, Request
 from pagedkv.scheduling.state import SchedulerState
 
 __all__ = ["append_drafts", "as_accepted", "fill_drafts", "roll_back_drafts"]

@@ -1,19 +1,26 @@
-"""The phases of a step for running requests: each sequence decodes a token, then prompts compute their next chunks."""
+"""The phases of a step for running requests: each sequence decodes a token, then prompts compute their next chunks.
 
-from pagedkv.contract.answers import Shortage
-from pagedkv.scheduling.batch import BatchDraft, Chunk
-from pagedkv.scheduling.branching import replace_beams
-from pagedkv.scheduling.decoding import UNKNOWN_TOKEN, Decoding
-from pagedkv.scheduling.preempting import preempt_last
-from pagedkv.scheduling.request import Request
-from pagedkv.scheduling.state import SchedulerState
+When blocks run short, the last running request is preempted: swapped out, or freed to be computed again. If a tenant is
+short of blocks, it is the last running request whose blocks the tenant may take: one of its own if the tenant is at its
+cap, else one of its own or of a tenant above its floor.
+"""
+
+from bisect import insort
+from collections import Counter
+
+from pagedkv.contract.answers import Shortage, TenantShare
+from pagedkv.contract.spec import AllocStatus
+from pagedkv.scheduling.batch import BatchDraft, Chunk, Preempted
+from pagedkv.scheduling.request import UNKNOWN_TOKEN, Decoding, Request
+from pagedkv.scheduling.state import BY_KEY, SchedulerState
+from pagedkv.space import BlockSpace
 
 __all__ = ["decode", "prefill", "schedule_chunk"]
 
 
 def decode(state: SchedulerState, draft: BatchDraft) -> int:
     """Append a token to every sequence that can decode; return the number of sequences."""
-    replace_beams(state)
+    _replace_beams(state)
     while decoding := state.gather_decoding():
         shortage = _append(state, decoding)
         if shortage is None:
@@ -25,7 +32,7 @@ def decode(state: SchedulerState, draft: BatchDraft) -> int:
             return 0
         if state.will_be_free(shortage):
             return 0
-        preempt_last(state, draft, shortage)
+        _preempt_last(state, draft, shortage)
     return 0
 
 
@@ -43,8 +50,34 @@ def prefill(state: SchedulerState, draft: BatchDraft, budget: int) -> int:
             if state.will_be_free(shortage) or _drains(state):
                 return 0
             if not _halve_chunk(state, request, len(chunk)):
-                preempt_last(state, draft, shortage)
+                _preempt_last(state, draft, shortage)
     return budget
+
+
+def _replace_beams(state: SchedulerState) -> None:
+    """Replace old beams by new ones, for all requests with parents from the sampler."""
+    branching = [request for request in state.running if request.parents is not None]
+    if branching:
+        state.close_decoding()
+        state.num_changes += 1
+    for request in branching:
+        _continue_beams(state.space, request)
+
+
+def _continue_beams(space: BlockSpace, request: Request) -> None:
+    """Free beams without children, and fork the others. A parent's first child keeps its row."""
+    parents = request.parents or ()
+    num_children = Counter(parents)
+    childless = [row for beam, row in enumerate(request.rows) if beam not in num_children]
+    if childless:
+        request.note_receipts(space.free(childless))
+    rows_of = {
+        beam: [row, *(space.fork(row, num_children[beam] - 1).tolist() if num_children[beam] > 1 else [])]
+        for beam, row in enumerate(request.rows)
+        if beam in num_children
+    }
+    request.rows = [rows_of[parent].pop(0) for parent in parents]
+    request.parents = None
 
 
 def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, start: int, stop: int) -> None:
@@ -58,7 +91,7 @@ def schedule_chunk(state: SchedulerState, draft: BatchDraft, request: Request, s
         request.awaited = (chunk,)
         state.prefilled(request)
         if state.config.overlap:
-            state.note_newcomer()  # it may decode while this batch is in flight
+            state.has_newcomers = True  # it may decode while this batch is in flight
 
 
 def _append(state: SchedulerState, decoding: Decoding) -> Shortage | None:
@@ -102,3 +135,78 @@ def _drains(state: SchedulerState) -> bool:
     """
     state.is_draining = state.is_computing and (state.config.overlap or len(state.running) == 1)
     return state.is_draining
+
+
+def _preempt_last(state: SchedulerState, draft: BatchDraft, shortage: Shortage) -> None:
+    """Preempt the last running request, by swap or recompute. If it runs alone, reject it.
+
+    If there are loads under way, they are ended instead, and no request is preempted.
+    """
+    if state.loader is not None and state.loader.give_way():
+        return
+    request = state.running[-1] if shortage.share is None else _last_with_usable_blocks(state, shortage, shortage.share)
+    request.num_preemptions += 1
+    if len(state.running) == 1:
+        request.rejection = f"it ran out of blocks alone: {shortage}"
+        _free(state, draft, request)
+        request.drop()
+        draft.rejected.append(request)
+    elif _may_swap(state, draft, request):
+        _swap_out(state, draft, request)
+    else:
+        _recompute(state, draft, request)
+
+
+def _last_with_usable_blocks(state: SchedulerState, shortage: Shortage, short: TenantShare) -> Request:
+    """Return the last running request whose blocks a tenant short of blocks may take. O(tenants + requests)."""
+    usable = {short.tenant}
+    if shortage.num_needed <= short.cap - short.num_taken:
+        shares = state.space.statistics().tenants
+        usable |= {each.tenant for each in shares if each.pool == shortage.pool and each.num_taken > each.floor}
+    return next(request for request in reversed(state.running) if request.intent.tenant in usable)
+
+
+def _may_swap(state: SchedulerState, draft: BatchDraft, request: Request) -> bool:
+    """Whether a request can be swapped out: none of its tokens are being computed, and host blocks and rows suffice."""
+    return (
+        state.config.preemption == "swap"
+        and _has_spare_rows(state, request)
+        and not request.num_unscheduled
+        and not request.is_awaiting
+        and not _has_decoded(draft, request)
+        and state.space.can_swap_out(request.rows) is AllocStatus.OK
+    )
+
+
+def _has_spare_rows(state: SchedulerState, request: Request) -> bool:
+    """Whether ``max_sequences`` rows remain for running sequences, since swapped-out ones keep their rows."""
+    num_swapped = request.num_sequences + sum(other.num_sequences for other in state.swapped)
+    return num_swapped <= state.space.config.max_sequences - state.config.max_sequences
+
+
+def _has_decoded(draft: BatchDraft, request: Request) -> bool:
+    return draft.decoding is not None and request.decoding is draft.decoding
+
+
+def _swap_out(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    num_computed = int(state.space.lengths(request.rows).max())
+    state.leave(request)
+    moves = state.space.swap_out(request.rows)
+    assert not isinstance(moves, Shortage), f"can_swap_out answered OK, but host blocks are missing: {moves}"
+    insort(state.swapped, request, key=BY_KEY)
+    draft.preempted.append(Preempted(request, "swap", num_computed))
+
+
+def _recompute(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    num_computed = int(state.space.lengths(request.rows).max()) - _has_decoded(draft, request)
+    _free(state, draft, request)
+    request.start_over()
+    state.waiting.push(request)
+    draft.preempted.append(Preempted(request, "recompute", num_computed))
+
+
+def _free(state: SchedulerState, draft: BatchDraft, request: Request) -> None:
+    decoded = draft.decoding if _has_decoded(draft, request) else None
+    state.free(request, is_over=False)
+    if decoded is not None:
+        draft.decoding = state.without_request(decoded, request)

@@ -14,7 +14,7 @@ import numpy as np
 from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.keys import RequestKeys
 from pagedkv.contract.receipt import Receipt
-from pagedkv.scheduling.intent import NO_INTENT
+from pagedkv.scheduling.config import NO_INTENT
 from pagedkv.scheduling.request import Request
 from pagedkv.space import BlockSpace
 

@@ -17,8 +17,8 @@ Sequences that await these tokens are not scheduled, or, if steps overlap (``Sch
 unknown tokens, which ``finish`` fills in. If such a sequence turns out to have ended, it is freed, and the tokens that
 the later batch samples for it are ignored.
 
-This class checks arguments; the other modules of the package do the work: ``growing``, ``admitting``, ``preempting``,
-``drafting``, ``finishing``, ``aborting``.
+This class checks arguments; the other modules of the package do the work: ``growing``, ``admitting``, ``drafting``,
+``finishing``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,17 +30,14 @@ import numpy.typing as npt
 from pagedkv.contract.arguments import as_token_array
 from pagedkv.contract.spec import TokenIds
 from pagedkv.errors import StepError, TokenError
-from pagedkv.scheduling.aborting import AbortedBatches, abort_in_flight
-from pagedkv.scheduling.admitting import admit_waiting, fits_alone
+from pagedkv.scheduling.admitting import admit_waiting, branch_off, fits_alone
 from pagedkv.scheduling.batch import Batch, BatchDraft, Progress
-from pagedkv.scheduling.branching import branch_off
 from pagedkv.scheduling.config import SchedulingConfig
 from pagedkv.scheduling.drafting import append_drafts, as_accepted, fill_drafts
-from pagedkv.scheduling.finishing import Sampled, finish, supply
+from pagedkv.scheduling.finishing import AbortedBatches, Sampled, abort_in_flight, finish, supply
 from pagedkv.scheduling.growing import decode, prefill
-from pagedkv.scheduling.loader import Loader
 from pagedkv.scheduling.request import Request
-from pagedkv.scheduling.state import SchedulerState
+from pagedkv.scheduling.state import Loader, SchedulerState
 from pagedkv.space import BlockSpace
 
 __all__ = ["Scheduler"]
@@ -230,7 +227,7 @@ class Scheduler:
         """Abort all batches in flight, since a step failed; None if there are none.
 
         They are aborted in the space too. Their requests are rolled back to the tokens that finished batches computed,
-        and scheduled again (:mod:`~pagedkv.scheduling.aborting`).
+        and scheduled again (:mod:`~pagedkv.scheduling.finishing`).
 
         Cost: that of :meth:`BlockSpace.abort`, and O(running sequences).
         """

@@ -1,22 +1,116 @@
-"""SchedulerState: the waiting, running, swapped-out and decoding requests, shared by all phases."""
+"""SchedulerState: the waiting, running, swapped-out and decoding requests, shared by all phases of a step.
 
+Waiting requests stand in a :class:`WaitingQueue` in the order of admission: by priority, then by arrival. A preempted
+request is queued with its old key, before all that arrived after it. Each tenant has its own queue, so that a tenant at
+its cap can be skipped without iterating over its requests.
+
+The scheduler has no tiers. It calls a :class:`Loader` for each request that could be admitted now::
+
+    waiting --could be admitted--> loader.begins_load? --no--> admitted
+       ^                                 | yes
+       +-- Scheduler.loaded(request) -- loading              others are admitted and compute meanwhile
+
+A request that waits for a load has no row. The blocks of the load are reserved in the space
+(:meth:`BlockSpace.load <pagedkv.BlockSpace.load>`), so running requests may run short of blocks because of it. Then the
+loads are ended before any request is preempted.
+"""
+
+import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection
 from operator import attrgetter
+from typing import Final, Protocol
 
 from pagedkv.contract.answers import Shortage
+from pagedkv.contract.arrays import Int32Array
 from pagedkv.contract.spec import keeps_state, keeps_whole_prefix
 from pagedkv.scheduling.batch import Batch
 from pagedkv.scheduling.config import SchedulingConfig
-from pagedkv.scheduling.decoding import MOST_AHEAD, Decoding, may_decode
 from pagedkv.scheduling.keeping import LeaseBook, lease_breakpoints, release
-from pagedkv.scheduling.loader import Loader
-from pagedkv.scheduling.request import Request
-from pagedkv.scheduling.waiting import NONE_SKIPPED, WaitingQueue
-from pagedkv.space import BlockSpace
+from pagedkv.scheduling.request import MOST_AHEAD, Decoding, Request, RequestKey, may_decode
+from pagedkv.space import BlockSpace, PrefixHit
 
-__all__ = ["SchedulerState"]
+__all__ = ["NONE_SKIPPED", "Loader", "SchedulerState", "WaitingQueue"]
+
+NONE_SKIPPED: Final[frozenset[str | None]] = frozenset()
+
+
+class Loader(Protocol):
+    """Begins and ends loads."""
+
+    def begins_load(self, request: Request, token_ids: Int32Array, match: PrefixHit) -> bool:
+        """Begin a load after a request's hit, or join one under way; return whether the request must wait for it.
+
+        Args:
+            request: a request that could be admitted now.
+            token_ids: int32 ``[n]``, its known tokens that may hit.
+            match: their hit. It is no longer valid if the result is True.
+        """
+        ...
+
+    def give_way(self) -> bool:
+        """End all loads under way, as failed, so that their blocks are free; return whether there were any."""
+        ...
+
+
+class WaitingQueue:
+    """Requests in order of their keys. O(log n) to push, pop or remove; O(waiting tenants) to find the first.
+
+    A removed request keeps its entry until this is the first of its heap, or until half of all entries are such ones.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[str | None, list[tuple[RequestKey, int, Request]]] = {}  # the first entry of each is valid
+        self._tickets: dict[Request, int] = {}  # the number of each request's valid entry
+        self._num_pushed = 0
+        self._num_entries = 0
+
+    def __len__(self) -> int:
+        """Count the requests."""
+        return len(self._tickets)
+
+    def push(self, request: Request) -> None:
+        """Add a request. Keys are unique."""
+        self._num_pushed += 1
+        self._tickets[request] = self._num_pushed
+        heapq.heappush(self._heaps.setdefault(request.intent.tenant, []), (request.key, self._num_pushed, request))
+        self._num_entries += 1
+
+    def first(self, skipped: Collection[str | None] = NONE_SKIPPED) -> Request | None:
+        """Return the first request of tenants that are not skipped, without removing it; None if there is none."""
+        heads = (heap[0] for tenant, heap in self._heaps.items() if tenant not in skipped)
+        first = min(heads, default=None)
+        return None if first is None else first[2]
+
+    def remove(self, request: Request) -> None:
+        """Remove a request from any place."""
+        del self._tickets[request]
+        self._drop_former_heads(request.intent.tenant)
+        if self._num_entries > 2 * len(self._tickets):
+            self._drop_former_entries()
+
+    def has_tenant(self, tenant: str | None) -> bool:
+        """Whether a tenant has a waiting request."""
+        return tenant in self._heaps
+
+    def _is_valid(self, entry: tuple[RequestKey, int, Request]) -> bool:
+        return self._tickets.get(entry[2]) == entry[1]
+
+    def _drop_former_heads(self, tenant: str | None) -> None:
+        heap = self._heaps[tenant]
+        while heap and not self._is_valid(heap[0]):
+            heapq.heappop(heap)
+            self._num_entries -= 1
+        if not heap:
+            del self._heaps[tenant]
+
+    def _drop_former_entries(self) -> None:
+        for heap in self._heaps.values():
+            heap[:] = filter(self._is_valid, heap)
+            heapq.heapify(heap)
+        self._num_entries = len(self._tickets)
+
 
 BY_KEY = attrgetter("key")
 
@@ -40,6 +134,7 @@ class SchedulerState:
         leases: the leases at breakpoints; None if the space has no leases.
         drops_blocks: whether a group drops blocks of rows that grow, as windows and states do.
         splits_leases: whether chunks end at breakpoints, since windows and states can be leased only at a chunk's end.
+        has_newcomers: whether a running request can decode that did not in the step before.
         num_changes: incremented whenever the running rows change.
         is_draining: whether nothing is scheduled until the batches in flight are finished, since blocks are short.
     """
@@ -66,7 +161,7 @@ class SchedulerState:
         self.drops_blocks = not all(map(keeps_whole_prefix, config_of_space.groups))
         self.splits_leases = self.leases is not None and self.drops_blocks
         self._decoding: Decoding | None = None
-        self._has_newcomers = False
+        self.has_newcomers = False
 
     def join(self, request: Request) -> None:
         """Make a request that has its blocks a running one."""
@@ -75,7 +170,7 @@ class SchedulerState:
         if request.num_unscheduled:
             insort(self.prefilling, request, key=BY_KEY)
         else:
-            self._has_newcomers = True
+            self.has_newcomers = True
 
     def prefill_again(self, request: Request) -> None:
         """Schedule known tokens of a running request again."""
@@ -172,7 +267,7 @@ class SchedulerState:
         """Return the requests that can decode now; None if there are none."""
         if self.config.overlap:
             return self._gather_ahead()
-        if self._decoding is not None and not self._decoding.num_ahead and not self._has_newcomers:
+        if self._decoding is not None and not self._decoding.num_ahead and not self.has_newcomers:
             return self._decoding
         if self._decoding is not None and not self._decoding.num_ahead:
             self.close_decoding()
@@ -180,16 +275,16 @@ class SchedulerState:
         if ready:
             self.close_decoding()
             self._decoding = Decoding(ready)
-        self._has_newcomers = False
+        self.has_newcomers = False
         return self._decoding if ready else None
 
     def _gather_ahead(self) -> Decoding | None:
         """Return the requests that can decode now, including those that append an unknown token; None if none."""
         current = self._decoding
-        is_simple = not self._has_newcomers and len(self.in_flight) < MOST_AHEAD
+        is_simple = not self.has_newcomers and len(self.in_flight) < MOST_AHEAD
         if current is not None and is_simple and current.may_continue:
             return current
-        self._has_newcomers = False
+        self.has_newcomers = False
         sampling = {each for batch in self.in_flight for each in (batch.decoding, *batch.prefilling)}
         ready = [
             request for request in self.running if may_decode(request) and sampling.issuperset(request.awaited[:1])
@@ -218,10 +313,6 @@ class SchedulerState:
         if self._decoding is not None:
             self._decoding.close()
             self._decoding = None
-
-    def note_newcomer(self) -> None:
-        """Record that a further running request can decode."""
-        self._has_newcomers = True
 
 
 def _discard(requests: list[Request], request: Request) -> None:

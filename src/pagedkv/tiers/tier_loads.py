@@ -1,7 +1,7 @@
 """TierLoads: loads prefixes from tiers before requests are admitted, where loading is faster than computing.
 
 The scheduler calls :meth:`TierLoads.begins_load` for each request that it could admit
-(:mod:`pagedkv.scheduling.loader`). The blocks after its hit are looked up in the tiers, in their order, without
+(:mod:`pagedkv.scheduling.state`). The blocks after its hit are looked up in the tiers, in their order, without
 reading a byte. If the predicted transfer is faster than the predicted computation, blocks are reserved, the tiers read
 in parallel, and the request waits without a row::
 
