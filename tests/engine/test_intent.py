@@ -251,7 +251,7 @@ def test_what_only_a_superseded_request_has_goes_first(model: PreTrainedModel) -
     while llm.core.has_work:
         llm.step()
     one(llm, [*SHARED[:8], *fresh(2, 16)], Intent(replaces=former))
-    one(llm, fresh(3, 56))
+    one(llm, fresh(3, 70))  # 18 blocks: the 14 without content, and the 4 that only the former one has
     assert one(llm, [*SHARED[:8], *fresh(2, 16)]).num_cached_tokens == 20
     assert one(llm, [*SHARED[:8], *fresh(1, 16)]).num_cached_tokens == 8
 
@@ -265,7 +265,7 @@ def test_a_superseded_request_that_runs_is_served_and_its_tail_goes_first(model:
         llm.core.space.check()
     assert [len(each.output().token_ids) for each in (former, later)] == [2, 4]
     assert later.intent.replaces is None  # else a conversation would keep all of its turns
-    one(llm, fresh(3, 56))
+    one(llm, fresh(3, 70))  # 18 blocks: the 14 without content, and the 4 that only the former one has
     assert one(llm, [*SHARED[:8], *fresh(2, 16)]).num_cached_tokens == 20
     assert one(llm, [*SHARED[:8], *fresh(1, 16)]).num_cached_tokens == 8
 
