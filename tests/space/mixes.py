@@ -197,6 +197,7 @@ MIXES = (
         ),
         {"device": (40, 60), "state": (6, 12)},
         {"device": 30, "state": 6},
+        events=True,
         expected=CACHED | SWAPPING | KEEPING | {"slide"},
     ),
     Mix(
@@ -257,6 +258,7 @@ MIXES = (
         {"device": (20, 30, 40)},
         {"device": 16},
         watermark=0.1,
+        events=True,
         tenants={"a": (5, 1), "b": (8, 3)},
         expected=CACHED | SWAPPING | INSIDE | SHARING,
     ),

@@ -18,6 +18,8 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from pagedkv import AllocStatus, BlockSpace, PrefixGone, PrefixHit, Receipt, RequestKeys, Shortage
+from pagedkv.blocks.block_pool import BlockPool
+from pagedkv.blocks.free_queue import blocks_of_list, spare_sentinel
 from pagedkv.contract.keys import NO_KEYS
 from pagedkv.errors import (
     ConfigurationError,
@@ -343,10 +345,33 @@ class SpaceOperations(RuleBasedStateMachine):
         if num_generated is not None:
             wish = wish | {"num_generated": [num_generated] * len(rows)}
         self._note(f"free rows {rows} {wish or ''}")
+        tables = [[self.space.block_ids(row.row, group) for row in batch if not row.on_host] for group in self._groups]
+        spare = {pool.name: set(self._spare(pool)) for pool in self.space._state.pools.values()}
         receipts = self.space.free(rows, **wish)
         self.model.freed(rows, receipts)
+        if intent in {"low", "superseded"} and wish:
+            self._require_tail_first(tables, spare)
         prompts = [(tuple(sequence.tokens), sequence.keys) for sequence in batch]
         self.ended |= dict(zip(prompts, receipts, strict=False))
+
+    @property
+    def _groups(self) -> range:
+        return range(len(self.mix.groups))
+
+    @staticmethod
+    def _spare(pool: BlockPool) -> list[int]:
+        """Blocks that are evicted before all others, the first one first."""
+        records = pool.arrays.records
+        return blocks_of_list(records, spare_sentinel(records), pool.num_free)
+
+    def _require_tail_first(self, tables: list[list[list[int]]], spare: dict[str, set[int]]) -> None:
+        """Of sequences that are evicted before all others, what became spare goes from the tail."""
+        for group, table in ((group, table) for group, of_group in enumerate(tables) for table in of_group):
+            pool = self.space._state.groups[group].pool
+            order = {block: place for place, block in enumerate(self._spare(pool)) if block not in spare[pool.name]}
+            places = [order[block] for block in table if block in order]
+            assert places == sorted(places, reverse=True), f"group {group}: of blocks {table}, the head goes first"
+            self.seen["evicted first"] += len(places) > 1
 
     # Content that is to stay, and content that is not
 

@@ -45,8 +45,20 @@ class Action(NamedTuple):
 
 
 NUM_TOKENS: Final = st.integers(1, 14)
-TYING: Final = ("admit", "grow", "fork", "branch")
-PARTING: Final = (*("leave",) * 3, "admit", "grow", "swap", "roll back", "return", "declare", "plan", "branch")
+TYING: Final = ("admit", "grow", "draft", "fork", "branch")
+PARTING: Final = (
+    *("leave",) * 3,
+    "admit",
+    "grow",
+    "try",
+    "redraft",
+    "swap",
+    "roll back",
+    "return",
+    "declare",
+    "plan",
+    "branch",
+)
 STEPPING: Final = ("plan", "run", "acknowledge", "abort")
 
 
@@ -116,17 +128,18 @@ class TangledMachine(SpaceOperations):
             self.settle()
 
     def _look(self) -> None:
-        """All counts agree; where windows were evicted, what explains misses has seen it."""
+        """All counts agree, and what explains misses has seen what was dropped."""
         self.model.check()
-        if self.mix.replays:
-            self.explaining.follow(self.history[-1])
+        self.explaining.follow(self.history[-1])
 
     def _beginning(self, num_tokens: int) -> Prompt:
         return self.text[:num_tokens], NO_KEYS
 
     def _act(self, action: Action) -> None:
         """Carry one action out, if there is a row or a step for it."""
-        among = self.model.swapped if action.verb == "return" else self.model.running
+        among = {"return": self.model.swapped, "try": self._drafting, "redraft": self._drafting}.get(
+            action.verb, self.model.running
+        )
         if action.verb in STEPPING:
             self._step(action)
         elif action.verb == "admit":
@@ -161,6 +174,8 @@ class TangledMachine(SpaceOperations):
         match action.verb:
             case "grow":
                 self.append_tokens([row], [continuation(row.tokens, action.num_tokens)])
+            case "draft" | "redraft" | "try":
+                self._draft(row, action)
             case "fork":
                 self.fork_row(row, 1)
             case "branch" if self.model.num_vacant and len(row.tokens) > 1:
@@ -175,6 +190,25 @@ class TangledMachine(SpaceOperations):
                 self.truncate_rows([row], [max(1, len(row.tokens) - action.num_tokens)])
             case "declare":
                 self.declare_computed([row])
+
+    @property
+    def _drafting(self) -> list[ModelSequence]:
+        """Rows that have drafts of which no plan computes any."""
+        return [row for row in self.model.running if len(row.tokens) > row.num_accepted >= row.num_planned]
+
+    def _draft(self, row: ModelSequence, action: Action) -> None:
+        """Append tokens, half of them drafts; let a fork accept them, and end; or give unplanned ones other ids."""
+        if action.verb == "draft":
+            new = continuation(row.tokens, action.num_tokens)
+            self.append_tokens([row], [new], num_drafts=((len(new) + 1) // 2,))
+        elif action.verb == "try" and self.model.num_vacant:
+            self.fork_row(row, 1)
+            if (fork := self.model.running[-1]) is not row:
+                self.append_tokens([fork], [continuation(fork.tokens, 1)])
+                self.free_rows([fork])
+        elif action.verb == "redraft":
+            num_drafts = min(len(row.tokens) - row.num_accepted, action.num_tokens)
+            self.replace_drafts([row], [[OTHER] * num_drafts])
 
 
 def tangled_machine_of(mix: Mix, seen: Counter[str], sabotage: Sabotage | None = None) -> type[TangledMachine]:

@@ -13,7 +13,7 @@ from pagedkv import BlockSpace
 from pagedkv.blocks.blocks import HOLD_STEP, NAME, NULL_BLOCK, PENDING_STEP, REF_COUNT, PoolArrays
 from pagedkv.blocks.life_cycle import drop_name
 from pagedkv.contract.arrays import Int32Array
-from pagedkv.space import declaring, merging, releasing, stepping, swapping
+from pagedkv.space import declaring, merging, redrafting, releasing, stepping, swapping
 from pagedkv.space.state import Group, SpaceState
 from pagedkv.space.steps import StepLedger
 from pagedkv.tables.pending import lower_start
@@ -172,3 +172,13 @@ def test_duplicates_that_nobody_can_find_once_their_carrier_is_gone_are_noticed(
 ) -> None:
     monkeypatch.setattr(merging, "publish", lambda *_: None)
     require_noticed_in_tangles("full", without_audit)
+
+
+def test_drafts_that_are_replaced_under_the_name_a_fork_gave_them_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redrafting, "forget_drafts", lambda *_: None)
+    require_noticed_in_tangles("full")
+
+
+def test_superseded_content_that_goes_by_the_ids_of_its_blocks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releasing, "blocks_of", lambda group, batch: np.unique(group.arrays.table[batch]))
+    require_noticed("full", without_audit)
