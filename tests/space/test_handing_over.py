@@ -5,6 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from pagedkv import BlockSpace, ChunkedLocal, FullAttention, SlidingWindow
+from pagedkv.blocks.block_record import set_pending_of
+from pagedkv.tables.pending import lower_start
+from pagedkv.tables.rows import NUM_PLANNED
 from tests.space.spaces import acknowledge, allocate, cache, held, hit, new_space, prefill, run_step, tokens
 
 Leave = Callable[[BlockSpace, int], object]
@@ -194,3 +197,35 @@ def test_promise_07_forks_of_an_orphan_are_found_as_well() -> None:
     run_step(space)
     assert hit(space, [0, 0, 0, 2, 7]) == 4
     space.check()
+
+
+@pytest.mark.interpreted
+def test_promise_14_a_window_stays_before_what_a_row_is_to_compute_again() -> None:
+    """A row inherits a start while a step in flight computes behind it; what that reads stays when the step is over."""
+    space = new_space(SlidingWindow(4, 2))
+    row = allocate(space, tokens(7))
+    step = space.plan_step()
+    lower_start(space._state.groups[0].arrays, space._state.rows, row, 4)
+    acknowledge(space, step)
+    space.check()
+    assert computed(space) == {row: (4, 7)}
+    space.check()
+    assert space.block_ids(row)[:2] == [0, 0], "the window has moved on"
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_over", [False, True])
+def test_promise_14_who_has_computed_a_block_inherits_nothing(*, is_over: bool) -> None:
+    """Another row that shares it was to compute it again, and leaves."""
+    space = new_space(SlidingWindow(4, 2))
+    group, rows = space._state.groups[0], space._state.rows
+    row = allocate(space, tokens(7))
+    step = space.plan_step()
+    (other,) = space.fork(row).tolist()
+    if is_over:
+        acknowledge(space, step)
+    lower_start(group.arrays, rows, other, 6)
+    set_pending_of(group.pool.arrays.records, space.block_ids(other)[3], space._state.open_step)
+    space.free(other)
+    assert len(space.plan_step().compute.rows) == 0
+    assert rows[row, NUM_PLANNED] == 7

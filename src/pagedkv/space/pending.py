@@ -41,7 +41,7 @@ def hand_over(state: SpaceState, row: int, leaving_mark: int) -> None:
     """
     if state.rows[row, NUM_PLANNED] < state.rows[row, NUM_TOKENS]:
         for group in state.groups:
-            hand_over_blocks(*group.view, row, leaving_mark)
+            hand_over_blocks(*group.view, state.relies_on, row, leaving_mark)
 
 
 def stop_relying(state: SpaceState, row: int) -> None:

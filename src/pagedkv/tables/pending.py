@@ -14,6 +14,8 @@ The heir can compute from there, since a hit on pending blocks refers to all blo
 without an heir, since only lost rows still refer to it, is not computed; its name is dropped.
 """
 
+from typing import Final
+
 from pagedkv.blocks.blocks import NAME, NULL_BLOCK, OPEN_STEP, PENDING_STEP, REF_COUNT, SETTLED_STEP, PoolArrays
 from pagedkv.blocks.causes import CALLED_OFF
 from pagedkv.blocks.life_cycle import drop_name
@@ -44,6 +46,9 @@ __all__ = [
     "lower_start",
 ]
 
+NOBODY: Final = -1
+COMPUTED: Final = -2
+
 
 @compiled
 def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -> None:
@@ -60,43 +65,64 @@ def lower_start(group: GroupArrays, rows: Int32Array, row: int, position: int) -
 
 
 @compiled
-def hand_over_blocks(pool: PoolArrays, group: GroupArrays, rows: Int32Array, row: int, leaving_mark: int) -> None:
+def hand_over_blocks(
+    pool: PoolArrays, group: GroupArrays, rows: Int32Array, relies_on: Int32Array, row: int, leaving_mark: int
+) -> None:
     """Find heirs in one group for the pending blocks that ``row`` was to compute and others share.
 
     Rows marked ``leaving_mark`` leave as well.
+
+    Args:
+        relies_on: int32 ``[rows]``, the last step in which another row computes what each row shares.
     """
     at = group.parameters[AT]
     block_size = group.parameters[BLOCK_SIZE]
     start = rows[row, group.parameters[PLANNED]]
-    heir = -1
+    heir = NOBODY
     for index in range(blocks_for(rows[row, NUM_TOKENS], block_size) - 1, start // block_size - 1, -1):
         block = group.table[row, index]
         is_pending = pool.records[block, PENDING_STEP] == pool.counts[OPEN_STEP]
         if block == NULL_BLOCK or not is_pending or pool.records[block, REF_COUNT] == 1:
             continue
         if heir < 0 or index >= rows[heir, at + NUM_BLOCKS] or group.table[heir, index] != block:
-            heir = find_heir(group, rows, block, index, leaving_mark)
+            position = max(start, index * block_size)
+            heir = find_heir(group, rows, relies_on, pool.counts[OPEN_STEP], block, index, position, leaving_mark)
         if heir >= 0:
             lower_start(group, rows, heir, max(start, index * block_size))
-        elif pool.records[block, NAME]:
+        elif heir == NOBODY and pool.records[block, NAME]:
             drop_name(pool, block, CALLED_OFF)
 
 
 @compiled
-def find_heir(group: GroupArrays, rows: Int32Array, block: int, index: int, leaving_mark: int) -> int:
-    """Find the running row, not marked as leaving, that refers to a block and has the earliest start; or -1."""
+def find_heir(
+    group: GroupArrays,
+    rows: Int32Array,
+    relies_on: Int32Array,
+    open_step: int,
+    block: int,
+    index: int,
+    position: int,
+    leaving_mark: int,
+) -> int:
+    """Find the running row, not marked as leaving, that refers to a block and has the earliest start.
+
+    ``NOBODY`` if there is none. A row that relies on no other in the open step has the content before its start, or a
+    step in flight computes it for the row: its window may have moved on, so it is no heir. ``COMPUTED`` if all are so.
+    """
     at = group.parameters[AT]
     planned = group.parameters[PLANNED]
-    heir = -1
+    heir = NOBODY
     for row in range(len(rows)):
         if (
             rows[row, STATUS] == RUNNING
             and rows[row, MARK] != leaving_mark
             and index < rows[row, at + NUM_BLOCKS]
             and group.table[row, index] == block
-            and (heir < 0 or rows[row, planned] < rows[heir, planned])
         ):
-            heir = row
+            if relies_on[row] < open_step and rows[row, planned] > position:
+                heir = COMPUTED if heir == NOBODY else heir
+            elif heir < 0 or rows[row, planned] < rows[heir, planned]:
+                heir = row
     return heir
 
 

@@ -15,6 +15,7 @@ from pagedkv.tables.rows import (
     NUM_ACCEPTED,
     NUM_BLOCKS,
     NUM_SINK_BLOCKS,
+    PLANNED,
     SHEDS,
     SPAN,
     GroupArrays,
@@ -38,7 +39,8 @@ def slide(
     """Release the blocks that the rows of a batch no longer need.
 
     ``computed[i]`` tokens of ``batch[i]`` are acknowledged. Blocks that a step in flight still reads stay, since such a
-    step begins at or after that position. Drafts do not count, as they may be rolled back.
+    step begins at or after that position. Drafts do not count, as they may be rolled back, nor does what the row is to
+    compute again in the open step, which reads a window before it.
 
     Args:
         ends: int32 ``[max_sequences, NUM_ENDS]``, the ends of all rows (:mod:`~pagedkv.tables.retaining`).
@@ -48,7 +50,7 @@ def slide(
     block_size = group.parameters[BLOCK_SIZE]
     for place in range(len(batch)):
         row = batch[place]
-        query = min(computed[place], rows[row, NUM_ACCEPTED])
+        query = min(computed[place], rows[row, NUM_ACCEPTED], rows[row, group.parameters[PLANNED]])
         first_token = first_needed_token(group.parameters[KIND], group.parameters[SPAN], query)
         stop = min(first_token // block_size, rows[row, at + NUM_BLOCKS])
         first = rows[row, at + FIRST_BLOCK]
